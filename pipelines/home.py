@@ -1,0 +1,52 @@
+"""Where everything lives: the one place that knows the layout under RPG_HOME."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The directory that holds artifacts, runs, the database and the services' state."""
+
+    root: Path
+
+    @classmethod
+    def from_environment(cls) -> "Home":
+        """RPG_HOME, or `.rpg` in the working directory."""
+        return cls(Path(os.environ.get("RPG_HOME") or ".rpg").absolute())
+
+    @property
+    def database(self) -> Path:
+        """The DuckDB index; `rpg db rebuild` makes it again."""
+        return self.root / "experiments.duckdb"
+
+    @property
+    def prefect(self) -> Path:
+        """The private PREFECT_HOME."""
+        return self.root / "prefect"
+
+    @property
+    def logs(self) -> Path:
+        """Noise of the services."""
+        return self.root / "logs"
+
+    def artifact(self, stage: str, fingerprint: str) -> Path:
+        """A published stage that several runs share: data, base."""
+        return self.root / "artifacts" / stage / fingerprint[:16]
+
+    def run(self, run_id: str) -> Path:
+        """All that one run wrote."""
+        return self.root / "runs" / run_id
+
+    def experiment(self, name: str) -> Path:
+        """An experiment's frozen spec files and its report."""
+        return self.root / "experiments" / name
+
+    def study(self, name: str) -> Path:
+        """A study's journal and report."""
+        return self.root / "studies" / name
+
+    def lock(self, name: str) -> Path:
+        """A lock file that serialises a piece of work between processes."""
+        return self.root / "locks" / f"{name}.lock"

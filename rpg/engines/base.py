@@ -1,0 +1,41 @@
+"""The two sides of the loop: what samples and what learns."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from rpg.types import RolloutGroup, Sampling
+
+
+class Sampler(Protocol):
+    """Draws responses from a policy whose weights it is given."""
+
+    policy_version: int
+    """Number of weight loads so far."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> list[RolloutGroup]:
+        """`group_size` responses to each prompt, in the order of the prompts.
+
+        Args:
+            prompts: token ids of each prompt.
+            group_size: responses per prompt; the prompt is computed once.
+            sampling: temperature, top_p and length.
+            seeds: one per prompt; the same prompt, seed and weights give the same responses whatever else is in the batch,
+                as far as the engine's arithmetic allows.
+        """
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
+        """Takes over the learner's weights, by the names of the transformers model."""
+        ...
+
+    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
+        """Of the tokens after the prompt, under the engine's present weights, nats: the sentinel's probe."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the engine holds."""
+        ...

@@ -1,0 +1,56 @@
+"""The vocabulary of the loop: plain, frozen, every field documented."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem as the data stage published it."""
+
+    problem_id: str
+    """Hash of the content, so that copies share it."""
+    prompt: str
+    """The text that the model sees."""
+    answer: str
+    """The gold answer."""
+    dataset: str
+    """Name of the set it came from."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What the scorer needs beyond the answer (reasoning-gym's entry)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How responses are drawn."""
+
+    temperature: float
+    """Logits are divided by it; 0 is greedy."""
+    top_p: float
+    """Nucleus probability in (0, 1]; 1 is all tokens."""
+    max_response_length: int
+    """Tokens at most, the end token included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled response. Tokens are what the engine sampled, never re-encoded text."""
+
+    response_ids: tuple[int, ...]
+    """Sampled tokens, the end token included where there is one."""
+    rollout_logprobs: tuple[float, ...]
+    """Of each sampled token under the distribution it was drawn from, nats."""
+    finish_reason: FinishReason
+    """stop: the end token was sampled; length: cut at max_response_length."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """The responses to one prompt."""
+
+    prompt_ids: tuple[int, ...]
+    rollouts: tuple[Rollout, ...]
+    policy_version: int
+    """Number of weight loads of the sampler before these were drawn."""

@@ -1,0 +1,154 @@
+"""The recorded rows, as plain classes: the one description that the trainer writes by and the store reads by.
+
+Every row of a segment carries `run_id` and `attempt` (which start of the writing process wrote it); they are columns of the file.
+Times are UTC. Column types follow from the annotations: int -> BIGINT, float -> DOUBLE, Float32 -> FLOAT, Int32 -> INTEGER,
+str -> VARCHAR, bool -> BOOLEAN, datetime -> TIMESTAMP WITH TIME ZONE; `| None` marks a column that may be NULL.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NewType
+
+Float32 = NewType("Float32", float)
+Int32 = NewType("Int32", int)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One figure of one step."""
+
+    run_id: str
+    attempt: Int32
+    step: Int32
+    name: str
+    value: float
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """One response."""
+
+    run_id: str
+    attempt: Int32
+    step: Int32
+    rollout_id: Int32
+    """Position in the step's batch, from 0."""
+    prompt_id: str
+    """Content hash of the problem."""
+    group_id: Int32
+    """Responses to one prompt share it; from 0 in each step."""
+    prompt: str
+    response: str
+    reward: float
+    correct: bool
+    advantage: float
+    num_tokens: Int32
+    finish_reason: str
+    """stop: ended by itself; length: cut at the maximum."""
+    policy_version: Int32
+    """Number of weight loads before the policy that sampled it."""
+    reference_version: Int32
+    """Number of moves of the reference before it."""
+    reward_error: str | None
+    """Why the scorer failed, where it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One response token. All logprobs in nats."""
+
+    run_id: str
+    attempt: Int32
+    step: Int32
+    rollout_id: Int32
+    position: Int32
+    """From 0 within the response."""
+    token_id: Int32
+    logprob: Float32 | None
+    """At the update that last trained on it; NULL if none did."""
+    old_logprob: Float32 | None
+    rollout_logprob: Float32
+    ref_logprob: Float32 | None
+    ratio: Float32 | None
+    clipped: bool | None
+    entropy: Float32 | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """One measure of one checkpoint on one set."""
+
+    run_id: str
+    fingerprint: str
+    """Of the evaluation stage that measured it; the run's state names the current one."""
+    step: Int32
+    dataset: str
+    metric: str
+    """mean@k, pass@k or maj@k."""
+    value: float
+    ci_low: float
+    ci_high: float
+    num_problems: Int32
+    samples_per_problem: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSampleRow:
+    """One response of an evaluation."""
+
+    run_id: str
+    fingerprint: str
+    step: Int32
+    dataset: str
+    problem_id: str
+    sample: Int32
+    prompt: str
+    response: str
+    answer: str
+    extracted: str | None
+    """What the scorer read as the answer; responses that agree in it vote together in maj@k."""
+    score: float
+    correct: bool
+    num_tokens: Int32
+    finish_reason: str
+    reward_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """One saved state of a run."""
+
+    run_id: str
+    attempt: Int32
+    step: Int32
+    path: str
+    """Relative to the run's directory."""
+    kind: str
+    """full: everything needed to go on; weights: the policy alone, as safetensors."""
+    num_bytes: int
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """Something that happened to a run."""
+
+    run_id: str
+    attempt: Int32
+    step: Int32
+    kind: str
+    """started, resumed, reference_moved, checkpoint_saved, reward_failed, finished, ..."""
+    message: str
+    recorded_at: datetime
+
+
+TABLES = {
+    "metrics": MetricRow,
+    "rollouts": RolloutRow,
+    "tokens": TokenRow,
+    "evaluations": EvaluationRow,
+    "evaluation_samples": EvaluationSampleRow,
+    "checkpoints": CheckpointRow,
+    "events": EventRow,
+}

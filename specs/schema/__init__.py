@@ -1,0 +1,1 @@
+"""The spec classes: what a spec file may say."""

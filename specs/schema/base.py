@@ -1,0 +1,43 @@
+"""What every section of a spec shares: strict, frozen, self-documented; and how a field says that it is no part of a result's identity."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Spec(BaseModel):
+    """A section of a spec file. Unknown keys are errors, values never change, the text under a field is its documentation."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+    )
+
+
+def execution(default: Any = ..., **constraints: Any) -> Any:
+    """A field that says where or how work runs and never what comes out: left out of every fingerprint."""
+    return Field(default, json_schema_extra={"identity": False}, **constraints)
+
+
+def identity_of(model: BaseModel) -> dict[str, Any]:
+    """The fields of a section that change a result, as plain data; those declared with `execution` are left out."""
+    plain: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("identity") is False:
+            continue
+        plain[name] = _plain(getattr(model, name))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return identity_of(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,28 @@
+"""How checkpoints are measured."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from specs.schema.base import Spec
+
+
+class Evaluation(Spec):
+    """Each chosen checkpoint answers each problem of each evaluation set several times."""
+
+    checkpoints: Literal["initial_and_final", "final", "all"] = "initial_and_final"
+    """initial is the base model; all adds every exported step (training.export_every_steps)."""
+    datasets: tuple[str, ...] = ()
+    """Names of evaluation sets; empty: all."""
+    samples_per_problem: int = Field(8, ge=1)
+    """Responses per problem: the k of mean@k, the largest k of pass@k and maj@k."""
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy decoding."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus: sample from the smallest set of tokens that holds this probability."""
+    max_response_length: int = Field(0, ge=0)
+    """Tokens at most; 0: rollout.max_response_length."""
+    confidence: float = Field(0.95, gt=0, lt=1)
+    """Level of the intervals (bootstrap over problems)."""
+    seed: int = Field(0, ge=0)
+    """Seed of the sampling; apart from the run's seed."""

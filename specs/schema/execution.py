@@ -1,0 +1,45 @@
+"""Where a run is executed and what happens when a stage fails. Nothing here changes a result."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from specs.schema.base import Spec
+
+
+class Launcher(Spec):
+    """Starts the training ranks."""
+
+    type: Literal["local"] = "local"
+    """local: DeepSpeed's launcher on this machine."""
+
+
+class Resources(Spec):
+    """What a training rank may use."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    memory_gib: float = Field(0.0, ge=0)
+    """Memory of one rank's device in GiB, against which the plan's estimate is held; 0: not checked."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of a rank; 0: the machine's cores divided by the ranks."""
+
+
+class StagePolicy(Spec):
+    """Retries and time limit of one stage."""
+
+    retries: int = Field(0, ge=0, le=10)
+    """Further attempts after a failure that is not the user's; training goes on from its last checkpoint."""
+    retry_delay_seconds: float = Field(5.0, ge=0)
+    timeout_seconds: float = Field(0.0, ge=0)
+    """The stage is stopped after so long; 0: no limit."""
+
+
+class Stages(Spec):
+    """Retries and time limits, stage by stage."""
+
+    data: StagePolicy = StagePolicy()
+    base: StagePolicy = StagePolicy()
+    train: StagePolicy = StagePolicy(retries=1)
+    evaluate: StagePolicy = StagePolicy(retries=1)
+    report: StagePolicy = StagePolicy()

@@ -1,0 +1,42 @@
+"""Experiment: the root of a spec file. Fields stand in the order a file has them."""
+
+from pydantic import Field
+
+from specs.schema.advantage import Advantage
+from specs.schema.base import Spec
+from specs.schema.data import Data
+from specs.schema.evaluation import Evaluation
+from specs.schema.execution import Launcher, Resources, Stages
+from specs.schema.matrix import Matrix
+from specs.schema.model import Model, WarmUp
+from specs.schema.objective import Objective
+from specs.schema.reference import Reference
+from specs.schema.rollout import Reward, Rollout, TransformersRollout
+from specs.schema.training import Training
+
+
+class Experiment(Spec):
+    """One question: a base configuration, the fields that vary and the seeds. Each combination is a run."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    """Lower-case letters, digits and hyphens."""
+    question: str = ""
+    """What the experiment answers, in a sentence."""
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    """One run each: the order of the prompts and the sampling."""
+    matrix: Matrix | None = None
+    model: Model
+    data: Data
+    warm_up: WarmUp | None = None
+    rollout: Rollout = TransformersRollout()
+    reward: Reward
+    objective: Objective
+    advantage: Advantage = Advantage()
+    """What is left out takes the objective's published setting."""
+    reference: Reference = Reference()
+    """What is left out takes the objective's published setting."""
+    training: Training
+    evaluation: Evaluation = Evaluation()
+    launcher: Launcher = Launcher()
+    resources: Resources = Resources()
+    stages: Stages = Stages()

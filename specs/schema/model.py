@@ -1,0 +1,67 @@
+"""The model that is trained: one that exists, or one made from scratch; and the supervised warm-up that may follow."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specs.schema.base import Spec
+
+ConfigValue = str | int | float | bool | None | list[str] | list[int] | list[float]
+
+
+class PretrainedModel(Spec):
+    """Weights and tokenizer that already exist."""
+
+    source: Literal["pretrained"] = "pretrained"
+    path: str = Field(min_length=1)
+    """A directory (relative to the spec file) or a Hub id such as `Qwen/Qwen3-4B-Base`."""
+    revision: str = "main"
+    """Branch, tag or commit of a Hub id; ignored for a directory."""
+
+
+class ByteTokenizer(Spec):
+    """One token per UTF-8 byte plus padding and end-of-text: nothing to train, any text representable."""
+
+    type: Literal["bytes"] = "bytes"
+
+
+class TrainedTokenizer(Spec):
+    """A byte-level BPE tokenizer trained on the training set's prompts and answers."""
+
+    type: Literal["bpe"] = "bpe"
+    vocab_size: int = Field(512, ge=260)
+    """Number of tokens, the 256 bytes and two special tokens included."""
+
+
+Tokenizer = Annotated[ByteTokenizer | TrainedTokenizer, Field(discriminator="type")]
+
+
+class ScratchModel(Spec):
+    """An architecture with random weights, its tokenizer included."""
+
+    source: Literal["scratch"] = "scratch"
+    model_type: str = "qwen3"
+    """Any decoder architecture that transformers knows: qwen3, llama, gpt2, ..."""
+    config: dict[str, ConfigValue] = Field(default_factory=dict)
+    """Fields of that architecture's transformers config (hidden_size, num_hidden_layers, ...); vocab_size comes from the tokenizer."""
+    tokenizer: Tokenizer = ByteTokenizer()
+    seed: int = Field(0, ge=0)
+    """Seed of the initial weights and of the warm-up; apart from the run's seed, so that all runs share one base model."""
+
+
+Model = Annotated[PretrainedModel | ScratchModel, Field(discriminator="source")]
+
+
+class WarmUp(Spec):
+    """Supervised steps on the training set's prompts and answers before any reinforcement."""
+
+    steps: int = Field(ge=1)
+    """Optimizer updates."""
+    batch_size: int = Field(128, ge=1)
+    """Examples per update."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """Peak rate, reached after `warmup_fraction` of the steps, then decayed to 0 as a cosine."""
+    warmup_fraction: float = Field(0.05, ge=0, lt=1)
+    """Share of the steps over which the rate rises linearly."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled weight decay."""

@@ -1,0 +1,48 @@
+"""How responses are sampled, and how they are scored."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specs.schema.base import Spec, execution
+
+
+class _Rollout(Spec):
+    temperature: float = Field(1.0, gt=0)
+    """Logits are divided by it, in the sampler and wherever logprobs are taken."""
+    max_response_length: int = Field(256, ge=1)
+    """Tokens of a response at most, the end-of-text token included."""
+
+
+class TransformersRollout(_Rollout):
+    """Sampling with transformers in the trainer's own process, over the learner's own weights."""
+
+    engine: Literal["transformers"] = "transformers"
+    max_concurrent: int = execution(256, ge=1)
+    """Responses in flight at once on a rank."""
+
+
+class VllmRollout(_Rollout):
+    """Sampling with a vLLM engine in the trainer's process; new weights are loaded and proven after each step."""
+
+    engine: Literal["vllm"] = "vllm"
+    max_concurrent: int = execution(256, ge=1)
+    """vLLM's max_num_seqs."""
+    memory_fraction: float = execution(0.4, gt=0, lt=1)
+    """Share of a GPU's memory for vLLM (its gpu_memory_utilization)."""
+    cpu_cache_gib: float = execution(1.0, gt=0)
+    """KV cache in GiB where the engine runs on a CPU."""
+    sentinel_tolerance: float = execution(0.05, gt=0)
+    """After each load, the largest difference in nats allowed between the engine's and the learner's logprobs of the probe."""
+
+
+Rollout = Annotated[TransformersRollout | VllmRollout, Field(discriminator="engine")]
+
+
+class Reward(Spec):
+    """The scorer of a response. One that raises or hangs gives its response reward 0 and a recorded failure, never the run's end."""
+
+    type: Literal["math_verify", "math_dapo", "reasoning_gym", "exact_match"]
+    """math_verify: mathematical equality, 1 or 0; math_dapo: DAPO's rule, 1 or -1; reasoning_gym: the task's own scorer, 0 to 1; exact_match: the stripped texts are equal, 1 or 0."""
+    timeout_seconds: float = execution(10.0, gt=0)
+    """A scorer is stopped after so long on one response."""

@@ -1,0 +1,78 @@
+"""The training stage: batch algebra, optimizer, and how the work is spread."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from specs.schema.base import Spec, execution
+
+
+class Optimizer(Spec):
+    """AdamW."""
+
+    type: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the first and second moment, each in [0, 1)."""
+    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The global gradient norm is scaled down to it."""
+
+
+class Schedule(Spec):
+    """The learning rate over optimizer updates."""
+
+    type: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or decayed to 0 at the last update."""
+    warmup_updates: int = Field(0, ge=0)
+    """Updates over which the rate rises linearly; the first is not 0."""
+
+
+class Offload(Spec):
+    """What DeepSpeed keeps in host memory; needs ZeRO (2 or 3 for the optimizer, 3 for the parameters)."""
+
+    optimizer: bool = False
+    parameters: bool = False
+
+
+class Checkpoint(Spec):
+    """When the whole state is saved. The last step always is."""
+
+    every_steps: int = execution(10, ge=1)
+    """Steps between two checkpoints."""
+    keep_last: int = execution(2, ge=1)
+    """Full checkpoints kept for resuming."""
+
+
+class Training(Spec):
+    """A step samples prompts_per_step x group_size responses and trains on them in minibatches x epochs optimizer updates."""
+
+    steps: int = Field(ge=1)
+    """Batches of rollouts."""
+    prompts_per_step: int = Field(ge=1)
+    """Prompts sampled in a step."""
+    group_size: int = Field(ge=1)
+    """Responses sampled for each prompt."""
+    minibatches: int = Field(1, ge=1)
+    """Parts a step's rollouts are split into, one optimizer update each; must divide prompts_per_step x group_size."""
+    epochs: int = Field(1, ge=1)
+    """Passes over a step's rollouts."""
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of forward and backward; optimizer state and master weights stay float32."""
+    export_every_steps: int = execution(0, ge=0)
+    """Steps between exports of weights that evaluation can read; 0 exports the last step only."""
+    microbatch_tokens: int = execution(16384, ge=1)
+    """Most tokens, padding included, of one forward pass on a rank. No effect on the gradient."""
+    ranks: int = execution(1, ge=1)
+    """Data-parallel processes. No effect on the batch: it is spread over them."""
+    zero_stage: Literal[0, 1, 2, 3] = execution(0)
+    """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well."""
+    offload: Offload = execution(Offload())
+    gradient_checkpointing: bool = execution(False)
+    """Recompute activations in the backward pass."""
+    checkpoint: Checkpoint = execution(Checkpoint())
