@@ -64,7 +64,7 @@ class Training(Spec):
     schedule: Schedule = Schedule()
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of forward and backward; optimizer state and master weights stay float32."""
-    export_every_steps: int = execution(0, ge=0)
+    export_every_steps: int = Field(0, ge=0)
     """Steps between exports of weights that evaluation can read; 0 exports the last step only."""
     microbatch_tokens: int = execution(16384, ge=1)
     """Most tokens, padding included, of one forward pass on a rank. No effect on the gradient."""

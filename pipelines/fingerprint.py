@@ -1,0 +1,145 @@
+"""What makes a stage's result what it is: its identity as flat data, and the hash of that with the hashes of what it reads.
+
+Identity and execution are separate: a field declared with `execution` (ranks, ZeRO stage, paths, retries, ...) never enters.
+A file enters by its content, not by its name.
+"""
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from specs.schema.base import identity_of
+from specs.schema.experiment import Experiment
+from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
+
+STAGE_VERSIONS = {"data": 1, "base": 1, "train": 1, "evaluate": 1, "report": 1}
+"""Raised when a stage's code comes to give another result for the same spec."""
+
+Identity = dict[str, Any]
+_WHOLE_FILE = 64 * 2**20
+_END = 2**20
+
+
+def fingerprint(stage: str, identity: Identity, inputs: dict[str, str]) -> str:
+    """SHA-256 over the stage's version, its identity and the fingerprints of the stages it reads; hex."""
+    payload = {"stage": stage, "version": STAGE_VERSIONS[stage], "identity": identity, "inputs": inputs}
+    text = json.dumps(payload, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def train_data_identity(experiment: Experiment) -> Identity:
+    """What the training problems depend on; the evaluation sets only where they take problems away from training."""
+    data = experiment.data
+    parts: dict[str, Any] = {
+        "train": [_source(source) for source in data.train],
+        "prompt": identity_of(data.prompt),
+        "deduplicate": data.deduplicate,
+        "max_prompt_length": data.max_prompt_length,
+    }
+    if data.overlap == "drop":
+        parts["overlap"] = "drop"
+        parts["evaluation"] = [_source(source) for source in data.evaluation]
+    return flatten({"data": parts})
+
+
+def data_identity(experiment: Experiment) -> Identity:
+    """Training and evaluation problems."""
+    sets = [_source(source) for source in experiment.data.evaluation]
+    return train_data_identity(experiment) | flatten({"data": {"evaluation": sets, "overlap": experiment.data.overlap}})
+
+
+def base_identity(experiment: Experiment) -> Identity:
+    """The policy before training."""
+    model = identity_of(experiment.model)
+    if isinstance(experiment.model, PretrainedModel) and Path(experiment.model.path).is_dir():
+        model = {"source": "pretrained", "content": _directory_digest(experiment.model.path)}
+    warm_up = identity_of(experiment.warm_up) if experiment.warm_up else None
+    return flatten({"model": model, "warm_up": warm_up})
+
+
+def base_reads_data(experiment: Experiment) -> bool:
+    """Whether the base model is made with the help of the training problems."""
+    model = experiment.model
+    return experiment.warm_up is not None or (
+        isinstance(model, ScratchModel) and isinstance(model.tokenizer, TrainedTokenizer)
+    )
+
+
+def train_identity(experiment: Experiment) -> Identity:
+    """One run's training."""
+    sections = ("rollout", "reward", "objective", "advantage", "reference", "training")
+    parts: dict[str, Any] = {name: identity_of(getattr(experiment, name)) for name in sections}
+    return flatten(parts | {"seeds": list(experiment.seeds)})
+
+
+def evaluate_identity(experiment: Experiment) -> Identity:
+    """One run's measurements."""
+    evaluation = identity_of(experiment.evaluation)
+    if not experiment.evaluation.max_response_length:
+        evaluation["max_response_length"] = experiment.rollout.max_response_length
+    return flatten(
+        {
+            "evaluation": evaluation,
+            "reward": identity_of(experiment.reward),
+            "rollout": {"engine": experiment.rollout.engine},
+        }
+    )
+
+
+def report_identity(experiment: Experiment) -> Identity:
+    """What a run's page says of itself beyond the figures."""
+    return {"name": experiment.name, "question": experiment.question}
+
+
+def flatten(value: Any, prefix: str = "") -> Identity:
+    """Nested data as {"objective.clip.low": 0.2, "data.train.0.task": ...}; an empty container stands as itself."""
+    if isinstance(value, dict) and value:
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)) and value:
+        items = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        return {prefix: value}
+    flat: Identity = {}
+    for key, item in items:
+        flat |= flatten(item, f"{prefix}.{key}" if prefix else key)
+    return flat
+
+
+def _source(source: Any) -> dict[str, Any]:
+    plain = identity_of(source)
+    path = plain.get("path")
+    if path is not None and Path(path).is_file():
+        plain["path"] = {"content": _file_digest(path, *_stamp(Path(path)))}
+    elif path is not None and Path(path).is_dir():
+        plain["path"] = {"content": _directory_digest(path)}
+    return plain
+
+
+def _directory_digest(path: str) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(Path(path).rglob("*")):
+        if file.is_file():
+            digest.update(f"{file.relative_to(path)}\0{_file_digest(str(file), *_stamp(file))}\n".encode())
+    return digest.hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=4096)
+def _file_digest(path: str, size: int, modified_ns: int) -> str:
+    # A checkpoint of many gigabytes cannot be read through at every plan: beyond 64 MiB its two ends, its size
+    # and its time of change stand for it.
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        if size <= _WHOLE_FILE:
+            digest.update(file.read())
+        else:
+            digest.update(f"{size} {modified_ns} ".encode() + file.read(_END))
+            file.seek(-_END, 2)
+            digest.update(file.read())
+    return digest.hexdigest()
