@@ -1,7 +1,7 @@
-"""What makes a stage's result what it is: its identity as flat data, and the hash of that with the hashes of what it reads.
+"""What makes a stage's result what it is: its identity as flat data, hashed with the fingerprints of what it reads.
 
-Identity and execution are separate: a field declared with `execution` (ranks, ZeRO stage, paths, retries, ...) never enters.
-A file enters by its content, not by its name.
+Identity and execution are separate: a field declared with `execution` (ranks, ZeRO stage, retries, ...) never
+enters. A file enters by its content, not by its name.
 """
 
 import hashlib

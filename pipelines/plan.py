@@ -53,7 +53,9 @@ class RunPlan:
 
     def record(self) -> dict[str, Any]:
         """What a later plan compares itself with; kept as the run's plan.json."""
-        stages = {s.stage: {"fingerprint": s.fingerprint, "identity": s.identity, "inputs": s.inputs} for s in self.stages}
+        stages = {
+            s.stage: {"fingerprint": s.fingerprint, "identity": s.identity, "inputs": s.inputs} for s in self.stages
+        }
         return {"run_id": self.run_id, "seed": self.seed, "values": self.values, "stages": stages}
 
 

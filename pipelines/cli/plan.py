@@ -1,5 +1,149 @@
+"""`rpg plan`: what would run, what is done, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+if TYPE_CHECKING:
+    from pipelines.plan import Plan
+    from specs.schema.experiment import Experiment
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the verbs to the command line."""
+    """Adds `plan`."""
+    app.command("plan", short_help="Shows the runs and stages: what is cached, what will run, and why.")(plan)
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(help="The experiment's spec file.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="path.to.field=value")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing."""
+    import json
+    import sys
+
+    from pipelines.estimate import memory_warnings
+    from pipelines.home import Home
+    from pipelines.plan import make_plan
+    from specs.loader import load_document
+    from specs.render import render
+
+    document = load_document(file, tuple(overrides or ()))
+    made = make_plan(document, Home.from_environment())
+    if as_json:
+        print(json.dumps(as_data(made), indent=2))
+    else:
+        _print_plan(made)
+    found = {warning for run in made.runs for warning in memory_warnings(run.experiment)}
+    warnings = [*document.warnings, *(document.locate(warning) for warning in found)]
+    if warnings:
+        print(render(warnings, noun="warning"), file=sys.stderr)
+
+
+def as_data(made: Plan) -> dict[str, Any]:
+    """The plan as JSON data."""
+    from dataclasses import asdict
+
+    from pipelines.estimate import batch_algebra
+
+    return {
+        "experiment": made.document.experiment.name,
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "name": run.name,
+                "seed": run.seed,
+                "values": run.values,
+                "batch": asdict(batch_algebra(run.experiment)),
+                "memory": _memory(run.experiment),
+                "stages": [
+                    {
+                        "stage": stage.stage,
+                        "action": stage.action,
+                        "reason": stage.reason,
+                        "fingerprint": stage.fingerprint,
+                        "output": str(stage.output),
+                    }
+                    for stage in run.stages
+                ],
+            }
+            for run in made.runs
+        ],
+    }
+
+
+def _memory(experiment: Experiment) -> dict[str, int] | None:
+    from dataclasses import asdict
+
+    from pipelines.estimate import memory_estimate, model_shape
+
+    shape = model_shape(experiment)
+    if shape is None:
+        return None
+    estimate = memory_estimate(experiment, shape)
+    return {**asdict(estimate), "total": estimate.total, "parameters": shape.parameters}
+
+
+def _print_plan(made: Plan) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    experiment = made.document.experiment
+    console.print(f"[bold]{experiment.name}[/]  {experiment.question}", end="\n\n")
+    colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}
+    for run in made.runs:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for stage in run.stages:
+            colour = colours[stage.action]
+            table.add_row(f"  {stage.stage}", f"[{colour}]{stage.action}[/]", stage.fingerprint[:8], stage.reason)
+        console.print(f"[bold]{run.run_id}[/]  {run.name}")
+        console.print(table)
+    for line in _algebra(made):
+        console.print(line)
+
+
+def _algebra(made: Plan) -> list[str]:
+    """Batch algebra and estimates of the first run, and in how far the other runs differ."""
+    from pipelines.estimate import GIB, batch_algebra, memory_estimate, model_shape
+
+    experiment = made.runs[0].experiment
+    batch = batch_algebra(experiment)
+    lines = [
+        "",
+        f"batch   {batch.prompts_per_step} prompts x {batch.group_size} responses = "
+        f"{batch.rollouts_per_step} rollouts a step; "
+        f"{batch.minibatches} minibatches of {batch.rollouts_per_update} x {experiment.training.epochs} epochs = "
+        f"{batch.updates_per_step} updates a step, {batch.updates} in {experiment.training.steps} steps",
+        f"tokens  at most {_count(batch.tokens_to_sample)} to sample "
+        f"and {_count(batch.tokens_to_train)} to train on, a run",
+    ]
+    shape = model_shape(experiment)
+    if shape is None:
+        lines.append("memory  unknown: the model's config is not on this machine yet")
+    else:
+        parts = memory_estimate(experiment, shape)
+        named = ("weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache")
+        listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
+        lines.append(
+            f"memory  at most {parts.total / GIB:.2f} GiB a rank for {_count(shape.parameters)} parameters: {listed}"
+        )
+    others = sum(batch_algebra(run.experiment) != batch for run in made.runs)
+    if others:
+        lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
+    return lines
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"

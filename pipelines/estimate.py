@@ -1,0 +1,211 @@
+"""What a run will take, told before it starts: its batch algebra, the memory of one rank, the tokens.
+
+Upper bounds from the spec alone; nothing is loaded. Sizes are in bytes unless a name says otherwise.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specs.errors import Problem
+from specs.schema.experiment import Experiment
+from specs.schema.model import PretrainedModel, ScratchModel
+from specs.schema.training import Training
+
+GIB = 2**30
+LOGPROB_CHUNK = 1024
+"""Response tokens whose logits the learner holds at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAlgebra:
+    """How a step's rollouts become optimizer updates."""
+
+    prompts_per_step: int
+    group_size: int
+    rollouts_per_step: int
+    minibatches: int
+    rollouts_per_update: int
+    updates_per_step: int
+    updates: int
+    tokens_to_sample: int
+    """Of the whole run at most: every response at its full length."""
+    tokens_to_train: int
+    """Prompt and response tokens of all forward-backward passes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The figures of a decoder that memory depends on."""
+
+    parameters: int
+    hidden_size: int
+    layers: int
+    key_value_size: int
+    """Size of a token's key, of one layer, over all its heads."""
+    intermediate_size: int
+    vocab_size: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes on one rank's device at most, by what they hold."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    activations: int
+    logits: int
+    kv_cache: int
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts; sampling and training take turns, so the larger of cache and activations counts."""
+        fixed = self.weights + self.gradients + self.optimizer + self.reference
+        return fixed + max(self.activations + self.logits, self.kv_cache)
+
+
+def batch_algebra(experiment: Experiment) -> BatchAlgebra:
+    """Counts of one run."""
+    training = experiment.training
+    rollouts = training.prompts_per_step * training.group_size
+    updates_per_step = training.minibatches * training.epochs
+    response = experiment.rollout.max_response_length
+    length = experiment.data.max_prompt_length + response
+    return BatchAlgebra(
+        prompts_per_step=training.prompts_per_step,
+        group_size=training.group_size,
+        rollouts_per_step=rollouts,
+        minibatches=training.minibatches,
+        rollouts_per_update=rollouts // training.minibatches,
+        updates_per_step=updates_per_step,
+        updates=updates_per_step * training.steps,
+        tokens_to_sample=training.steps * rollouts * response,
+        tokens_to_train=training.steps * rollouts * training.epochs * length,
+    )
+
+
+def model_shape(experiment: Experiment) -> ModelShape | None:
+    """From the architecture in the spec, or the config.json of a local or cached model; else None."""
+    model = experiment.model
+    if isinstance(model, ScratchModel):
+        tokenizer = model.tokenizer
+        vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
+        return _shape({**model.config, "vocab_size": vocab_size})
+    config = _config_file(model)
+    return _shape(json.loads(config.read_text(encoding="utf-8"))) if config else None
+
+
+def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate:
+    """One rank's device memory; weights, gradients and optimizer state are divided as the ZeRO stage says."""
+    training, rollout = experiment.training, experiment.rollout
+    low_precision = training.precision == "bfloat16"
+    size = 2 if low_precision else 4
+    # AdamW keeps two float32 moments, and below float32 a master copy of the weights as well.
+    optimizer = shape.parameters * (12 if low_precision else 8)
+    weights = shape.parameters * size
+    reference = weights if experiment.reference.source != "behaviour" else 0
+    tokens = _largest_microbatch(experiment)
+    in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // training.ranks))
+    length = experiment.data.max_prompt_length + rollout.max_response_length
+    return MemoryEstimate(
+        weights=0 if training.offload.parameters else _shard(weights, training, 3),
+        gradients=_shard(shape.parameters * size, training, 2),
+        optimizer=0 if training.offload.optimizer else _shard(optimizer, training, 1),
+        reference=_shard(reference, training, 3),
+        activations=tokens * _activations_per_token(shape, training, size),
+        logits=min(tokens, LOGPROB_CHUNK) * shape.vocab_size * 4 * 2,
+        kv_cache=in_flight * length * shape.layers * 2 * shape.key_value_size * size,
+    )
+
+
+def memory_warnings(experiment: Experiment) -> list[Problem]:
+    """Says where the estimate does not fit what the spec asks for."""
+    asked = experiment.resources.memory_gib
+    shape = model_shape(experiment)
+    if not asked or shape is None:
+        return []
+    estimate = memory_estimate(experiment, shape)
+    if estimate.total <= asked * GIB:
+        return []
+    return [
+        Problem(
+            f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit",
+            path=("resources", "memory_gib"),
+            given=f"{asked:g}",
+            hint=f"largest part: {_largest_part(estimate)}",
+        )
+    ]
+
+
+def _largest_part(estimate: MemoryEstimate) -> str:
+    remedies = {
+        "weights": "training.zero_stage: 3 divides them among the ranks",
+        "gradients": "training.zero_stage: 2 divides them among the ranks",
+        "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
+        "reference": "reference.source: behaviour needs no second model",
+        "activations": "a smaller training.microbatch_tokens or training.gradient_checkpointing: true",
+        "logits": "a smaller vocabulary",
+        "kv_cache": "a smaller rollout.max_concurrent",
+    }
+    name = max(remedies, key=lambda part: getattr(estimate, part))
+    return f"{name} with {getattr(estimate, name) / GIB:.1f} GiB; {remedies[name]}"
+
+
+def _shard(size: int, training: Training, from_stage: int) -> int:
+    return size // training.ranks if training.zero_stage >= from_stage else size
+
+
+def _largest_microbatch(experiment: Experiment) -> int:
+    longest = experiment.data.max_prompt_length + experiment.rollout.max_response_length
+    training = experiment.training
+    per_update = training.prompts_per_step * training.group_size // training.minibatches * longest
+    # A single response longer than the budget still has to fit.
+    return max(min(training.microbatch_tokens, -(-per_update // training.ranks)), longest)
+
+
+def _activations_per_token(shape: ModelShape, training: Training, size: int) -> int:
+    # Kept for the backward pass, per layer: inputs of the two norms, of the projections and of the products in the
+    # gated MLP: about 10 vectors of the hidden size and 3 of the intermediate one. Recomputation keeps one vector
+    # a layer and the whole of a single layer.
+    layer = (10 * shape.hidden_size + 3 * shape.intermediate_size + 2 * shape.key_value_size) * size
+    if training.gradient_checkpointing:
+        return shape.layers * shape.hidden_size * size + layer
+    return shape.layers * layer
+
+
+def _config_file(model: PretrainedModel) -> Path | None:
+    local = Path(model.path) / "config.json"
+    if local.is_file():
+        return local
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
+    cached = try_to_load_from_cache(model.path, "config.json", revision=model.revision)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _shape(config: dict[str, Any]) -> ModelShape | None:
+    """Reads the names that Llama's descendants share, and GPT-2's; None where a needed one is missing."""
+
+    def read(*names: str, default: int | None = None) -> int | None:
+        return next((int(config[name]) for name in names if config.get(name) is not None), default)
+
+    hidden, layers = read("hidden_size", "n_embd"), read("num_hidden_layers", "n_layer")
+    heads = read("num_attention_heads", "n_head")
+    vocab = read("vocab_size")
+    if hidden is None or layers is None or heads is None or vocab is None:
+        return None
+    head_size = read("head_dim", default=hidden // heads) or 1
+    key_value = head_size * (read("num_key_value_heads", default=heads) or heads)
+    gated = "n_embd" not in config
+    intermediate = read("intermediate_size", "n_inner", default=4 * hidden) or 4 * hidden
+    attention = 2 * hidden * heads * head_size + 2 * hidden * key_value
+    layer = attention + (3 if gated else 2) * hidden * intermediate + 2 * hidden
+    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings", not gated) else 2)
+    context = read("max_position_embeddings", "n_positions", default=0) or 0
+    return ModelShape(embeddings + layers * layer + hidden, hidden, layers, key_value, intermediate, vocab, context)
