@@ -1,7 +1,7 @@
 """Answers with error bars: bootstrap intervals over problems and seeds, Student's intervals over seeds alone.
 
-Scores come as [seeds, problems] (or [problems] for one seed): the mean over the samples of one problem. A held-out set is a
-sample of problems, a group of runs a sample of seeds. Where there are several seeds both are resampled, else problems alone.
+Scores come as [seeds, problems] (or [problems] for one seed): the mean over the samples of one problem. A held-out set
+is a sample of problems, a group of runs a sample of seeds. With several seeds both are resampled, else problems alone.
 """
 
 import math
@@ -55,8 +55,8 @@ def paired_bootstrap(
     """How far the mean moved from `before` to `after`, each problem held against itself.
 
     Hierarchical where there are several seeds: every resample draws problems and, apart from them, seeds, both with
-    replacement and both the same for the two sides. So the interval answers for new problems and new seeds together; with
-    one seed it answers for new problems only.
+    replacement and both the same for the two sides. So the interval answers for new problems and new seeds together;
+    with one seed it answers for new problems only.
 
     Args:
         before: [seeds, problems] or [problems]; one row serves every seed of `after` (a shared base model).
@@ -78,8 +78,8 @@ def bootstrap_difference(
 ) -> Interval:
     """Mean of `second` minus mean of `first`, two groups of seeds on the same problems.
 
-    Every resample draws the same problems for both groups, and the seeds of each group on their own: seed 0 of one setting
-    and seed 0 of another are no pair.
+    Every resample draws the same problems for both groups, and the seeds of each group on their own: seed 0 of one
+    setting and seed 0 of another are no pair.
 
     Args:
         first: [seeds, problems] or [problems].
@@ -112,7 +112,7 @@ def seed_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
 
 
 def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 0.95) -> Interval:
-    """Mean of `second` minus mean of `first`, one figure per seed, with Welch's interval; none if a group has one seed."""
+    """Mean of `second` minus mean of `first`, one figure per seed, with Welch's interval (none from one seed)."""
     left, right = _figures(first), _figures(second)
     difference = float(right.mean() - left.mean())
     if min(left.size, right.size) == 1:
