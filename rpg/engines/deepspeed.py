@@ -1,0 +1,189 @@
+"""The learner: a transformers model whose gradients, optimizer and shards are DeepSpeed's."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rpg import ranks
+from rpg.batch import Microbatch
+from rpg.logprobs import token_logprobs
+from specs.schema.training import Training
+
+
+class Policy(nn.Module):
+    """The model as the objective sees it: from tokens to the logprobs and entropies of chosen ones, never to full logits."""
+
+    def __init__(self, model: PreTrainedModel, *, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+
+    def forward(self, input_ids: Tensor, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies of `targets`, nats, float32. [n] each
+
+        Args:
+            input_ids: token ids, padded on the right. [b, L]
+            sources: positions in the flattened [b * L] whose hidden states predict the targets. [n]
+            targets: token ids. [n]
+        """
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        head = self.model.get_output_embeddings()
+        chosen = hidden.flatten(0, 1).index_select(0, sources)
+        return token_logprobs(chosen, head.weight, targets, temperature=self.temperature, bias=getattr(head, "bias", None))
+
+
+class Learner:
+    """Trains a policy. All ranks make the same calls in the same order."""
+
+    def __init__(self, weights_dir: Path, training: Training, *, temperature: float, device: torch.device) -> None:
+        """Loads the policy and shards it.
+
+        Args:
+            weights_dir: a transformers model directory.
+            temperature: logits are divided by it wherever logprobs are taken.
+        """
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its compilation takes 31 s and saves nothing here
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        model = load_model(weights_dir, training)
+        self.policy = Policy(model, temperature=temperature)
+        self.device = device
+        self._training = training
+        self._norm = float("nan")
+        self._engine, *_ = deepspeed.initialize(
+            model=self.policy,
+            model_parameters=[parameter for parameter in self.policy.parameters() if parameter.requires_grad],
+            config=deepspeed_config(training, device_type=device.type),
+        )
+        if self._clips_itself:
+            self._engine.optimizer.register_step_pre_hook(self._clip)
+        if training.zero_stage == 3:
+            deepspeed.zero.register_external_parameter(self.policy, model.get_output_embeddings().weight)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model that is trained; whole on every rank up to ZeRO 2, sharded at 3."""
+        return self.policy.model
+
+    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies of the batch's response tokens, nats. [n] each; differentiable where gradients are on."""
+        logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets)
+        return logprobs, entropies
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the loss's gradient. Over an update and all ranks the losses sum to the update's loss.
+
+        DeepSpeed would divide by the accumulation steps (switched off here) and by the number of ranks when it averages
+        (undone here).
+        """
+        self._engine.backward(loss * ranks.world_size(), scale_wrt_gas=False)
+
+    def update(self, *, learning_rate: float) -> float:
+        """One optimizer update with the gradients so far. Returns their global norm before it was clipped."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        return self._norm if self._clips_itself else float(self._engine.get_global_grad_norm())
+
+    @property
+    def _clips_itself(self) -> bool:
+        """Without ZeRO and in float32 DeepSpeed clips but forgets the norm."""
+        return self._training.zero_stage == 0 and self._training.precision == "float32"
+
+    def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._training.optimizer.max_grad_norm)
+        self._norm = float(norm)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole weights by the names of the transformers model, one after another; at ZeRO 3 gathered one by one."""
+        for name, parameter in self.model.named_parameters():
+            with self._whole([parameter]):
+                yield name, parameter.detach()
+
+    @contextmanager
+    def _whole(self, parameters: list[nn.Parameter]) -> Iterator[None]:
+        if self._training.zero_stage < 3:
+            yield
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(parameters):
+            yield
+
+    def save(self, directory: Path) -> None:
+        """Writes weights, optimizer state and shards; each rank its own files."""
+        self._engine.save_checkpoint(str(directory), tag="state", save_latest=False)
+
+    def load(self, directory: Path) -> None:
+        """Takes back what `save` wrote, on the same number of ranks."""
+        path, _ = self._engine.load_checkpoint(str(directory), tag="state")
+        if path is None:
+            raise RuntimeError(f"DeepSpeed found no state in {directory}")
+
+    def export(self, directory: Path) -> None:
+        """Writes the policy as safetensors and config, for transformers and vLLM. Rank 0 writes; all ranks call."""
+        first = ranks.rank() == 0
+        state = {name: weight.to("cpu", copy=True) for name, weight in self.weights() if first or self._training.zero_stage == 3}
+        if first:
+            self.model.save_pretrained(directory, state_dict=state)
+
+
+def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
+    """The model as it is trained: in the training precision, and with dropout off, since the ratio compares two passes."""
+    config = AutoConfig.from_pretrained(weights_dir)
+    for name, value in config.to_dict().items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    model = AutoModelForCausalLM.from_pretrained(weights_dir, config=config, dtype=getattr(torch, training.precision))
+    model.train()
+    if training.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def deepspeed_config(training: Training, *, device_type: str) -> dict[str, Any]:
+    """DeepSpeed's settings. The accumulation boundary and the learning rate are ours: it divides by and schedules nothing."""
+    optimizer = training.optimizer
+    clips_itself = training.zero_stage == 0 and training.precision == "float32"
+    zero: dict[str, Any] = {"stage": training.zero_stage}
+    if training.offload.optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if training.offload.parameters:
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": 0.0 if clips_itself else optimizer.max_grad_norm,
+        "bf16": {"enabled": training.precision == "bfloat16"},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": optimizer.learning_rate,
+                "betas": list(optimizer.betas),
+                "eps": optimizer.epsilon,
+                "weight_decay": optimizer.weight_decay,
+                "torch_adam": True,
+                **({"fused": True} if device_type == "cuda" and not training.offload.optimizer else {}),
+            },
+        },
+        "steps_per_print": 10**9,
+    }
+
+
+def quiet() -> None:
+    """Before the first import of deepspeed: names the accelerator, so that it need not guess aloud."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -1,0 +1,49 @@
+"""Drawing a token: uniform noise that depends on the response alone, and the inverse of the distribution function."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+BLOCK = 1024
+"""Positions whose noise is made at once."""
+
+
+def uniforms(seed: int, response: int, block: int, size: int = BLOCK) -> NDArray[np.float64]:
+    """`size` <= BLOCK numbers in [0, 1) for positions from block * BLOCK of a prompt's `response`-th response.
+
+    Counter-based (Philox), so that they are a function of (seed, response, position) and of nothing else in the batch.
+    """
+    key = np.array([seed % 2**64, response], dtype=np.uint64)
+    counter = np.array([0, 0, block, 0], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(size)
+
+
+def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
+    """One token per row, and its logprob under the distribution that it was drawn from.
+
+    Args:
+        logits: [rows, vocabulary], float32.
+        noise: [rows], float64 in [0, 1); not used where temperature is 0.
+        temperature: logits are divided by it; 0 takes the likeliest token, with logprob 0 since it is certain.
+        top_p: nucleus probability in (0, 1]: the smallest set of likeliest tokens that holds it, renormalised.
+    Returns:
+        tokens [rows] int64, logprobs [rows] float32, nats.
+    """
+    if temperature == 0:
+        return logits.argmax(-1), logits.new_zeros(logits.shape[0])
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    if top_p < 1:
+        logprobs = torch.log_softmax(logprobs.masked_fill(~nucleus(logprobs, top_p), -torch.inf), dim=-1)
+    # float64: over a large vocabulary a float32 sum would round the tail away.
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    tokens = torch.searchsorted(cumulative, (noise * cumulative[:, -1])[:, None], right=True)
+    tokens = tokens.clamp_(max=logits.shape[-1] - 1)
+    return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]
+
+
+def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
+    """Mask [rows, vocabulary] of the smallest set of likeliest tokens whose probability reaches top_p (Holtzman 2020)."""
+    ordered, indices = logprobs.exp().sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
+    return torch.zeros_like(logprobs, dtype=torch.bool).scatter(-1, indices, before < top_p)

@@ -1,0 +1,154 @@
+"""Sampling with a transformers model in this process, over weights of its own or over the learner's.
+
+Why not transformers' own: `generate` keeps every sequence in the batch until the longest ends, and concatenates the whole
+cache at each token; its continuous batching (`generate_batch`) has one generator for all requests, so that a response
+depends on its batch-mates, and was slower than `generate` for small models. See docs/decisions/0005-sampler.md.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from rpg.engines.decoding import Decoding
+from rpg.types import RolloutGroup, Sampling
+
+
+class TransformersSampler:
+    """Draws responses by continuous batching.
+
+    With ZeRO stage 3 the parameters are gathered in each forward pass, in which all ranks must take part equally often:
+    not supported here.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        eos_id: int | Sequence[int],
+        pad_id: int,
+        max_concurrent: int,
+        max_length: int | None = None,
+        shared: bool = False,
+    ) -> None:
+        """
+        Args:
+            model: a decoder with full attention in all layers (Qwen3, Llama, GPT-2).
+            eos_id: the token, or any of the tokens, that ends a response.
+            pad_id: fills prompts up to a common length; never seen by attention.
+            max_concurrent: responses in flight at once.
+            max_length: tokens of prompt and response together at most; default, the model's context.
+            shared: the model is the learner's own: loading weights then only counts the version.
+        """
+        layers = DynamicCache(config=model.config).layers
+        if any(type(layer) is not DynamicLayer for layer in layers):
+            raise ValueError(
+                f"{type(model).__name__} has layers without full attention; the sampler cannot cache those"
+            )
+        self._model = model
+        self._eos_ids = (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
+        self._pad_id = pad_id
+        self._max_concurrent = max_concurrent
+        self._max_length = max_length or int(model.config.max_position_embeddings)
+        self._shared = shared
+        self.policy_version = 0
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> list[RolloutGroup]:
+        """`group_size` responses to each prompt; see Sampler.
+
+        Raises:
+            ValueError: a prompt that is empty or leaves no room for a response, or seeds that do not match the prompts.
+        """
+        check_prompts(prompts, seeds, max_length=self._max_length)
+        with _evaluating(self._model), torch.no_grad():
+            decoding = Decoding(
+                self._model,
+                prompts,
+                seeds,
+                group_size=group_size,
+                sampling=sampling,
+                eos_ids=self._eos_ids,
+                pad_id=self._pad_id,
+                max_concurrent=self._max_concurrent,
+                max_length=self._max_length,
+            )
+            rollouts = decoding.run()
+        return [
+            RolloutGroup(tuple(prompt), tuple(rollouts[i * group_size : (i + 1) * group_size]), self.policy_version)
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
+        """Copies the weights in, unless the module is shared: then they are there already.
+
+        Raises:
+            ValueError: a name that the model has not, or one of the model's that is missing.
+        """
+        if not self._shared:
+            copy_weights(self._model, weights)
+        self.policy_version = policy_version
+
+    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
+        """Of the tokens after the prompt, nats, from one pass without a cache."""
+        return model_logprobs(self._model, token_ids, prompt_length=prompt_length, temperature=temperature)
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_length: int) -> None:
+    """Raises ValueError where a prompt is empty, leaves no room for a response, or has no seed."""
+    if len(prompts) != len(seeds):
+        raise ValueError(f"{len(prompts)} prompts and {len(seeds)} seeds; one each is needed")
+    for index, prompt in enumerate(prompts):
+        if not 0 < len(prompt) < max_length:
+            raise ValueError(
+                f"prompt {index} has {len(prompt)} tokens; 1 to {max_length - 1} leave room for a response"
+            )
+
+
+def model_logprobs(
+    model: PreTrainedModel, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0
+) -> list[float]:
+    """Logprobs of token_ids[prompt_length:] under the model, nats, in float32 from one forward pass."""
+    ids = torch.tensor([list(token_ids)], device=model.device)
+    with _evaluating(model), torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, prompt_length - 1 : -1]
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    return [float(x) for x in logprobs.gather(-1, ids[0, prompt_length:, None])[:, 0]]
+
+
+def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Copies named tensors into the model's parameters; a tied parameter may come under any of its names."""
+    targets = dict(model.named_parameters(remove_duplicate=False))
+    missing = {id(parameter): name for name, parameter in targets.items()}
+    with torch.no_grad():
+        for name, tensor in weights:
+            if name not in targets:
+                raise ValueError(f"the model has no parameter {name}")
+            targets[name].copy_(tensor)
+            missing.pop(id(targets[name]), None)
+    if missing:
+        raise ValueError(f"no weights were given for {', '.join(sorted(missing.values()))}")
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode and an attention that takes our mask; each module's own mode is restored."""
+    training = [module for module in model.modules() if module.training]
+    attention = model.config._attn_implementation
+    try:
+        for module in training:
+            module.training = False
+        if attention not in ("sdpa", "eager"):
+            model.config._attn_implementation = "sdpa"
+        yield
+    finally:
+        model.config._attn_implementation = attention
+        for module in training:
+            module.training = True
