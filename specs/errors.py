@@ -1,4 +1,4 @@
-"""The exceptions a user can cause. Each is shown as it stands, never as a traceback, and ends the command with exit code 2."""
+"""The exceptions a user can cause. Each is shown as it stands, without a traceback, and ends with exit code 2."""
 
 from dataclasses import dataclass
 
@@ -34,4 +34,6 @@ class SpecError(RpgError):
         self.problems = problems
 
     def __str__(self) -> str:
-        return "\n".join(problem.message for problem in self.problems)
+        from specs.render import render_one
+
+        return "\n".join(render_one(problem) for problem in self.problems)

@@ -70,9 +70,7 @@ class HubSource(_Source):
     columns: Columns = Columns()
 
 
-Source = Annotated[
-    ReasoningGymSource | ParquetSource | JsonlSource | HubSource, Field(discriminator="source")
-]
+Source = Annotated[ReasoningGymSource | ParquetSource | JsonlSource | HubSource, Field(discriminator="source")]
 
 
 class TemplatePrompt(Spec):

@@ -1,0 +1,96 @@
+"""What the schema says of a path: which fields there are, what a value may be. Walks annotations, unions included."""
+
+import difflib
+import types
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from specs.errors import Problem
+from specs.positions import Path
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation, with Annotated, unions and None taken apart."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return tuple(member for part in get_args(annotation) for member in members(part))
+    return () if annotation is type(None) else (annotation,)
+
+
+def is_model(annotation: Any) -> bool:
+    """Whether it is a section of the schema."""
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def literal_of(field: FieldInfo) -> tuple[Any, ...]:
+    """The values that a Literal field may have; empty for others."""
+    return tuple(value for part in members(field.annotation) if get_origin(part) is Literal for value in get_args(part))
+
+
+def tag_of(models: Iterable[type[BaseModel]]) -> str | None:
+    """The field whose value tells these models apart."""
+    found = list(models)
+    for name in ("type", "source", "engine"):
+        if found and all(name in model.model_fields for model in found):
+            return name
+    return None
+
+
+def choose(annotation: Any, tag: Any) -> type[BaseModel] | None:
+    """The model of a union whose tag field has this value."""
+    models = [part for part in members(annotation) if is_model(part)]
+    name = tag_of(models)
+    return next((model for model in models if name and tag in literal_of(model.model_fields[name])), None)
+
+
+def below(annotations: Iterable[Any], part: str | int) -> tuple[Any, ...]:
+    """The alternatives of what stands under `part`; empty where nothing can."""
+    found: list[Any] = []
+    for annotation in annotations:
+        if is_model(annotation) and part in annotation.model_fields:
+            found += members(annotation.model_fields[str(part)].annotation)
+        elif annotation is Any:
+            found.append(Any)
+        elif get_origin(annotation) is dict:
+            found += members(get_args(annotation)[1])
+        elif get_origin(annotation) in (list, tuple) and isinstance(part, int):
+            found += members(get_args(annotation)[0])
+    return tuple(found)
+
+
+def names(annotations: Iterable[Any]) -> list[str]:
+    """The fields that may stand here, sorted."""
+    models = (annotation for annotation in annotations if is_model(annotation))
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """A hint that names the closest of the allowed words; empty where none is close."""
+    close = difflib.get_close_matches(word, list(allowed), n=1)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def split(text: str) -> Path:
+    """`data.train.0.size` as a path; whole numbers are places in a list."""
+    return tuple(int(part) if part.isdecimal() else part for part in text.split("."))
+
+
+def unknown(root: type[BaseModel], path: Path) -> Problem | None:
+    """The problem with a path that the schema does not have; None where it has it."""
+    here: tuple[Any, ...] = (root,)
+    for index, part in enumerate(path):
+        under = below(here, part)
+        if not under:
+            allowed = names(here)
+            if not allowed:
+                return Problem("has no fields", path[:index])
+            return Problem(
+                "unknown field", path[: index + 1], allowed=", ".join(allowed), hint=nearest(str(part), allowed)
+            )
+        here = under
+    return None

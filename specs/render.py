@@ -1,0 +1,28 @@
+"""Problems as text that a stranger can act on: place, line, what was given, what is allowed, what to do."""
+
+from collections.abc import Sequence
+
+from specs.errors import Problem
+from specs.positions import dotted
+
+
+def render(problems: Sequence[Problem], *, noun: str = "error") -> str:
+    """All problems in the order given, then their number; readable without colour."""
+    count = f"{len(problems)} {noun}{'' if len(problems) == 1 else 's'}"
+    ending = f"{count}; nothing was run" if noun == "error" else count
+    return "\n".join([*(render_one(problem) for problem in problems), ending])
+
+
+def render_one(problem: Problem) -> str:
+    """One problem, of one to five lines."""
+    place = f"{problem.file}:{problem.line}" if problem.line else problem.file
+    lines = [": ".join(part for part in (place, dotted(problem.path), problem.message) if part)]
+    if problem.line and problem.snippet:
+        lines.append(f"    {problem.line} | {problem.snippet.rstrip()}")
+    facts = [f"given: {problem.given}"] if problem.given else []
+    facts += [f"allowed: {problem.allowed}"] if problem.allowed else []
+    if facts:
+        lines.append("  " + "    ".join(facts))
+    if problem.hint:
+        lines.append(f"  hint: {problem.hint}")
+    return "\n".join(lines)
