@@ -1,1 +1,200 @@
-"""Plan: what makes a result what it is, what is done, and why something runs."""
+"""Plan: what makes a result what it is, what is done already, and why something runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.fingerprint import data_identity, fingerprint, flatten
+from pipelines.home import Home
+from pipelines.plan import Plan, RunPlan, make_plan
+from specs.loader import load_document
+
+SPEC = """\
+name: tiny
+model: {source: scratch, config: {hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2}}
+data:
+  train:
+    - {source: reasoning_gym, task: chain_sum, size: 50, seed: 1}
+  evaluation:
+    - {source: reasoning_gym, task: chain_sum, size: 20, seed: 90001, name: held_out}
+reward: {type: exact_match}
+objective: {type: rpg, kl_coef: 1.0e-2}
+training:
+  steps: 2
+  prompts_per_step: 4
+  group_size: 2
+  minibatches: 2
+evaluation:
+  samples_per_problem: 4
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def planned(spec: Path, home: Home, *overrides: str) -> Plan:
+    return make_plan(load_document(spec, overrides), home)
+
+
+def fingerprints(spec: Path, home: Home, *overrides: str) -> dict[str, str]:
+    return {stage.stage: stage.fingerprint for stage in planned(spec, home, *overrides).runs[0].stages}
+
+
+def changed(spec: Path, home: Home, *overrides: str) -> set[str]:
+    before, after = fingerprints(spec, home), fingerprints(spec, home, *overrides)
+    return {stage for stage in before if before[stage] != after[stage]}
+
+
+def finish(run: RunPlan, home: Home) -> None:
+    """Leaves on the disk what a finished run leaves, as far as a plan looks at it."""
+    state: dict[str, Any] = {"stages": {}}
+    for stage in run.stages:
+        state["stages"][stage.stage] = {"fingerprint": stage.fingerprint, "status": "finished"}
+        if stage.stage == "report":
+            stage.output.write_text("<html>")
+            continue
+        stage.output.mkdir(parents=True, exist_ok=True)
+        (stage.output / "result").write_text("12345")
+        entry = {"sha256": "0", "bytes": 5}
+        name = "train.json" if stage.stage == "train" else "manifest.json"
+        manifest = {"fingerprint": stage.fingerprint, "files": {"result": entry}}
+        (stage.output / name).write_text(json.dumps(manifest))
+    directory = home.run(run.run_id)
+    (directory / "state.json").write_text(json.dumps(state))
+    (directory / "plan.json").write_text(json.dumps(run.record()))
+    home.experiment("tiny").mkdir(parents=True, exist_ok=True)
+    (home.experiment("tiny") / "experiment.json").write_text(json.dumps({"runs": [run.run_id]}))
+
+
+@pytest.mark.parametrize(
+    ("override", "stages"),
+    [
+        ("evaluation.samples_per_problem=8", {"evaluate", "report"}),
+        ("objective.kl_coef=0.1", {"train", "evaluate", "report"}),
+        ("seeds=[3]", {"train", "evaluate", "report"}),
+        ("model.seed=4", {"base", "train", "evaluate", "report"}),
+        ("data.train.0.size=60", {"data", "train", "evaluate", "report"}),
+        ("data.evaluation.0.size=30", {"data", "evaluate", "report"}),
+        ("question=Why?", {"report"}),
+    ],
+)
+def test_a_change_reaches_the_stages_that_depend_on_it(
+    spec: Path, home: Home, override: str, stages: set[str]
+) -> None:
+    assert changed(spec, home, override) == stages
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.ranks=2",
+        "training.zero_stage=3",
+        "training.microbatch_tokens=64",
+        "training.checkpoint.every_steps=1",
+        "resources.threads=1",
+        "stages.train.retries=3",
+        "rollout.max_concurrent=2",
+    ],
+)
+def test_how_and_where_a_run_executes_is_no_part_of_its_identity(spec: Path, home: Home, override: str) -> None:
+    assert not changed(spec, home, override)
+
+
+def test_a_warm_up_makes_the_base_model_depend_on_the_training_problems(spec: Path, home: Home) -> None:
+    spec.write_text(SPEC + "warm_up: {steps: 3}\n")
+    assert "base" in changed(spec, home, "data.train.0.size=60")
+    assert "base" not in changed(spec, home, "data.evaluation.0.size=30")
+
+
+def test_dropping_overlap_makes_training_depend_on_the_evaluation_sets(spec: Path, home: Home) -> None:
+    overlap = "data.overlap=drop"
+    before = fingerprints(spec, home, overlap)
+    after = fingerprints(spec, home, overlap, "data.evaluation.0.size=30")
+    assert before["train"] != after["train"]
+
+
+def test_a_data_file_enters_by_its_content(tmp_path: Path, home: Home) -> None:
+    text = SPEC.replace("{source: reasoning_gym, task: chain_sum, size: 50, seed: 1}", "{source: jsonl, path: a.jsonl}")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
+    (tmp_path / "b.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
+    spec = tmp_path / "file.yaml"
+    spec.write_text(text)
+    moved = "data.train.0.path=" + str(tmp_path / "b.jsonl")
+    before = fingerprints(spec, home)
+    assert fingerprints(spec, home, moved) == before
+    (tmp_path / "b.jsonl").write_text('{"prompt": "2", "answer": "1"}\n')
+    assert fingerprints(spec, home, moved)["data"] != before["data"]
+
+
+def test_an_unserialisable_identity_raises() -> None:
+    with pytest.raises(TypeError):
+        fingerprint("data", {"x": object()}, {})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        fingerprint("data", {"x": float("nan")}, {})
+
+
+def test_flatten_names_every_leaf_by_its_path() -> None:
+    assert flatten({"a": {"b": [1, {"c": 2}]}, "d": {}}) == {"a.b.0": 1, "a.b.1.c": 2, "d": {}}
+
+
+def test_a_first_plan_runs_everything_and_changes_nothing(spec: Path, home: Home) -> None:
+    stages = planned(spec, home).runs[0].stages
+    assert [(stage.stage, stage.action, stage.reason) for stage in stages] == [
+        (name, "RUN", "new") for name in ("data", "base", "train", "evaluate", "report")
+    ]
+    assert not home.root.exists()
+
+
+def test_what_is_finished_is_cached_and_a_change_names_its_line(spec: Path, home: Home) -> None:
+    finish(planned(spec, home).runs[0], home)
+    assert {stage.action for stage in planned(spec, home).runs[0].stages} == {"CACHED"}
+    spec.write_text(SPEC.replace("samples_per_problem: 4", "samples_per_problem: 6"))
+    run = planned(spec, home).runs[0]
+    assert [stage.action for stage in run.stages] == ["CACHED", "CACHED", "CACHED", "RUN", "RUN"]
+    assert run.stage("evaluate").reason == "evaluation.samples_per_problem 4 -> 6 (tiny.yaml:16)"
+    assert run.stage("report").reason == "evaluate changed"
+
+
+def test_a_damaged_result_is_made_again(spec: Path, home: Home) -> None:
+    run = planned(spec, home).runs[0]
+    finish(run, home)
+    (run.stage("base").output / "result").write_text("123")
+    stage = planned(spec, home).runs[0].stage("base")
+    assert (stage.action, stage.reason) == ("RUN", "its result is damaged: result has 3 bytes, not 5")
+
+
+def test_an_unfinished_training_goes_on_from_its_checkpoint(spec: Path, home: Home) -> None:
+    run = planned(spec, home).runs[0]
+    (home.run(run.run_id) / "checkpoints" / "step-000010").mkdir(parents=True)
+    stage = planned(spec, home).runs[0].stage("train")
+    assert (stage.action, stage.reason) == ("RESUME", "goes on from step-000010")
+
+
+def test_each_cell_and_seed_is_a_run_of_its_own(spec: Path, home: Home) -> None:
+    spec.write_text(SPEC + "seeds: [0, 1]\nmatrix: {product: {evaluation.temperature: [0.5, 1.0]}}\n")
+    runs = planned(spec, home).runs
+    assert len({run.run_id for run in runs}) == len(runs) == 4
+    assert runs[0].name == "evaluation.temperature=0.5 seed 0"
+    assert len({run.stage("base").output for run in runs}) == 1
+
+
+def test_a_measured_change_keeps_the_run(spec: Path, home: Home) -> None:
+    before = planned(spec, home).runs[0].run_id
+    assert planned(spec, home, "evaluation.temperature=0.5").runs[0].run_id == before
+    assert planned(spec, home, "training.steps=3").runs[0].run_id != before
+
+
+def test_identity_of_data_holds_no_path(spec: Path) -> None:
+    identity = data_identity(load_document(spec).experiment)
+    assert not any(isinstance(value, str) and value.startswith("/") for value in identity.values())

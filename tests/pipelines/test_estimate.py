@@ -1,0 +1,88 @@
+"""Estimates against what the parts really hold."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pipelines.estimate import batch_algebra, memory_estimate, memory_warnings, model_shape
+from specs.loader import load_experiment
+from specs.schema.experiment import Experiment
+
+SPEC = """\
+name: tiny
+model: {{source: scratch, model_type: {model_type}, config: {config}}}
+data:
+  train: [{{source: reasoning_gym, task: chain_sum, size: 50, seed: 1}}]
+  max_prompt_length: 16
+rollout: {{max_response_length: 8}}
+reward: {{type: exact_match}}
+objective: {{type: rpg, kl_coef: 1.0e-2}}
+training: {{steps: 3, prompts_per_step: 4, group_size: 2, minibatches: 2, epochs: 3, ranks: 2}}
+"""
+CONFIGS = {
+    "qwen3": "{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, "
+    "intermediate_size: 96, tie_word_embeddings: true}",
+    "llama": "{hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 4, intermediate_size: 64}",
+    "gpt2": "{n_embd: 32, n_layer: 2, n_head: 4, n_positions: 64}",
+}
+
+
+def experiment(tmp_path: Path, model_type: str = "qwen3", *overrides: str) -> Experiment:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.format(model_type=model_type, config=CONFIGS[model_type]))
+    return load_experiment(path, overrides)
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_the_parameter_count_is_the_models_to_a_few_per_cent(tmp_path: Path, model_type: str) -> None:
+    spec = experiment(tmp_path, model_type)
+    shape = model_shape(spec)
+    assert shape is not None
+    config = AutoConfig.for_model(model_type, **spec.model.config, vocab_size=shape.vocab_size)  # type: ignore[union-attr]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    real = sum(parameter.numel() for parameter in model.parameters())
+    assert shape.parameters == pytest.approx(real, rel=0.06)
+
+
+def test_the_batch_algebra_counts_updates_and_tokens(tmp_path: Path) -> None:
+    batch = batch_algebra(experiment(tmp_path))
+    assert (batch.rollouts_per_step, batch.rollouts_per_update) == (8, 4)
+    assert (batch.updates_per_step, batch.updates) == (6, 18)
+    assert batch.tokens_to_sample == 3 * 8 * 8
+    assert batch.tokens_to_train == 3 * 8 * 3 * 24
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "optimizer"), [(0, 1, 1, 1), (1, 1, 1, 2), (2, 1, 2, 2), (3, 2, 2, 2)]
+)
+def test_zero_divides_what_its_stage_says(
+    tmp_path: Path, stage: int, weights: int, gradients: int, optimizer: int
+) -> None:
+    whole = experiment(tmp_path)
+    shape = model_shape(whole)
+    assert shape is not None
+    plain = memory_estimate(whole, shape)
+    divided = memory_estimate(experiment(tmp_path, "qwen3", f"training.zero_stage={stage}"), shape)
+    assert divided.weights == plain.weights // weights
+    assert divided.gradients == plain.gradients // gradients
+    assert divided.optimizer == plain.optimizer // optimizer
+
+
+def test_a_behaviour_reference_costs_no_memory_and_a_snapshot_a_second_model(tmp_path: Path) -> None:
+    behaviour = experiment(tmp_path)
+    shape = model_shape(behaviour)
+    assert shape is not None
+    assert memory_estimate(behaviour, shape).reference == 0
+    snapshot = experiment(tmp_path, "qwen3", "reference={source: snapshot, update: {every_steps: 2}}")
+    assert memory_estimate(snapshot, shape).reference == 4 * shape.parameters
+
+
+def test_an_estimate_that_does_not_fit_is_a_warning_that_says_what_to_do(tmp_path: Path) -> None:
+    assert memory_warnings(experiment(tmp_path, "qwen3", "resources.memory_gib=1")) == []
+    (warning,) = memory_warnings(experiment(tmp_path, "qwen3", "resources.memory_gib=0.0001"))
+    assert warning.path == ("resources", "memory_gib")
+    assert "does not fit" in warning.message
+    assert warning.hint.startswith("largest part: ")

@@ -1,0 +1,153 @@
+"""Writes docs/spec.md and docs/commands.md from the schema and the command line, so that they cannot fall behind."""
+
+import sys
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from specs.schema.experiment import Experiment
+from specs.schema.study import Study
+
+DOCS = Path(__file__).parents[1] / "docs"
+MADE = "<!-- written by tools/write_reference.py -->\n"
+
+
+def main() -> None:
+    """Writes both pages; with --check says which is out of date and exits 1."""
+    stale = []
+    for name, text in pages().items():
+        path = DOCS / name
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                path.write_text(text)
+    if stale and "--check" in sys.argv:
+        sys.exit(f"out of date: {', '.join(stale)}; run python tools/write_reference.py")
+
+
+def pages() -> dict[str, str]:
+    """File name -> text."""
+    return {"spec.md": spec_page(), "commands.md": command_page()}
+
+
+def spec_page() -> str:
+    """Every field of an experiment and of a study."""
+    lines = [
+        "# The spec file",
+        MADE,
+        "Every key, its type, default and meaning. Keys marked *execution* say where and how work runs and never change",
+        "a result or its fingerprint. `rpg schema` prints the same as JSON Schema, for an editor's completion.",
+    ]
+    seen: set[type[BaseModel]] = set()
+    for root in (Experiment, Study):
+        lines += _section(root, seen)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(model: type[BaseModel], seen: set[type[BaseModel]]) -> list[str]:
+    if model in seen:
+        return []
+    seen.add(model)
+    lines = ["", f"## {model.__name__}", "", _flat(model.__doc__), ""]
+    if model.model_fields:
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+    nested: list[type[BaseModel]] = []
+    for name, field in model.model_fields.items():
+        lines.append(_row(name, field))
+        nested += _models(field.annotation)
+    for child in nested:
+        lines += _section(child, seen)
+    return lines
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    bounds = ", ".join(
+        f"{sign} {getattr(item, key)}"
+        for item in field.metadata
+        for key, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
+        if getattr(item, key, None) is not None
+    )
+    kind = _type(field.annotation) + (f" {bounds}" if bounds else "")
+    extra = field.json_schema_extra
+    mark = "*execution* " if isinstance(extra, dict) and extra.get("identity") is False else ""
+    cells = (f"`{name}`", kind, _default(field), mark + _flat(field.description))
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value: Any = field.default_factory() if field.default is PydanticUndefined else field.default  # type: ignore[misc, call-arg]
+    if isinstance(value, BaseModel):
+        tag = next((getattr(value, key) for key in ("type", "source", "engine") if hasattr(value, key)), None)
+        return f"`{tag}`" if tag else "its defaults"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
+    return "none" if value is None or value in ("", {}) else f"`{value}`"
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin in (Union, UnionType):
+        return " or ".join(_type(argument) for argument in arguments if argument is not type(None))
+    if origin in (list, tuple, dict):
+        kinds = [_type(argument) for argument in arguments if argument is not ...]
+        return f"list of {kinds[0]}" if origin is not dict else f"mapping to {kinds[1]}"
+    if arguments:
+        return " or ".join(f"`{argument}`" for argument in arguments)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
+    return names.get(annotation, "any value" if annotation is Any else str(annotation))
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models(argument)]
+
+
+def _flat(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def command_page() -> str:
+    """Every verb with its arguments and options."""
+    from pipelines.cli import app
+
+    lines = [
+        "# Commands",
+        MADE,
+        "`rpg VERB --help` says the same. Exit codes: 0 done, 1 the run or check failed, 2 the spec, the data or model it",
+        "names, or the command line is wrong, 130 interrupted. Results go to stdout, progress and logs to stderr.",
+        "`RPG_HOME` (default `.rpg` in the working directory) is where everything lives.",
+    ]
+    lines += _commands(typer.main.get_command(app), "rpg")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _commands(group: Any, prefix: str) -> list[str]:
+    lines: list[str] = []
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            lines += _commands(command, f"{prefix} {name}")
+            continue
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        shown = " ".join(p.human_readable_name if p.required else f"[{p.human_readable_name}]" for p in arguments)
+        lines += ["", f"## {prefix} {name} {shown}".rstrip(), "", _flat(command.help)]
+        options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+        if options:
+            lines += ["", "| option | meaning |", "|---|---|"]
+        lines += [f"| `{', '.join(p.opts)}` | {_flat(p.help)} |".replace("||", "\\|\\|") for p in options]
+    return lines
+
+
+if __name__ == "__main__":
+    main()
