@@ -208,4 +208,6 @@ def _shape(config: dict[str, Any]) -> ModelShape | None:
     layer = attention + (3 if gated else 2) * hidden * intermediate + 2 * hidden
     embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings", not gated) else 2)
     context = read("max_position_embeddings", "n_positions", default=0) or 0
+    if not gated:
+        embeddings += context * hidden  # learned positions
     return ModelShape(embeddings + layers * layer + hidden, hidden, layers, key_value, intermediate, vocab, context)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Spec(BaseModel):
@@ -20,6 +20,15 @@ class Spec(BaseModel):
 def execution(default: Any = ..., **constraints: Any) -> Any:
     """A field that says where or how work runs and never what comes out: left out of every fingerprint."""
     return Field(default, json_schema_extra={"identity": False}, **constraints)
+
+
+def unless_said(tag: str, variant: str) -> BeforeValidator:
+    """For a union of sections: a mapping that leaves its `tag` out means `variant`."""
+
+    def fill(value: Any) -> Any:
+        return {tag: variant, **value} if isinstance(value, dict) else value
+
+    return BeforeValidator(fill)
 
 
 def identity_of(model: BaseModel) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec
+from specs.schema.base import Spec, unless_said
 from specs.schema.model import ConfigValue
 
 
@@ -91,7 +91,9 @@ class ChatPrompt(Spec):
     """Passed to templates that know it (Qwen3's hybrid models)."""
 
 
-Prompt = Annotated[TemplatePrompt | ChatPrompt, Field(discriminator="type")]
+Prompt = Annotated[
+    TemplatePrompt | ChatPrompt, Field(discriminator="type"), unless_said("type", "template")
+]
 
 
 class Data(Spec):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec, execution
+from specs.schema.base import Spec, execution, unless_said
 
 
 class _Rollout(Spec):
@@ -36,7 +36,9 @@ class VllmRollout(_Rollout):
     """After each load, the largest difference in nats allowed between the engine's and the learner's logprobs of the probe."""
 
 
-Rollout = Annotated[TransformersRollout | VllmRollout, Field(discriminator="engine")]
+Rollout = Annotated[
+    TransformersRollout | VllmRollout, Field(discriminator="engine"), unless_said("engine", "transformers")
+]
 
 
 class Reward(Spec):
