@@ -1,0 +1,29 @@
+"""How the training ranks of a run are started: one module per kind, joined by the spec's `launcher.type`."""
+
+from pathlib import Path
+from typing import Protocol
+
+from specs.schema.experiment import Experiment
+
+
+class Launcher(Protocol):
+    """Gives the command that trains a run; it is started and watched by the supervisor like any other stage."""
+
+    signal_children: bool
+    """SIGTERM goes to the command's children (the ranks), not to the command, which would kill them."""
+
+    def command(self, run_directory: Path, experiment: Experiment) -> list[str]:
+        """The command line. Resuming is the trainer's affair: it finds the last checkpoint in the run's directory."""
+        ...
+
+    def environment(self, experiment: Experiment) -> dict[str, str]:
+        """On top of the present environment."""
+        ...
+
+
+def launcher_of(experiment: Experiment) -> Launcher:
+    """The launcher that a spec names."""
+    from pipelines.launchers.local import LocalLauncher
+
+    launchers: dict[str, type[Launcher]] = {"local": LocalLauncher}
+    return launchers[experiment.launcher.type]()

@@ -1,0 +1,110 @@
+"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Results go to stdout and are not its affair."""
+
+import sys
+import time
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.status import Status
+
+_PLAIN_SECONDS = 10.0
+"""Between two lines about the same training where stderr is no terminal."""
+_SHOWN = {"reward/mean": "reward", "kl/reverse": "kl", "entropy": "entropy", "response_length/mean": "length"}
+
+
+class Progress(Protocol):
+    """Told what happens while an experiment runs."""
+
+    def run_started(self, run_id: str, name: str, position: int, total: int) -> None: ...
+    def stage_started(self, stage: str, reason: str) -> None: ...
+    def training(self, progress: dict[str, Any]) -> None: ...
+    def waiting(self, text: str) -> None: ...
+    def stage_ended(self, stage: str, outcome: str, seconds: float) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    """For callers that show nothing."""
+
+    def run_started(self, run_id: str, name: str, position: int, total: int) -> None:
+        """Nothing."""
+
+    def stage_started(self, stage: str, reason: str) -> None:
+        """Nothing."""
+
+    def training(self, progress: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def waiting(self, text: str) -> None:
+        """Nothing."""
+
+    def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
+class ConsoleProgress:
+    """Lines per run and stage; while a stage works, a live line on a terminal or a plain one now and then."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._live: Status | None = None
+        self._stage = ""
+        self._last_line = 0.0
+        self._last_step = -1
+
+    def run_started(self, run_id: str, name: str, position: int, total: int) -> None:
+        """A heading."""
+        self._console.print(f"[bold]\\[{position}/{total}] {run_id}[/]  {name}")
+
+    def stage_started(self, stage: str, reason: str) -> None:
+        """Shows what works now."""
+        self._stage, self._last_line, self._last_step = stage, time.monotonic(), -1
+        if self._console.is_terminal:
+            self._live = self._console.status(f"{stage}  {reason}")
+            self._live.start()
+
+    def training(self, progress: dict[str, Any]) -> None:
+        """Step, metrics and time left, from the trainer's progress.json."""
+        step = int(progress.get("step", 0))
+        text = f"{self._stage}  {training_line(progress)}"
+        if self._live is not None:
+            self._live.update(text)
+        elif step != self._last_step and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
+            self._last_line, self._last_step = time.monotonic(), step
+            self._console.print(f"  {text}")
+
+    def waiting(self, text: str) -> None:
+        """Something else has to end first."""
+        if self._live is not None:
+            self._live.update(f"{self._stage}  {text}")
+        elif time.monotonic() - self._last_line >= _PLAIN_SECONDS:
+            self._last_line = time.monotonic()
+            self._console.print(f"  {self._stage}  {text}")
+
+    def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
+        """One line that stays."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        colour = {"done": "green", "cached": "cyan"}.get(outcome, "red")
+        took = "" if outcome == "cached" else f"  {seconds:.1f} s"
+        self._console.print(f"  {stage:<9} [{colour}]{outcome}[/]{took}")
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        self._console.print(text, markup=False)
+
+
+def training_line(progress: dict[str, Any]) -> str:
+    """`step 12/60  reward 0.43  kl 0.0012  3.1 s left`."""
+    step, steps = int(progress.get("step", 0)), int(progress.get("steps", 0))
+    metrics = progress.get("metrics") or {}
+    parts = [f"step {step}/{steps}"]
+    parts += [f"{shown} {metrics[name]:.4g}" for name, shown in _SHOWN.items() if metrics.get(name) is not None]
+    seconds = metrics.get("time/step")
+    if seconds and steps > step:
+        parts.append(f"{seconds * (steps - step):.0f} s left")
+    return "  ".join(parts)

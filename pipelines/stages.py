@@ -1,0 +1,229 @@
+"""How each stage of a run is done: data and base are shared and published, train fills the run, evaluate and report follow.
+
+Nothing here knows Prefect. `perform` does one stage, or finds that it is done.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.execution import Execution
+from pipelines.launchers import launcher_of
+from pipelines.plan import StagePlan
+from pipelines.publish import damage, filling, locked, publish
+from pipelines.state import now, read_json, write_json
+from pipelines.supervisor import Child, StageError, StageStoppedError, failure, supervise
+from specs.errors import Problem, SpecError
+
+Outcome = Literal["cached", "done"]
+Tick = Callable[[], None]
+
+
+def perform(execution: Execution, stage: StagePlan, tick: Tick = lambda: None) -> Outcome:
+    """Does a stage unless a result of its fingerprint is there and verifies.
+
+    Args:
+        tick: called many times a second while a process works.
+    Raises:
+        SpecError: the user's fault, located in the spec.
+        StageError: anything else that went wrong.
+        StageStoppedError: it was asked to stop.
+    """
+    _stop_if_asked(execution)
+    started = time.monotonic()
+    execution.progress.stage_started(stage.stage, stage.reason)
+    outcome = "failed"
+    try:
+        outcome = _perform(execution, stage, tick)
+        return outcome
+    except StageStoppedError:
+        outcome = "stopped"
+        raise
+    finally:
+        execution.progress.stage_ended(stage.stage, outcome, time.monotonic() - started)
+
+
+def _perform(execution: Execution, stage: StagePlan, tick: Tick) -> Outcome:
+    if is_done(execution, stage):
+        return record_cached(execution, stage)
+    if stage.stage in ("data", "base"):
+        with locked(execution.home, f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_wait(execution, stage)):
+            # Made by another run while this one waited?
+            if is_done(execution, stage):
+                return record_cached(execution, stage)
+            return _recorded(execution, stage, lambda: _make(execution, stage, tick))
+    work: dict[str, Callable[[], None]] = {
+        "train": lambda: _train(execution, stage, tick),
+        "evaluate": lambda: _make(execution, stage, tick),
+        "report": lambda: _report(execution),
+    }
+    return _recorded(execution, stage, work[stage.stage])
+
+
+def is_done(execution: Execution, stage: StagePlan) -> bool:
+    """Whether the stage's result is there and verifies."""
+    if stage.stage == "report":
+        # The plan was made before the stages it reads were found to be done or done again.
+        recorded = execution.state.stage("report")
+        upstream = (execution.state.stage(name) for name in stage.inputs)
+        newest = max((entry.get("ended_at") or "" for entry in upstream), default="")
+        return stage.action == "CACHED" and stage.output.is_file() and newest <= (recorded.get("ended_at") or "")
+    manifest = "train.json" if stage.stage == "train" else "manifest.json"
+    return (stage.output / manifest).is_file() and not damage(stage.output, manifest, stage.fingerprint)
+
+
+def record_cached(execution: Execution, stage: StagePlan) -> Outcome:
+    """Records that the result was there already; one that this run made itself keeps its own record."""
+    before = execution.state.stage(stage.stage)
+    if before.get("fingerprint") != stage.fingerprint or before.get("status") != "finished":
+        _record(execution, stage, status="finished", cached=True, started_at=None, ended_at=now())
+    _point_to_evaluation(execution, stage)
+    return "cached"
+
+
+def _recorded(execution: Execution, stage: StagePlan, work: Callable[[], None]) -> Outcome:
+    """Does the work between two records of it."""
+    _record(execution, stage, status="running", cached=False, started_at=now(), ended_at=None)
+    try:
+        work()
+    except StageStoppedError as stopped:
+        execution.state.update_stage(stage.stage, status="cancelled", ended_at=now(), reason=str(stopped))
+        raise
+    except BaseException as error:
+        execution.state.update_stage(stage.stage, status="failed", ended_at=now(), reason=str(error))
+        raise
+    execution.state.update_stage(stage.stage, status="finished", ended_at=now())
+    _point_to_evaluation(execution, stage)
+    return "done"
+
+
+def _record(execution: Execution, stage: StagePlan, **fields: Any) -> None:
+    output = os.path.relpath(stage.output, execution.home.root)
+    execution.state.update_stage(
+        stage.stage, fingerprint=stage.fingerprint, reason=stage.reason, output=output, **fields
+    )
+
+
+def _point_to_evaluation(execution: Execution, stage: StagePlan) -> None:
+    if stage.stage == "evaluate" and execution.state.record["evaluation"] != stage.fingerprint:
+        execution.state.update(evaluation=stage.fingerprint)
+
+
+def _make(execution: Execution, stage: StagePlan, tick: Tick) -> None:
+    """Runs `rpg.stage` into a directory aside and publishes it."""
+    inputs = {name: str(execution.plan.stage(name).output) for name in stage.inputs if name != "train"}
+    if stage.stage == "evaluate":
+        inputs |= {"base": str(execution.plan.stage("base").output), "run": str(execution.directory)}
+    with filling(stage.output) as aside:
+        problems = execution.directory / f"{stage.stage}-problems.json"
+        job = execution.directory / f"{stage.stage}-job.json"
+        description = {
+            "stage": stage.stage,
+            "spec": execution.plan.experiment.model_dump(mode="json"),
+            "inputs": inputs,
+            "out": str(aside),
+            "problems": str(problems),
+            "run_id": execution.run_id,
+            "fingerprint": stage.fingerprint,
+        }
+        write_json(job, description)
+        command = [sys.executable, "-m", "rpg.stage", str(job)]
+        _run(execution, stage, command, problems, tick)
+        job.unlink()
+        manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
+        publish(aside, stage.output, manifest | {"inputs": stage.inputs})
+
+
+def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
+    directory = execution.directory
+    inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
+    write_json(directory / "inputs.json", {"run_id": execution.run_id, "fingerprint": stage.fingerprint} | inputs)
+    # A manifest that stands there did not verify.
+    (directory / "train.json").unlink(missing_ok=True)
+    launcher = launcher_of(execution.plan.experiment)
+    command = launcher.command(directory, execution.plan.experiment)
+    environment = launcher.environment(execution.plan.experiment)
+    _run(
+        execution,
+        stage,
+        command,
+        directory / "problems.json",
+        tick,
+        environment=environment,
+        signal_children=launcher.signal_children,
+    )
+    if wrong := damage(directory, "train.json", stage.fingerprint):
+        raise StageError(f"train ended without a whole result: {wrong}", _log(execution, stage))
+
+
+def _report(execution: Execution) -> None:
+    from pipelines.report import write_run_report
+    from storage.ingest import ingest
+
+    ingest(execution.home.root)
+    write_run_report(execution.home, execution.run_id)
+
+
+def _run(
+    execution: Execution,
+    stage: StagePlan,
+    command: list[str],
+    problems: Path,
+    tick: Tick,
+    *,
+    environment: dict[str, str] | None = None,
+    signal_children: bool = False,
+) -> None:
+    """Runs a stage's process to its end and turns its exit into what it means."""
+    problems.unlink(missing_ok=True)
+    policy = getattr(execution.plan.experiment.stages, stage.stage)
+    child = Child(
+        stage=stage.stage,
+        command=command,
+        log=_log(execution, stage),
+        record=execution.directory / "process.json",
+        timeout_seconds=policy.timeout_seconds,
+        environment=environment or {},
+        signal_children=signal_children,
+    )
+
+    def each_tick() -> None:
+        if stage.stage == "train":
+            execution.progress.training(read_json(execution.directory / "progress.json"))
+        tick()
+
+    code = supervise(child, stop=execution.stop_requested, tick=each_tick)
+    if code != 0 and (found := read_problems(problems)):
+        raise SpecError(*(execution.document.locate(problem) for problem in found))
+    if code != 0:
+        raise failure(stage.stage, code, child.log)
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """What a stage's process found wrong with what the user gave; empty where it left nothing readable."""
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        return [Problem(**{**fields, "path": tuple(fields["path"])}) for fields in listed]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _log(execution: Execution, stage: StagePlan) -> Path:
+    return execution.directory / "logs" / f"{stage.stage}.log"
+
+
+def _stop_if_asked(execution: Execution) -> None:
+    if request := execution.stop_requested():
+        raise StageStoppedError(request)
+
+
+def _wait(execution: Execution, stage: StagePlan) -> Callable[[], None]:
+    def waiting() -> None:
+        _stop_if_asked(execution)
+        execution.progress.waiting(f"another run is making the same {stage.stage}")
+
+    return waiting
