@@ -1,0 +1,201 @@
+"""Charts as inline SVG: a page of twenty weighs a few hundred kilobytes, opens offline and prints.
+
+`hover.js` shows, at the pointer, the values of the lines that have a label; they travel in the attribute `data-hover`.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from markupsafe import Markup
+
+Point = tuple[float, float]
+
+MOST_POINTS = 240
+"""Points of one line at most; longer ones are averaged in bins of neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart."""
+
+    points: Sequence[Point]
+    """By rising x. Points whose y is not finite are left out."""
+    label: str = ""
+    """Shown in the hover box; a line without one is background."""
+    color: int = 0
+    """Place in the palette of the style sheet, from 0."""
+    faint: bool = False
+    """Drawn thin and pale: one seed behind its group's mean."""
+    steps: bool = False
+    """Drawn as stairs: the best so far."""
+    dots: bool = False
+    """Drawn as points that no line joins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A range and where it is marked."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    def place(self, value: float, start: float, end: float) -> float:
+        """Where `value` lies between the pixels `start` and `end`."""
+        return start + (value - self.low) / (self.high - self.low) * (end - start)
+
+
+def axis(values: Sequence[float], *, ticks: int = 5, floor: float | None = None) -> Axis:
+    """A range that holds all values and ends on round numbers.
+
+    Args:
+        values: finite; may be empty.
+        ticks: marks wanted, about.
+        floor: taken into the range as well.
+    Example:
+        >>> axis([0.12, 0.87]).ticks
+        (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    """
+    held = [*values, *([] if floor is None else [floor])] or [0.0, 1.0]
+    low, high = min(held), max(held)
+    if low == high:
+        low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
+    rough = (high - low) / max(1, ticks - 1)
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = scale * next(nice for nice in (1, 2, 2.5, 5, 10) if nice * scale >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    marks = tuple(float(f"{index * step:.12g}") for index in range(first, last + 1))
+    return Axis(marks[0], marks[-1], marks)
+
+
+def number(value: float) -> str:
+    """A figure short enough for an axis.
+
+    Example:
+        >>> number(0.25), number(12500.0), number(0.00002), number(3.0)
+        ('0.25', '12.5k', '2e-05', '3')
+    """
+    if not math.isfinite(value):
+        return "-"
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:.4g}M"
+    return f"{value / 1e3:.4g}k" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    title: str,
+    x_label: str = "step",
+    width: int = 400,
+    height: int = 220,
+    floor: float | None = None,
+) -> Markup:
+    """Lines over a shared x; empty where no line has a finite point."""
+    lines = [Line(thin(line.points), line.label, line.color, line.faint, line.steps, line.dots) for line in lines]
+    points = [point for line in lines for point in line.points]
+    if not points:
+        return Markup("")
+    x, y = axis([point[0] for point in points], ticks=6), axis([point[1] for point in points], floor=floor)
+    x = Axis(
+        min(p[0] for p in points), max(p[0] for p in points) + (0 if len({p[0] for p in points}) > 1 else 1), x.ticks
+    )
+    frame = Frame(width, height, x, y)
+    drawn = "".join(_line(line, frame) for line in sorted(lines, key=lambda line: not line.faint))
+    return frame.svg(title, drawn, x_label, hover=_hover(lines, frame))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a chart's data lie, in pixels."""
+
+    width: int
+    height: int
+    x: Axis
+    y: Axis
+    left: int = 48
+    right: int = 12
+    top: int = 30
+    bottom: int = 34
+
+    def at(self, point: Point) -> Point:
+        """The pixel of a point."""
+        across = self.x.place(point[0], self.left, self.width - self.right)
+        return round(across, 1), round(self.y.place(point[1], self.height - self.bottom, self.top), 1)
+
+    def svg(self, title: str, drawn: str, x_label: str, *, hover: str = "", x_names: Sequence[str] = ()) -> Markup:
+        """The whole chart: title, grid, marks and what is drawn in it."""
+        right, foot = self.width - self.right, self.height - self.bottom
+        grid = "".join(
+            f'<line class="grid" x1="{self.left}" x2="{right}" y1="{y}" y2="{y}"/>'
+            f'<text class="mark" x="{self.left - 6}" y="{y + 3.5}" text-anchor="end">{number(tick)}</text>'
+            for tick in self.y.ticks
+            for y in [round(self.y.place(tick, foot, self.top), 1)]
+        )
+        names = x_names or [number(tick) for tick in self.x.ticks]
+        marks = "".join(
+            f'<text class="mark" x="{x}" y="{foot + 15}" text-anchor="middle">{escape(name)}</text>'
+            for tick, name in zip(self.x.ticks, names, strict=True)
+            if self.x.low <= tick <= self.x.high
+            for x in [round(self.x.place(tick, self.left, right), 1)]
+        )
+        corner = f'<text class="mark" x="{right}" y="{self.height - 4}" text-anchor="end">{escape(x_label)}</text>'
+        return picture(title, f"{grid}{marks}{corner}{drawn}", self.width, self.height, attributes=hover)
+
+
+def picture(title: str, drawn: str, width: int, height: int, *, kind: str = "", attributes: str = "") -> Markup:
+    """An SVG element with its title."""
+    named = f'role="img" aria-label="{escape(title)}"{attributes}'
+    heading = f'<text class="title" x="8" y="16">{escape(title)}</text>'
+    return Markup(f'<svg class="chart {kind}" viewBox="0 0 {width} {height}" {named}>{heading}{drawn}</svg>')
+
+
+def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """The finite points, averaged in bins of neighbours where there are more than `most`."""
+    held = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    if len(held) <= most:
+        return held
+    size = math.ceil(len(held) / most)
+    bins = [held[start : start + size] for start in range(0, len(held), size)]
+    return [(sum(p[0] for p in part) / len(part), sum(p[1] for p in part) / len(part)) for part in bins]
+
+
+def color_class(index: int) -> str:
+    """The style sheet's class for a place in the palette; it comes round after eight."""
+    return f"c{index % 8}"
+
+
+def _line(line: Line, frame: Frame) -> str:
+    spots = [frame.at(point) for point in line.points]
+    kind = f"{color_class(line.color)}{' faint' if line.faint else ''}"
+    if line.dots or len(spots) == 1:
+        return "".join(
+            f'<circle class="dot {kind}" cx="{x}" cy="{y}" r="{2 if line.faint else 3.5}"/>' for x, y in spots
+        )
+    if line.steps:
+        spots = [
+            spots[0],
+            *[corner for one, two in itertools.pairwise(spots) for corner in ((two[0], one[1]), two)],
+        ]
+    return f'<polyline class="line {kind}" points="{" ".join(f"{x},{y}" for x, y in spots)}"/>'
+
+
+def _hover(lines: Sequence[Line], frame: Frame) -> str:
+    shown = [
+        {
+            "label": line.label,
+            "color": color_class(line.color),
+            "points": [[*frame.at(p), _short(p[0]), _short(p[1])] for p in line.points],
+        }
+        for line in lines
+        if line.label and line.points
+    ]
+    return f' data-hover="{escape(json.dumps(shown, separators=(",", ":")))}"' if shown else ""
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")

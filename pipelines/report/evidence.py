@@ -1,0 +1,213 @@
+"""What was recorded of runs, for a report or a comparison: identity from the run directory, rows from the store."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pipelines.home import Home
+from specs.errors import Problem, SpecError
+from storage import Store
+
+JsonObject = dict[str, Any]
+Scores = dict[str, float]
+"""Share of right answers of each problem, by problem id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run's identity and state."""
+
+    run_id: str
+    name: str
+    experiment: str
+    question: str
+    seed: int
+    values: JsonObject
+    """The matrix cell."""
+    created_at: str
+    status: str
+    spec: JsonObject
+    stages: JsonObject
+    """By stage: fingerprint, status, cached, started_at, ended_at, reason."""
+    path: Path
+
+    def read(self, name: str) -> JsonObject:
+        """A JSON file of the run's directory; empty where there is none."""
+        return read_json(self.path / name)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs that differ in the seed alone."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def run_ids(self) -> list[str]:
+        """In the order of the seeds."""
+        return [run.run_id for run in self.runs]
+
+
+def find_groups(home: Home, name: str) -> list[Group]:
+    """The groups of seeds that an experiment's name, a run's id or the unique start of one stands for.
+
+    Raises:
+        SpecError: nothing has that name, or several runs start with it.
+    """
+    if (home.experiment(name) / "experiment.json").is_file():
+        return experiment_groups(home, name)
+    known = _names(home.root / "runs")
+    fitting = [name] if name in known else [run_id for run_id in known if run_id.startswith(name)]
+    if len(fitting) == 1:
+        run = load_run(home, fitting[0])
+        return [Group(f"{run.experiment} {run.name}".strip(), (run,))]
+    if fitting:
+        raise SpecError(
+            Problem(f"{name!r} is the start of {len(fitting)} runs", given=name, allowed=", ".join(fitting))
+        )
+    near = get_close_matches(name, [*_names(home.root / "experiments"), *known], n=1)
+    hint = f"did you mean `{near[0]}`?" if near else "`rpg runs` lists them"
+    raise SpecError(Problem("no such run or experiment", given=name, hint=hint))
+
+
+def experiment_groups(home: Home, name: str) -> list[Group]:
+    """An experiment's runs, one group per cell of its matrix, in the matrix's order."""
+    recorded = read_json(home.experiment(name) / "experiment.json")
+    cells: dict[str, list[Run]] = {}
+    for run_id in recorded.get("runs", []):
+        if (home.run(run_id) / "run.json").is_file():
+            run = load_run(home, run_id)
+            cells.setdefault(json.dumps(run.values, sort_keys=True), []).append(run)
+    groups = [Group(cell_label(runs[0].values) or name, tuple(runs)) for runs in cells.values()]
+    if not groups:
+        raise SpecError(Problem(f"experiment {name!r} has no runs yet", given=name, hint="`rpg run` it first"))
+    return groups
+
+
+def load_run(home: Home, run_id: str) -> Run:
+    """A run's identity, spec and state, from its directory."""
+    path = home.run(run_id)
+    known, state = read_json(path / "run.json"), read_json(path / "state.json")
+    return Run(
+        run_id=run_id,
+        name=known.get("name", ""),
+        experiment=known.get("experiment", ""),
+        question=known.get("question", ""),
+        seed=known.get("seed", 0),
+        values=known.get("values", {}),
+        created_at=known.get("created_at", ""),
+        status=state.get("status", "pending"),
+        spec=read_json(path / "spec.json"),
+        stages=state.get("stages", {}),
+        path=path,
+    )
+
+
+def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict[int, Scores]]]:
+    """Share of right answers by dataset, run, step and problem, from every sample of the current evaluations."""
+    rows = store.query(
+        "SELECT dataset, run_id, step, problem_id, avg(correct::DOUBLE) FROM evaluation_samples "
+        "WHERE list_contains(?, run_id) GROUP BY ALL ORDER BY ALL",
+        [list(run_ids)],
+    ).rows
+    found: dict[str, dict[str, dict[int, Scores]]] = {}
+    for dataset, run_id, step, problem, share in rows:
+        found.setdefault(dataset, {}).setdefault(run_id, {}).setdefault(step, {})[problem] = share
+    return found
+
+
+def metric_curves(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Every recorded metric: name -> run -> points (step, value), by step."""
+    rows = store.query(
+        "SELECT name, run_id, step, value FROM metrics WHERE list_contains(?, run_id) ORDER BY name, run_id, step",
+        [list(run_ids)],
+    ).rows
+    curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, run_id, step, value in rows:
+        curves.setdefault(name, {}).setdefault(run_id, []).append((float(step), float(value)))
+    return curves
+
+
+def sample_responses(store: Store, run_ids: Sequence[str], *, best: bool, count: int = 3) -> list[JsonObject]:
+    """Responses of the last evaluated checkpoint with the highest (lowest) scores, each to another problem."""
+    order = "DESC" if best else "ASC"
+    result = store.query(
+        "SELECT dataset, step, problem_id, prompt, response, answer, extracted, score, correct, num_tokens, "
+        "finish_reason FROM evaluation_samples WHERE list_contains(?, run_id) "
+        "QUALIFY step = max(step) OVER () "
+        f"AND row_number() OVER (PARTITION BY dataset, problem_id ORDER BY score {order}, run_id, sample) = 1 "
+        f"ORDER BY score {order}, md5(problem_id) LIMIT ?",
+        [list(run_ids), count],
+    )
+    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+
+
+def flatten(tree: Any, path: str = "") -> JsonObject:
+    """A nested mapping as {dotted path: leaf}; lists of plain values are leaves.
+
+    Example:
+        >>> flatten({"clip": {"low": 0.2}, "seeds": [0, 1]})
+        {'clip.low': 0.2, 'seeds': [0, 1]}
+    """
+    if isinstance(tree, Mapping) and tree:
+        branches: Iterable[tuple[Any, Any]] = tree.items()
+    elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
+        branches = enumerate(tree)
+    else:
+        return {path: tree}
+    leaves: JsonObject = {}
+    for key, branch in branches:
+        leaves |= flatten(branch, f"{path}.{key}" if path else str(key))
+    return leaves
+
+
+def differences(
+    specs: Sequence[JsonObject], *, ignore: Sequence[str] = ("name", "question", "seeds")
+) -> dict[str, list[Any]]:
+    """The fields in which specs differ, by path: one value per spec, None where a spec has no such field."""
+    flat = [flatten(spec) for spec in specs]
+    paths = dict.fromkeys(path for leaves in flat for path in leaves)
+    rows = {path: [leaves.get(path) for leaves in flat] for path in paths if path not in ignore}
+    return {path: values for path, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def cell_label(values: Mapping[str, Any]) -> str:
+    """A matrix cell in a line, e.g. `objective.kl_coef 0.01, objective.clip none`."""
+    return ", ".join(f"{path} {show(value)}" for path, value in values.items())
+
+
+def show(value: Any) -> str:
+    """A spec value in a few characters."""
+    if isinstance(value, Mapping):
+        return "/".join(show(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(show(item) for item in value) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def seconds(stage: Mapping[str, Any]) -> float:
+    """How long a stage took; NaN where it has not ended."""
+    started, ended = stage.get("started_at"), stage.get("ended_at")
+    if not started or not ended:
+        return math.nan
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds()
+
+
+def read_json(path: Path) -> JsonObject:
+    """A JSON object; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    content: JsonObject = json.loads(path.read_text())
+    return content
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir() if entry.is_dir()) if directory.is_dir() else []

@@ -1,0 +1,166 @@
+"""The report of a run and of an experiment: the answer first, then what it rests on."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from pipelines.home import Home
+from pipelines.report import evidence
+from pipelines.report.answer import Outcome, headline, outcomes
+from pipelines.report.curves import learning_curves
+from pipelines.report.evidence import Group, Run
+from pipelines.report.page import publish, render
+from pipelines.report.plots import Mark, interval_chart
+from storage import Store
+
+STAGES = ("data", "base", "train", "evaluate")
+
+
+def write_run_report(home: Home, run_id: str, path: Path | None = None) -> Path:
+    """Writes the page of one run (to its `report.html` by default) and returns its path."""
+    run = evidence.load_run(home, run_id)
+    page = _page(home, "run", f"{run.experiment} {run.name}".strip(), [Group(run.name or run_id, (run,))])
+    return publish(path or home.run(run_id) / "report.html", page)
+
+
+def write_experiment_report(home: Home, experiment: str, path: Path | None = None) -> Path:
+    """Writes the page of an experiment, its seeds pooled, and returns its path.
+
+    Raises:
+        SpecError: the experiment has no runs.
+    """
+    page = _page(home, "experiment", experiment, evidence.experiment_groups(home, experiment))
+    return publish(path or home.experiment(experiment) / "report.html", page)
+
+
+def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    run_ids = [run.run_id for run in runs]
+    confidence = runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
+    with Store.open(home.root) as store:
+        results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
+        charts, flat = learning_curves(groups, evidence.metric_curves(store, run_ids))
+        measures = _measures(store, runs)
+        best, worst = (evidence.sample_responses(store, run_ids, best=side) for side in (True, False))
+    return render(
+        "experiment.html",
+        kind=kind,
+        name=name,
+        question=runs[0].question,
+        facts=_facts(name, groups),
+        answer=headline(results),
+        method=_method(results, confidence),
+        warnings=_warnings(runs),
+        answer_charts=_answer_charts(results),
+        outcomes=results,
+        many=len(groups) > 1,
+        measures=measures,
+        charts=charts,
+        flat=flat,
+        legend=[(group.label, index % 8) for index, group in enumerate(groups)],
+        faint=any(len(group.runs) > 1 for group in groups),
+        best=best,
+        worst=worst,
+        **_appendix(groups, runs),
+    )
+
+
+def _appendix(groups: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
+    """Spec, stages and certificate."""
+    varied = evidence.differences([group.runs[0].spec for group in groups])
+    certificate = evidence.flatten(runs[0].read("certificate.json"))
+    return {
+        "columns": [group.label for group in groups],
+        "varied": {path: [evidence.show(value) for value in values] for path, values in varied.items()},
+        "spec": json.dumps(runs[0].spec, indent=2, ensure_ascii=False),
+        "stages": STAGES,
+        "runs": [_row(run) for run in runs],
+        "certificate": {path: evidence.show(value) for path, value in certificate.items() if path},
+    }
+
+
+def _row(run: Run) -> dict[str, Any]:
+    fingerprint = run.stages.get("train", {}).get("fingerprint", "")[:12]
+    times = {name: _time(run.stages.get(name, {})) for name in STAGES}
+    return {"run_id": run.run_id, "name": run.name, "status": run.status, "times": times, "fingerprint": fingerprint}
+
+
+def _time(stage: dict[str, Any]) -> str:
+    if stage.get("cached"):
+        return "cached"
+    taken = evidence.seconds(stage)
+    if taken != taken:
+        return stage.get("status", "-")
+    minutes, left = divmod(round(taken), 60)
+    return (
+        f"{minutes // 60} h {minutes % 60:02d} min"
+        if minutes >= 60
+        else f"{minutes} min {left:02d} s"
+        if minutes
+        else f"{taken:.1f} s"
+    )
+
+
+def _facts(name: str, groups: Sequence[Group]) -> list[str]:
+    runs = [run for group in groups for run in group.runs]
+    seeds = sorted({run.seed for run in runs})
+    facts = [name, f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"]
+    if len(groups) > 1:
+        facts.append(f"{len(groups)} cells")
+    statuses = sorted({run.status for run in runs})
+    facts.append(statuses[0] if len(runs) == 1 else f"{len(runs)} runs, {'/'.join(statuses)}")
+    if created := min((run.created_at for run in runs if run.created_at), default=""):
+        facts.append(f"begun {created[:16].replace('T', ' ')} UTC")
+    return facts
+
+
+def _method(results: Sequence[Outcome], confidence: float) -> str:
+    if not results:
+        return ""
+    first = results[0]
+    over = f"{first.num_problems} held-out problems" + (f" and {first.num_seeds} seeds" if first.num_seeds > 1 else "")
+    return f"Brackets are {100 * confidence:g} % intervals: percentile bootstrap over {over}, paired by problem."
+
+
+def _warnings(runs: Sequence[Run]) -> list[str]:
+    undone = [run for run in runs if run.status != "finished"]
+    # A report is the last stage of a run that is still under way: it is no news there.
+    told = [run for run in undone if run.status not in ("running", "pending") or "evaluate" not in _finished(run)]
+    return [
+        f"{run.name or run.run_id} is {run.status}{_why(run)}: what is shown of it is not the whole." for run in told
+    ]
+
+
+def _finished(run: Run) -> set[str]:
+    return {name for name, stage in run.stages.items() if stage.get("status") == "finished"}
+
+
+def _why(run: Run) -> str:
+    reason = run.read("state.json").get("reason")
+    return f" ({reason})" if reason else ""
+
+
+def _answer_charts(results: Sequence[Outcome]) -> list[Markup]:
+    charts = []
+    for dataset in dict.fromkeys(result.dataset for result in results):
+        rows = []
+        for color, result in enumerate([result for result in results if result.dataset == dataset]):
+            marks = [Mark("after", result.after, color)]
+            if result.before is not None:
+                marks.insert(0, Mark("before", result.before, color, hollow=True))
+            rows.append((result.label, marks))
+        charts.append(interval_chart(rows, title=f"Accuracy on {dataset}"))
+    return charts
+
+
+def _measures(store: Store, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    names = {run.run_id: run.name or run.run_id for run in runs}
+    result = store.query(
+        "SELECT run_id, step, dataset, metric, value, ci_low, ci_high FROM evaluations WHERE list_contains(?, run_id) "
+        "ORDER BY dataset, run_id, step, metric",
+        [list(names)],
+    )
+    return [dict(zip(result.columns, row, strict=True)) | {"run": names[row[0]]} for row in result.rows]

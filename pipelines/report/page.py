@@ -1,0 +1,45 @@
+"""Fills the templates: one page, everything inside the file, nothing fetched."""
+
+import os
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from pipelines.report.answer import percent
+
+_HERE = Path(__file__).parent
+
+
+def render(template: str, **values: Any) -> str:
+    """The page of a template in this directory, with the style sheet and the script inside it."""
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(template).render(
+        style=Markup((_HERE / "style.css").read_text()),
+        script=Markup((_HERE / "hover.js").read_text()),
+        written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=_version(),
+        percent=percent,
+        **values,
+    )
+
+
+def publish(path: Path, page: str) -> Path:
+    """Writes a page so that a reader sees the old one or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(page, encoding="utf-8")
+    aside.replace(path)
+    return path
+
+
+def _version() -> str:
+    try:
+        return version("rpg-experiments")
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,134 @@
+"""The other charts: intervals side by side, bars, parallel coordinates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from markupsafe import Markup
+
+from pipelines.report.charts import Axis, Frame, axis, color_class, number, picture
+from pipelines.statistics import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A figure with its interval in a row of an interval chart."""
+
+    label: str
+    interval: Interval
+    color: int = 0
+    hollow: bool = False
+    """Drawn as a ring: the state before training."""
+
+
+def interval_chart(rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, width: int = 820) -> Markup:
+    """Rows of dots with whiskers over one shared scale; each row's marks lie on one line, in the order given."""
+    marks = [mark for _, row in rows for mark in row]
+    if not marks:
+        return Markup("")
+    ends = [end for mark in marks for end in (mark.interval.value, mark.interval.low, mark.interval.high) if end == end]
+    left = 24 + min(320, max(7 * len(name) for name, _ in rows))
+    scale, height = axis(ends, ticks=7), 46 + 34 * len(rows) + 18
+    drawn = []
+    for tick in scale.ticks:
+        x = round(scale.place(tick, left, width - 24), 1)
+        drawn.append(f'<line class="grid" x1="{x}" x2="{x}" y1="34" y2="{height - 26}"/>')
+        drawn.append(f'<text class="mark" x="{x}" y="{height - 10}" text-anchor="middle">{number(tick)}</text>')
+    for index, (name, row) in enumerate(rows):
+        y = 56 + 34 * index
+        drawn.append(f'<text class="name" x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(_cut(name))}</text>')
+        drawn.extend(_whisker(mark, scale, left, width - 24, y) for mark in row)
+    return picture(title, "".join(drawn), width, height, kind="wide")
+
+
+def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, width: int = 400, unit: str = "") -> Markup:
+    """Horizontal bars from 0, in the order given."""
+    if not bars:
+        return Markup("")
+    left, most = 24 + min(230, max(7 * len(name) for name, _ in bars)), max(value for _, value in bars) or 1.0
+    drawn = []
+    for index, (name, value) in enumerate(bars):
+        y, length = 32 + 26 * index, round(max(0.0, value) / most * (width - left - 64), 1)
+        drawn.append(f'<text class="name" x="{left - 10}" y="{y + 12}" text-anchor="end">{escape(_cut(name))}</text>')
+        drawn.append(f'<rect class="bar c0" x="{left}" y="{y}" width="{length}" height="16" rx="2"/>')
+        drawn.append(f'<text class="mark" x="{left + length + 6}" y="{y + 12}">{number(value)}{escape(unit)}</text>')
+    return picture(title, "".join(drawn), width, 40 + 26 * len(bars))
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One trial in a slice."""
+
+    x: float
+    y: float
+    label: str
+    shade: float
+    """From 0 (first) to 1 (last)."""
+
+
+def slice_chart(
+    dots: Sequence[Dot], *, title: str, x_label: str, names: Sequence[str] = (), log: bool = False
+) -> Markup:
+    """Value over one parameter. `names`: the choices at x = 0, 1, ...; `log`: x is already a logarithm to base 10."""
+    if not dots:
+        return Markup("")
+    if names:
+        x = Axis(-0.5, len(names) - 0.5, tuple(float(index) for index in range(len(names))))
+    else:
+        x = axis([dot.x for dot in dots])
+    frame = Frame(400, 220, x, axis([dot.y for dot in dots]))
+    drawn = "".join(
+        f'<circle class="dot shade" style="--shade:{dot.shade:.2f}" cx="{cx}" cy="{cy}" r="4.5">'
+        f"<title>{escape(dot.label)}</title></circle>"
+        for dot in dots
+        for cx, cy in [frame.at((dot.x, dot.y))]
+    )
+    marks = names or ([number(10.0**tick) for tick in x.ticks] if log else ())
+    return frame.svg(title, drawn, x_label, x_names=marks)
+
+
+@dataclass(frozen=True, slots=True)
+class Upright:
+    """One axis of a parallel plot: every path's place on it, from 0 (bottom) to 1, and the marks beside it."""
+
+    name: str
+    places: Sequence[float]
+    marks: Sequence[tuple[float, str]]
+
+
+def parallel_chart(uprights: Sequence[Upright], shades: Sequence[float], *, title: str, width: int = 820) -> Markup:
+    """One path per trial across all parameters; the best are the strongest. `shades`: from 0 (worst) to 1 (best)."""
+    if not uprights or not shades:
+        return Markup("")
+    height, top, foot = 260, 58, 236
+    gap = (width - 120) / max(1, len(uprights) - 1)
+    across = [60 + gap * index for index in range(len(uprights))]
+    drawn = []
+    for path, shade in sorted(enumerate(shades), key=lambda pair: pair[1]):
+        spots = " ".join(
+            f"{x:.1f},{foot - up.places[path] * (foot - top):.1f}" for x, up in zip(across, uprights, strict=True)
+        )
+        drawn.append(f'<polyline class="path" style="--shade:{shade:.2f}" points="{spots}"/>')
+    for x, up in zip(across, uprights, strict=True):
+        drawn.append(f'<line class="upright" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{foot}"/>')
+        drawn.append(f'<text class="name" x="{x:.1f}" y="{top - 12}" text-anchor="middle">{escape(up.name)}</text>')
+        for place, text in up.marks:
+            y = foot - place * (foot - top) + 4
+            drawn.append(f'<text class="mark halo" x="{x + 6:.1f}" y="{y:.1f}">{escape(text)}</text>')
+    return picture(title, "".join(drawn), width, height, kind="wide")
+
+
+def _whisker(mark: Mark, scale: Axis, left: float, right: float, y: float) -> str:
+    value, kind = scale.place(mark.interval.value, left, right), color_class(mark.color)
+    spread = ""
+    if mark.interval.low == mark.interval.low:
+        low, high = (scale.place(end, left, right) for end in (mark.interval.low, mark.interval.high))
+        spread = f'<line class="whisker {kind}" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>'
+    ring = " hollow" if mark.hollow else ""
+    text = f"{mark.label}: {mark.interval.value:.3f} [{mark.interval.low:.3f}, {mark.interval.high:.3f}]"
+    dot = f'<circle class="dot {kind}{ring}" cx="{value:.1f}" cy="{y}" r="5.5"><title>{escape(text)}</title></circle>'
+    return spread + dot
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 46 else f"{name[:45]}…"
