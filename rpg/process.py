@@ -1,0 +1,37 @@
+"""How a process of ours ends when the one that started it is gone."""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Asks Linux to kill this process when the thread that started it ends; kills it now if that has happened already.
+
+    The signal is SIGKILL, reaches no grandchildren, and fires when the starting thread, not process, ends: start
+    children from the main thread. Elsewhere than on Linux this does nothing.
+
+    Args:
+        parent: id of the process that started this one, if known. Else one adopted by init counts as orphaned.
+    """
+    if sys.platform != "linux":
+        return
+    before = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # A parent that ended before the request will send no signal.
+    expected = parent if parent is not None else before
+    if os.getppid() != expected or (parent is None and before == 1 and not _init_is_ours()):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _init_is_ours() -> bool:
+    """In a container the command itself may be process 1, an ordinary parent."""
+    try:
+        return Path("/proc/1/comm").read_text().startswith(("python", "rpg"))
+    except OSError:
+        return False

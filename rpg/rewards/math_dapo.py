@@ -1,0 +1,85 @@
+"""DAPO's answer rule: the last `Answer:` in the last 300 characters, normalised, must equal the normalised gold."""
+
+import re
+
+from rpg.rewards.score import Score
+from rpg.types import Problem
+
+_TAIL = 300
+"""Characters of the response that are looked at, from its end."""
+_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+
+# The two lists of Lewkowycz et al. 2022 (Minerva, arXiv:2206.14858, appendix D), as DAPO's rule has them: without "ft".
+_SUBSTITUTIONS = (
+    ("an ", ""),
+    ("a ", ""),
+    (".$", "$"),
+    ("\\$", ""),
+    ("\\ ", ""),
+    (" ", ""),
+    ("mbox", "text"),
+    (",\\text{and}", ","),
+    ("\\text{and}", ","),
+    ("\\text{m}", "\\text{}"),
+)
+_WORDS = """
+    square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm
+    pounds meters meals edges students childrentickets multiples
+"""
+_REMOVED = (
+    *_WORDS.split(),
+    "\\text{s}",
+    "\\text{.}",
+    "\\text{\ns}",
+    "\\text{}^2",
+    "\\text{}^3",
+    "\\text{\n}",
+    "\\text{}",
+    "\\mathrm{th}",
+    "^\\circ",
+    "^{\\circ}",
+    "\\;",
+    ",\\!",
+    "{,}",
+    '"',
+    "\\dots",
+)
+_REWRITES = (
+    (re.compile(r"(.*?)\$(.*?)\$(.*)"), r"$\2$"),  # a formula inside text stands for the whole
+    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),  # \frac12 is \frac{1}{2}
+    (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
+)
+
+
+def normalise(answer: str) -> str:
+    r"""The form in which two answers are compared, character by character.
+
+    Source: DAPO's reward rule (arXiv:2503.14476, its released scorer), which takes Minerva's normalisation.
+    Example:
+        >>> normalise(r"x = 336^\circ"), normalise("1,000 dollars")
+        ('336', '1000')
+    """
+    answer = answer.split("=")[-1]
+    for before, after in _SUBSTITUTIONS:
+        answer = answer.replace(before, after)
+    for expression in _REMOVED:
+        answer = answer.replace(expression, "")
+    for pattern, replacement in _REWRITES:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.replace("$", "")
+    if answer.replace(",", "").isdigit():
+        answer = answer.replace(",", "")
+    return answer.strip()
+
+
+def score(problem: Problem, response: str) -> Score:
+    """1 where the response's answer is the gold one after normalisation, else -1. Equal values in other form get -1."""
+    found = _ANSWER.findall(response[-_TAIL:])
+    if not found:
+        return Score.of(-1.0, None)
+    extracted = normalise(found[-1])
+    return Score.of(1.0 if extracted == normalise(problem.answer) else -1.0, extracted)

@@ -1,0 +1,53 @@
+"""What a scorer says of one response."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from rpg.types import Problem
+
+FULL_MARK = 1.0
+"""The value from which a response counts as correct, under every scorer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One response's verdict."""
+
+    value: float
+    """The reward; 0 where the scorer failed."""
+    correct: bool
+    """The value reaches the full mark."""
+    extracted: str | None = None
+    """What the scorer read as the answer; None where it found none."""
+    error: str | None = None
+    """Why the scorer failed, where it did."""
+
+    @classmethod
+    def of(cls, value: float, extracted: str | None) -> Self:
+        """The verdict of a scorer that worked."""
+        return cls(value=value, correct=value >= FULL_MARK, extracted=extracted)
+
+    @classmethod
+    def failed(cls, error: str) -> Self:
+        """The verdict where the scorer raised, hung or died."""
+        return cls(value=0.0, correct=False, error=error)
+
+
+class Scorer(Protocol):
+    """Scores responses; a context manager, since some hold worker processes."""
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
+        """One verdict per response, in order; `responses[i]` answers `problems[i]`. A failure is a verdict too."""
+        ...
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,200 @@
+"""The four scorers, and that none of them can end a run."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rpg.rewards import Score, open_scorer
+from rpg.rewards.pool import WorkerPool
+from rpg.types import Problem
+from specs.schema.rollout import Reward
+
+
+def problem(answer: str, **metadata: object) -> Problem:
+    return Problem(problem_id="p", prompt="?", answer=answer, dataset="d", metadata=dict(metadata))
+
+
+def one(kind: str, answer: str, response: str) -> Score:
+    with open_scorer(Reward.model_validate({"type": kind})) as scorer:
+        return scorer.score([problem(answer)], [response])[0]
+
+
+@pytest.mark.parametrize(
+    ("gold", "response"),
+    [
+        ("42", "Answer: 42"),
+        ("42", r"answer : \boxed{42}"),
+        ("42", "Answer: $42$."),
+        ("42", "Answer: x=42"),
+        ("1000", "Answer: 1,000"),
+        ("42", "Answer: 42 dollars"),
+        ("42", "Answer:\n42"),
+        ("42", "Final Answer: 42"),
+        ("336^\\circ", "Answer: 336"),
+        ("336", r"Answer: 336^{\circ}"),
+        (r"\frac12", r"Answer: \frac{1}{2}"),
+        ("42", "Answer: 41\nno, wait\nAnswer: 42"),
+        ("42", "x" * 1000 + "Answer: 42"),
+    ],
+)
+def test_math_dapo_accepts(gold: str, response: str) -> None:
+    assert one("math_dapo", gold, response) == Score(1.0, True, one("math_dapo", gold, response).extracted)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"\boxed{42}",
+        "Answer: 42.",
+        "**Answer:** 42",
+        "Answer: **42**",
+        r"Answer: \(42\)",
+        "Answer: 042",
+        "Answer: 42.0",
+        "The answer is: 42",
+        "Answer: 42\nAnswer: see above",
+        "Answer: 42" + "x" * 300,
+        "",
+    ],
+)
+def test_math_dapo_rejects_with_minus_one(response: str) -> None:
+    score = one("math_dapo", "42", response)
+    assert (score.value, score.correct, score.error) == (-1.0, False, None)
+
+
+def test_math_dapo_reports_the_normalised_answer_or_none() -> None:
+    assert one("math_dapo", "7", "Answer: $1,234$ dollars").extracted == "1234"
+    assert one("math_dapo", "7", "I give up").extracted is None
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[object]:
+    with open_scorer(Reward(type="math_verify")) as scorer:
+        yield scorer
+
+
+@pytest.mark.parametrize(
+    ("gold", "response", "value"),
+    [
+        ("42", r"so \boxed{42}", 1.0),
+        ("1/2", "it is 0.5", 1.0),
+        (r"\frac{1}{2}", r"$\frac{2}{4}$", 1.0),
+        ("336^\\circ", "Answer: 336", 1.0),
+        ("-1", "Answer: -1", 1.0),
+        ("42", r"\boxed{43}", 0.0),
+        ("42", "I do not know", 0.0),
+        ("42", "", 0.0),
+    ],
+)
+def test_math_verify_compares_as_mathematics(verifier, gold: str, response: str, value: float) -> None:  # type: ignore[no-untyped-def]
+    score = verifier.score([problem(gold)], [response])[0]
+    assert (score.value, score.correct, score.error) == (value, value == 1.0, None)
+
+
+def test_math_verify_survives_a_power_tower(verifier) -> None:  # type: ignore[no-untyped-def]
+    scores = verifier.score([problem("42")] * 2, [r"$9^{9^{9^{9^{9}}}}$", r"\boxed{42}"])
+    assert scores[0].value == 0.0
+    assert scores[1] == Score(1.0, True, "42")
+
+
+def test_exact_match_ignores_only_surrounding_white_space() -> None:
+    assert one("exact_match", "a b", " a b\n") == Score(1.0, True, "a b")
+    assert one("exact_match", "a b", "a  b") == Score(0.0, False, "a  b")
+    assert one("exact_match", "a b", " ") == Score(0.0, False, None)
+
+
+def test_reasoning_gym_uses_the_tasks_own_scorer_and_its_partial_credit() -> None:
+    entry = {"question": "12 + 30 =", "answer": "42", "metadata": {}}
+    item = problem("42", task="chain_sum", config={}, entry=entry)
+    with open_scorer(Reward(type="reasoning_gym")) as scorer:
+        exact, tagged, longer, wrong = scorer.score([item] * 4, [" 42", "so <answer>42</answer>", "1420", "7"])
+    assert exact == Score(1.0, True, "42")
+    assert tagged == Score(1.0, True, "42")
+    assert longer == Score(0.5, False, "1420")  # chain_sum: the share of the answer's characters in the response
+    assert wrong == Score(0.0, False, "7")
+
+
+def test_reasoning_gym_on_a_problem_of_another_source_is_a_recorded_error() -> None:
+    assert one("reasoning_gym", "42", "42").error == (
+        "ValueError: problem p does not come from reasoning_gym: it has no task to score it"
+    )
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    with WorkerPool("faulty_scorers:score", timeout_seconds=0.5, workers=2) as pool:
+        yield pool
+
+
+def workers() -> set[int]:
+    """Processes of the faulty scorers."""
+    children = psutil.Process().children()
+    return {child.pid for child in children if child.is_running() and "faulty_scorers:score" in child.cmdline()}
+
+
+def run(pool: WorkerPool, *responses: str) -> list[Score]:
+    return pool.score([problem("a")] * len(responses), responses)
+
+
+def test_each_kind_of_failure_costs_its_sample_only(pool: WorkerPool) -> None:
+    good, raised, hung, deaf, died, ate, swallowed, printed, last = run(
+        pool, "x", "raise", "hang", "hang deaf to signals", "die", "eat memory", "swallow", "print", "y"
+    )
+    assert good == Score(1.0, True, "a {} x")
+    assert raised == Score(0.0, False, None, "ZeroDivisionError: no such number")
+    assert hung == Score(0.0, False, None, "no verdict after 0.5 s")
+    assert deaf == Score(0.0, False, None, "no verdict after 0.5 s; the scorer was killed")
+    assert died == Score(0.0, False, None, "the scorer's process died (exit 7)")
+    assert ate == Score(0.0, False, None, "MemoryError: ")
+    assert swallowed == Score(0.0, False, None, "no verdict after 0.5 s")
+    assert printed == Score(1.0, True, "a {} print")
+    assert last == Score(1.0, True, "a {} y")
+
+
+def test_a_worker_stays_for_the_next_call(pool: WorkerPool) -> None:
+    run(pool, "x", "y")
+    before = workers()
+    run(pool, "x", "y", "z")
+    assert workers() == before
+
+
+def test_a_hundred_verdicts_take_less_than_a_process_start(pool: WorkerPool) -> None:
+    run(pool, "x", "y")
+    start = time.monotonic()
+    assert all(score.correct for score in run(pool, *["x"] * 100))
+    assert time.monotonic() - start < 0.5
+
+
+def test_a_worker_killed_while_idle_costs_no_sample(pool: WorkerPool) -> None:
+    run(pool, "x", "y")
+    for pid in workers():
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    assert all(score.correct for score in run(pool, *["x"] * 6))
+
+
+def test_metadata_reaches_the_scorer_as_it_was(pool: WorkerPool) -> None:
+    item = problem("a", at=(1, 2), edges={3: [4]})
+    assert pool.score([item], ["x"])[0].extracted == "a {'at': (1, 2), 'edges': {3: [4]}} x"
+
+
+def test_closing_leaves_no_process(pool: WorkerPool) -> None:
+    run(pool, "x", "y")
+    pids = workers()
+    assert len(pids) == 2
+    pool.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_scorer_that_cannot_be_imported_is_our_failure_not_the_samples() -> None:
+    with (
+        WorkerPool("no.such.module:score", timeout_seconds=1) as pool,
+        pytest.raises(RuntimeError, match="did not start"),
+    ):
+        run(pool, "x")
