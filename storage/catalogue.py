@@ -1,0 +1,123 @@
+"""The catalogue: rows of the tables of catalogue.sql, read from the JSON documents in the home directory."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from storage.liveness import status_of
+from storage.segments import run_directories
+
+Row = dict[str, Any]
+Rows = dict[str, list[Row]]
+_ATTEMPT = re.compile(r"(\d+)\.json")
+
+
+def read_catalogue(root: Path) -> Rows:
+    """The rows of every catalogue table but `attempts`. A missing or unreadable document gives NULLs, never an error."""
+    runs, stages = [], []
+    for directory in run_directories(root):
+        identity = read_document(directory / "run.json")
+        state = read_document(directory / "state.json")
+        runs.append(_run(directory, identity, state))
+        stages += _stages(directory.name, state, runs[-1]["status"])
+    studies = [read_document(path) | {"name": path.parent.name} for path in sorted(root.glob("studies/*/study.json"))]
+    return {
+        "experiments": [_experiment(path) for path in sorted(root.glob("experiments/*/experiment.json"))],
+        "runs": runs,
+        "stages": stages,
+        "studies": [study | {"num_trials": len(_trials(study))} for study in studies],
+        "trials": [trial | {"study": study["name"]} for study in studies for trial in _trials(study)],
+        "artifacts": list(_artifacts(root)),
+    }
+
+
+def read_attempts(root: Path) -> list[Row]:
+    """The starts of every run's trainer, and the last step of each that still counts.
+
+    A row of attempt a is valid iff its step is at most the step that every later attempt resumed from.
+    """
+    rows = []
+    for directory in run_directories(root):
+        found = [_attempt(path) for path in (directory / "attempts").glob("*.json") if _ATTEMPT.fullmatch(path.name)]
+        limit: int | None = None
+        for attempt in sorted(found, key=lambda row: -row["attempt"]):
+            rows.append(attempt | {"run_id": directory.name, "valid_through": limit})
+            resumed = attempt["resumed_from_step"]
+            limit = resumed if limit is None else min(limit, resumed)
+    return rows
+
+
+def read_document(path: Path) -> Row:
+    """A JSON object; {} where the file is missing or is not one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _run(directory: Path, identity: Row, state: Row) -> Row:
+    progress = read_document(directory / "progress.json")
+    return {
+        **{key: identity.get(key) for key in ("experiment", "name", "seed", "objective", "question", "created_at")},
+        **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "flow_run_id", "evaluation")},
+        "run_id": directory.name,
+        "cell": identity.get("values"),
+        "status": status_of(state),
+        "step": progress.get("step"),
+        "steps": progress.get("steps"),
+        "path": f"runs/{directory.name}",
+    }
+
+
+def _stages(run_id: str, state: Row, run_status: str) -> list[Row]:
+    stages = state.get("stages") or {}
+    rows = [stage | {"run_id": run_id, "stage": name} for name, stage in stages.items() if isinstance(stage, dict)]
+    for row in rows:
+        if row.get("status") == "running" and run_status == "crashed":
+            row["status"] = "crashed"
+    return rows
+
+
+def _experiment(path: Path) -> Row:
+    document = read_document(path)
+    return document | {"name": path.parent.name, "num_runs": len(document.get("runs") or ())}
+
+
+def _trials(study: Row) -> list[Row]:
+    return [trial for trial in study.get("trials") or () if isinstance(trial, dict)]
+
+
+def _attempt(path: Path) -> Row:
+    """One start. If the document is unreadable, its number is known from its name and it supersedes nothing."""
+    document = read_document(path)
+    resumed = document.get("resumed_from_step")
+    return {
+        "attempt": int(path.stem),
+        "resumed_from_step": resumed if isinstance(resumed, int) else 2**31 - 1,
+        "started_at": document.get("started_at"),
+    }
+
+
+def _artifacts(root: Path) -> Iterator[Row]:
+    for path in sorted(root.glob("artifacts/*/*/manifest.json")):
+        yield _artifact(root, path, run_id=None)
+    for directory in run_directories(root):
+        for path in (directory / "train.json", *sorted(directory.glob("evaluate/*/manifest.json"))):
+            if path.is_file():
+                yield _artifact(root, path, run_id=directory.name)
+
+
+def _artifact(root: Path, path: Path, run_id: str | None) -> Row:
+    manifest = read_document(path)
+    files = manifest.get("files") or {}
+    sizes = [entry["bytes"] for entry in files.values() if isinstance(entry, dict) and "bytes" in entry]
+    return {
+        **{key: manifest.get(key) for key in ("stage", "fingerprint", "identity", "created_at")},
+        "run_id": run_id,
+        "path": path.parent.relative_to(root).as_posix(),
+        "num_files": len(files),
+        "num_bytes": sum(sizes) if len(sizes) == len(files) else None,
+    }

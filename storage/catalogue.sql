@@ -1,0 +1,86 @@
+-- The catalogue: what the JSON documents in the home directory say. Read again for every query and at every ingest.
+CREATE TABLE experiments (
+    name VARCHAR,
+    question VARCHAR,
+    num_runs INTEGER,
+    fingerprint VARCHAR,
+    created_at TIMESTAMP WITH TIME ZONE,
+    updated_at TIMESTAMP WITH TIME ZONE
+);
+
+CREATE TABLE runs (
+    run_id VARCHAR,
+    experiment VARCHAR,
+    name VARCHAR,                           -- readable: cell and seed
+    seed BIGINT,
+    status VARCHAR,                         -- pending running finished failed cancelled crashed
+    started_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    reason VARCHAR,
+    step INTEGER,                           -- the last one that the trainer finished
+    steps INTEGER,                          -- how many there are to be
+    cell JSON,                              -- the matrix cell: path in the spec -> value
+    objective JSON,
+    question VARCHAR,
+    created_at TIMESTAMP WITH TIME ZONE,
+    flow_run_id VARCHAR,
+    evaluation VARCHAR,                     -- fingerprint of the evaluate stage that counts
+    path VARCHAR                            -- of the run's directory, relative to the home
+);
+
+CREATE TABLE stages (
+    run_id VARCHAR,
+    stage VARCHAR,
+    fingerprint VARCHAR,
+    status VARCHAR,
+    cached BOOLEAN,
+    started_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    reason VARCHAR,
+    output VARCHAR
+);
+
+-- One row per start of the trainer. Rows that an attempt recorded after valid_through are superseded by a later attempt.
+CREATE TABLE attempts (
+    run_id VARCHAR,
+    attempt INTEGER,
+    resumed_from_step INTEGER,
+    valid_through INTEGER,                  -- NULL: no later attempt went back behind this one
+    started_at TIMESTAMP WITH TIME ZONE
+);
+
+CREATE TABLE studies (
+    name VARCHAR,
+    question VARCHAR,
+    experiment VARCHAR,
+    goal VARCHAR,
+    sampler VARCHAR,
+    trials_wanted INTEGER,
+    num_trials INTEGER,
+    parameters JSON,
+    created_at TIMESTAMP WITH TIME ZONE,
+    updated_at TIMESTAMP WITH TIME ZONE
+);
+
+CREATE TABLE trials (
+    study VARCHAR,
+    number INTEGER,
+    state VARCHAR,
+    run_id VARCHAR,
+    run_ids VARCHAR[],
+    value DOUBLE,
+    params JSON,
+    started_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE
+);
+
+CREATE TABLE artifacts (
+    stage VARCHAR,
+    fingerprint VARCHAR,
+    run_id VARCHAR,                         -- NULL: shared by runs
+    path VARCHAR,                           -- relative to the home
+    num_files INTEGER,
+    num_bytes BIGINT,
+    identity JSON,                          -- what was hashed into the fingerprint
+    created_at TIMESTAMP WITH TIME ZONE
+);

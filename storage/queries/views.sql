@@ -1,0 +1,132 @@
+-- What anyone may query: the recorded rows that count, under the names of the contract.
+-- A row counts unless a later attempt of its run resumed from a step before it; an evaluation's counts while the run's state names it.
+CREATE VIEW recorded.superseded AS
+SELECT run_id, attempt, valid_through FROM attempts WHERE valid_through IS NOT NULL;
+
+CREATE VIEW metrics AS
+SELECT run_id, step, name, value, recorded_at
+FROM recorded.metrics AS r
+WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
+
+CREATE VIEW rollouts AS
+SELECT r.* EXCLUDE (attempt)
+FROM recorded.rollouts AS r
+WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
+
+CREATE VIEW tokens AS
+SELECT r.* EXCLUDE (attempt)
+FROM recorded.tokens AS r
+WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
+
+CREATE VIEW checkpoints AS
+SELECT r.* EXCLUDE (attempt)
+FROM recorded.checkpoints AS r
+WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
+
+CREATE VIEW events AS
+SELECT r.* EXCLUDE (attempt)
+FROM recorded.events AS r
+WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
+
+CREATE VIEW evaluations AS
+SELECT e.* EXCLUDE (fingerprint)
+FROM recorded.evaluations AS e
+WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint);
+
+CREATE VIEW evaluation_samples AS
+SELECT e.* EXCLUDE (fingerprint)
+FROM recorded.evaluation_samples AS e
+WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint);
+
+-- One row per run and step: what one plots first.
+CREATE VIEW learning_curves AS
+WITH wide AS (
+    SELECT
+        run_id,
+        step,
+        max(value) FILTER (name = 'reward/mean') AS reward,
+        max(value) FILTER (name = 'reward/std') AS reward_std,
+        max(value) FILTER (name = 'entropy') AS entropy,
+        max(value) FILTER (name = 'kl/reverse') AS kl,
+        max(value) FILTER (name = 'kl/behaviour') AS kl_behaviour,
+        sum(value) FILTER (name IN ('clip_fraction/low', 'clip_fraction/high', 'clip_fraction/dual')) AS clip_fraction,
+        max(value) FILTER (name = 'grad_norm') AS grad_norm,
+        max(value) FILTER (name = 'response_length/mean') AS response_length,
+        max(value) FILTER (name = 'time/step') AS seconds
+    FROM metrics
+    GROUP BY run_id, step
+)
+SELECT runs.experiment, wide.run_id, runs.name AS run, runs.seed, wide.* EXCLUDE (run_id)
+FROM wide LEFT JOIN runs USING (run_id)
+ORDER BY runs.experiment, run, wide.step;
+
+-- One row per run: how it went. Rewards are means over the first and the last ten steps; accuracies are mean@k over all sets,
+-- at the first and at the last evaluated step.
+CREATE VIEW run_summary AS
+WITH rewards AS (
+    SELECT run_id, step, value, max(step) OVER run AS last_step, min(step) OVER run AS first_step
+    FROM metrics WHERE name = 'reward/mean'
+    WINDOW run AS (PARTITION BY run_id)
+),
+reward AS (
+    SELECT
+        run_id,
+        max(step) AS last_step,
+        avg(value) FILTER (step < first_step + 10) AS reward_first,
+        avg(value) FILTER (step > last_step - 10) AS reward_last
+    FROM rewards GROUP BY run_id
+),
+accuracies AS (
+    SELECT run_id, step, avg(value) AS value, count(*) AS num_sets
+    FROM evaluations WHERE metric LIKE 'mean@%' GROUP BY run_id, step
+),
+accuracy AS (
+    SELECT
+        run_id,
+        arg_min(value, step) FILTER (step = 0) AS accuracy_before,
+        arg_max(value, step) AS accuracy_after,
+        max(step) AS evaluated_step
+    FROM accuracies GROUP BY run_id
+)
+SELECT
+    runs.run_id,
+    runs.experiment,
+    runs.name,
+    runs.seed,
+    runs.status,
+    runs.started_at,
+    runs.ended_at,
+    epoch(coalesce(runs.ended_at, now()) - runs.started_at) AS seconds,
+    coalesce(reward.last_step, runs.step) AS step,
+    runs.steps,
+    reward.reward_first,
+    reward.reward_last,
+    accuracy.accuracy_before,
+    accuracy.accuracy_after,
+    accuracy.evaluated_step
+FROM runs LEFT JOIN reward USING (run_id) LEFT JOIN accuracy USING (run_id)
+ORDER BY runs.experiment, runs.name;
+
+-- One row per experiment, cell, set and measure: the mean over the seeds at each run's last evaluated step, best first.
+CREATE VIEW leaderboard AS
+WITH last_step AS (
+    SELECT run_id, max(step) AS step FROM evaluations GROUP BY run_id
+),
+cells AS (
+    SELECT
+        runs.experiment,
+        runs.cell,
+        e.dataset,
+        e.metric,
+        avg(e.value) AS value,
+        stddev_samp(e.value) AS std,
+        min(e.value) AS lowest,
+        max(e.value) AS highest,
+        count(*) AS num_seeds,
+        list(e.run_id ORDER BY e.run_id) AS run_ids
+    FROM evaluations AS e JOIN last_step USING (run_id, step) JOIN runs USING (run_id)
+    GROUP BY ALL
+)
+SELECT rank() OVER (PARTITION BY dataset, metric ORDER BY value DESC) AS rank, *
+FROM cells
+ORDER BY dataset, metric, rank, experiment;

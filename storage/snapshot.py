@@ -1,0 +1,126 @@
+"""One consistent look at everything recorded: the database as published, and from the segments what it lacks."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from storage import database, relations
+from storage.catalogue import Rows, read_attempts, read_catalogue
+from storage.columns import NATIVE, PARQUET, column_list
+from storage.segments import BadSegmentError, Segment, inspect, scan
+
+_log = logging.getLogger("storage")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the database knows of a segment."""
+
+    segment_id: int
+    segment: Segment
+    num_rows: int
+    current_columns: bool
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """The segments on disk, held against the database."""
+
+    loaded: list[Loaded]
+    """Known, and unchanged on disk."""
+    fresh: list[Segment]
+    """Not known yet."""
+    gone: list[int]
+    """Ids of those that are known and no longer on disk as they were."""
+
+
+def loaded_segments(connection: duckdb.DuckDBPyConnection, schema: str) -> list[Loaded]:
+    """Every segment that a database holds."""
+    rows = connection.execute(
+        "SELECT segment_id, key, table_name, run_id, num_bytes, modified_ns, num_rows, current_columns, problem"
+        f" FROM {schema}.segments"
+    ).fetchall()
+    return [Loaded(row[0], Segment(*row[1:6]), *row[6:]) for row in rows]
+
+
+def sort_segments(on_disk: list[Segment], known: list[Loaded]) -> Sorted:
+    """Which segments are known, new or gone. A file that changed is both new and gone."""
+    present = {segment.identity: segment for segment in on_disk}
+    loaded = [entry for entry in known if entry.segment.identity in present]
+    held = {entry.segment.identity for entry in loaded}
+    return Sorted(
+        loaded=loaded,
+        fresh=[segment for segment in on_disk if segment.identity not in held],
+        gone=[entry.segment_id for entry in known if entry.segment.identity not in present],
+    )
+
+
+def open_snapshot(root: Path) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
+    """A connection with every table and view, shut off from the rest of the machine; and what was left out, and why."""
+    connection = database.connect()
+    warnings: list[str] = []
+    trouble = database.attach(connection, root)
+    if trouble and trouble != "missing":
+        warnings.append(
+            f"experiments.duckdb is {trouble}; reading the segments instead (`rpg db rebuild` makes it again)"
+        )
+    known = [] if trouble else loaded_segments(connection, "store.recorded")
+    # The order matters. State before segments: the evaluation that it names is on disk.
+    # Segments before attempts: no row is seen without the attempt that wrote it, and so none beside the row it replaces.
+    catalogue = read_catalogue(root)
+    found = sort_segments(scan(root), known)
+    catalogue["attempts"] = read_attempts(root)
+    _create_catalogue(connection, catalogue)
+    warnings += _create_recorded(connection, root, found, attached=not trouble)
+    connection.execute(database.sql("queries/views.sql"))
+    _shut_off(connection, root)
+    for warning in warnings:
+        _log.warning(warning)
+    return connection, tuple(warnings)
+
+
+def _create_catalogue(connection: duckdb.DuckDBPyConnection, catalogue: Rows) -> None:
+    connection.execute(database.sql("catalogue.sql"))
+    for table, rows in catalogue.items():
+        database.insert_rows(connection, table, rows)
+
+
+def _create_recorded(connection: duckdb.DuckDBPyConnection, root: Path, found: Sorted, *, attached: bool) -> list[str]:
+    """The views `recorded.<table>` over database and segments. Returns the segments left out."""
+    connection.execute("CREATE SCHEMA recorded; CREATE TABLE recorded.gone (segment_id BIGINT)")
+    database.insert_rows(connection, "recorded.gone", [{"segment_id": number} for number in found.gone])
+    warnings = [f"skipped {entry.segment.key}: {entry.problem}" for entry in found.loaded if entry.problem]
+    current: dict[str, list[Segment]] = {name: [] for name in (*NATIVE, *PARQUET)}
+    other: dict[str, list[Segment]] = {name: [] for name in (*NATIVE, *PARQUET)}
+    for entry in found.loaded:
+        if entry.segment.table in PARQUET and not entry.problem:
+            (current if entry.current_columns else other)[entry.segment.table].append(entry.segment)
+    for segment in found.fresh:
+        try:
+            _, is_current = inspect(root, segment)
+        except BadSegmentError as error:
+            warnings.append(f"skipped {segment.key}: {error}")
+        except FileNotFoundError:
+            continue  # taken away since the scan
+        else:
+            (current if is_current else other)[segment.table].append(segment)
+    for table in (*NATIVE, *PARQUET):
+        relation = relations.parquet(table, root, current[table], other[table])
+        if table in NATIVE and attached:
+            relation = f"{_stored(table, found.gone)} UNION ALL BY NAME {relation}"
+        connection.execute(f"CREATE VIEW recorded.{table} AS {relation}")
+    return warnings
+
+
+def _stored(table: str, gone: list[int]) -> str:
+    select = f"SELECT {column_list(table)} FROM store.recorded.{table}"
+    return f"{select} WHERE segment_id NOT IN (FROM recorded.gone)" if gone else select
+
+
+def _shut_off(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
+    """SQL that a user wrote reads what is recorded and nothing else."""
+    connection.execute(f"SET allowed_directories = [{relations.quoted(root)}]")
+    connection.execute("SET enable_external_access = false; SET lock_configuration = true")
