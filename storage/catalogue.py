@@ -15,7 +15,7 @@ _ATTEMPT = re.compile(r"(\d+)\.json")
 
 
 def read_catalogue(root: Path) -> Rows:
-    """The rows of every catalogue table but `attempts`. A missing or unreadable document gives NULLs, never an error."""
+    """The rows of every catalogue table but `attempts`. An unreadable document gives NULLs, never an error."""
     runs, stages = [], []
     for directory in run_directories(root):
         identity = read_document(directory / "run.json")

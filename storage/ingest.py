@@ -38,7 +38,7 @@ def ingest(home_root: Path, *, wait_seconds: float = -1) -> Ingested:
     """Brings the database up to what is on disk.
 
     One ingester works at a time, under a file lock held from before the database is opened until the new
-    one is published; readers take no part in the lock. Killed at any moment, it has either published everything or nothing.
+    one is published; readers take no part in the lock. Killed at any moment, it has published all or nothing.
 
     Args:
         wait_seconds: how long to wait for another ingester; -1: as long as it takes.

@@ -11,7 +11,7 @@ START_TOLERANCE_SECONDS = 2.0
 
 
 def status_of(state: dict[str, Any]) -> str:
-    """The status to show for a state document: what it says, or `crashed` if it says running and its process is gone."""
+    """The status to show for a state document: its own, or `crashed` if it says running and its process is gone."""
     status = state.get("status")
     if status not in STATUSES:
         return "pending"

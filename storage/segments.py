@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage.columns import EVALUATED, TRAINED, arrow_schema
@@ -60,16 +61,14 @@ def inspect(root: Path, segment: Segment) -> tuple[int, bool]:
         FileNotFoundError: the file went away meanwhile.
     """
     try:
-        metadata = pq.read_metadata(root / segment.key)
-        found = metadata.schema.to_arrow_schema()
+        with pq.ParquetFile(root / segment.key) as file:
+            _require_columns(file.schema_arrow, arrow_schema(segment.table))
+            _require_run(file, segment.run_id)
+            return file.metadata.num_rows, _same_columns(file.schema_arrow, arrow_schema(segment.table))
     except FileNotFoundError:
         raise
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise BadSegmentError(f"not a whole Parquet file: {_first_line(error)}") from error
-    expected = arrow_schema(segment.table)
-    _require_columns(found, expected)
-    _require_run(metadata, segment.run_id)
-    return metadata.num_rows, found.remove_metadata().equals(expected)
 
 
 def read(root: Path, segment: Segment) -> pa.Table:
@@ -82,16 +81,12 @@ def read(root: Path, segment: Segment) -> pa.Table:
     inspect(root, segment)
     expected = arrow_schema(segment.table)
     try:
-        table = pq.ParquetFile(root / segment.key).read()
-        arrays = [
-            table.column(field.name).cast(field.type)
-            if field.name in table.column_names
-            else pa.nulls(len(table), field.type)
-            for field in expected
-        ]
+        with pq.ParquetFile(root / segment.key) as file:
+            table = file.read()
+        arrays = [_column(table, field) for field in expected]
     except FileNotFoundError:
         raise
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise BadSegmentError(f"damaged: {_first_line(error)}") from error
     return pa.Table.from_arrays(arrays, schema=expected)
 
@@ -155,16 +150,23 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
 
 
-def _require_run(metadata: pq.FileMetaData, run_id: str) -> None:
-    """The file's own statistics must name the run whose directory it lies in."""
-    column = metadata.schema.names.index("run_id")
-    for group in range(metadata.num_row_groups):
-        statistics = metadata.row_group(group).column(column).statistics
-        if statistics is None or not statistics.has_min_max:
-            continue
-        for seen in (statistics.min, statistics.max):
+def _require_run(file: pq.ParquetFile, run_id: str) -> None:
+    """The first rows must be of the run in whose directory the file lies."""
+    if file.metadata.num_rows:
+        for seen in pc.unique(file.read_row_group(0, columns=["run_id"]).column(0)).to_pylist():
             if seen != run_id:
-                raise BadSegmentError(f"foreign: its rows are of run `{seen}`")
+                raise BadSegmentError(f"foreign: it has rows of run `{seen}`")
+
+
+def _same_columns(found: pa.Schema, expected: pa.Schema) -> bool:
+    """By name and type; whether a column may be NULL does not matter to a reader."""
+    return [(field.name, field.type) for field in found] == [(field.name, field.type) for field in expected]
+
+
+def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    if field.name not in table.column_names:
+        return pa.nulls(len(table), field.type)
+    return table.column(field.name).cast(field.type)
 
 
 def _first_line(error: BaseException) -> str:

@@ -69,7 +69,7 @@ def open_snapshot(root: Path) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...
         )
     known = [] if trouble else loaded_segments(connection, "store.recorded")
     # The order matters. State before segments: the evaluation that it names is on disk.
-    # Segments before attempts: no row is seen without the attempt that wrote it, and so none beside the row it replaces.
+    # Segments before attempts: no row is seen without the attempt that wrote it, so none beside the row it replaces.
     catalogue = read_catalogue(root)
     found = sort_segments(scan(root), known)
     catalogue["attempts"] = read_attempts(root)

@@ -1,0 +1,170 @@
+"""Homes as runs leave them, made with the trainer's own writer."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rpg.records import SegmentWriter, schema_of
+from specs.records import TABLES, CheckpointRow, EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow
+
+NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+FINGERPRINT = "e" * 64
+
+
+class RecordedRun:
+    """One run's directory, written step by step."""
+
+    def __init__(
+        self, root: Path, run_id: str, *, status: str = "finished", seed: int = 0, experiment: str = "sums"
+    ) -> None:
+        self.run_id = run_id
+        self.path = root / "runs" / run_id
+        self.state = {
+            "status": status,
+            "started_at": "2026-11-20T12:00:00.000+00:00",
+            "ended_at": "2026-11-20T12:10:00.000+00:00",
+            "reason": "",
+            "evaluation": None,
+            "stages": {
+                "data": {"fingerprint": "d" * 64, "status": "finished", "cached": True},
+                "train": {"fingerprint": "a" * 64, "status": status, "cached": False},
+            },
+        }
+        identity = {
+            "run_id": run_id,
+            "experiment": experiment,
+            "name": f"kl_coef=0.01 seed={seed}",
+            "seed": seed,
+            "values": {"objective.kl_coef": 0.01},
+            "question": "Does it add?",
+            "created_at": "2026-11-20T11:59:00.000+00:00",
+            "fingerprints": {"data": "d" * 64, "train": "a" * 64},
+            "objective": {"type": "rpg", "kl_coef": 0.01},
+        }
+        write_json(self.path / "run.json", identity)
+        self.save()
+        self.writer = SegmentWriter(self.path, run_id, 0)
+
+    def save(self) -> None:
+        """Replaces state.json."""
+        write_json(self.path / "state.json", self.state)
+
+    def start(self, attempt: int, resumed_from_step: int = 0) -> None:
+        """A start of the trainer."""
+        document = {"attempt": attempt, "resumed_from_step": resumed_from_step, "started_at": NOON.isoformat()}
+        write_json(self.path / "attempts" / f"{attempt:04}.json", document)
+        self.writer = SegmentWriter(self.path, self.run_id, attempt)
+
+    def step(self, step: int, *, reward: float = 0.5, rollouts: int = 2, tokens: int = 3) -> None:
+        """The rows of one step, not flushed."""
+        values = {"reward/mean": reward, "reward/std": 0.1, "entropy": 1.0}
+        self.writer.columns(
+            MetricRow, {"step": [step] * 3, "name": list(values), "value": list(values.values()), "recorded_at": NOON}
+        )
+        self.writer.columns(RolloutRow, _rollouts(step, rollouts, tokens, reward))
+        self.writer.columns(TokenRow, _tokens(step, rollouts, tokens))
+        self.writer.event(step, "stepped", f"step {step}")
+
+    def flush(self) -> None:
+        """The rows so far become segments."""
+        self.writer.flush()
+
+    def steps(self, first: int, last: int, *, each: int = 1, reward: float = 0.5) -> None:
+        """Steps first..last, a segment for every `each` of them."""
+        for step in range(first, last + 1):
+            self.step(step, reward=reward)
+            if (step - first + 1) % each == 0 or step == last:
+                self.flush()
+
+    def checkpoint(self, step: int) -> None:
+        """A row that names a checkpoint."""
+        row = CheckpointRow(self.run_id, 1, step, f"checkpoints/step-{step:06}", "full", 4096, NOON)  # type: ignore[arg-type]
+        self.writer.rows([row])
+        self.flush()
+
+    def evaluate(self, fingerprint: str = FINGERPRINT, *, accuracy: float = 0.7, current: bool = True) -> None:
+        """A published evaluation of step 0 and step 10 on one set."""
+        directory = self.path / "evaluate" / fingerprint[:16]
+        base = (self.run_id, fingerprint)
+        rows = [
+            EvaluationRow(*base, 0, "sums", "mean@8", 0.4, 0.35, 0.45, 200, 8),  # type: ignore[arg-type]
+            EvaluationRow(*base, 10, "sums", "mean@8", accuracy, accuracy - 0.05, accuracy + 0.05, 200, 8),  # type: ignore[arg-type]
+        ]
+        sample = EvaluationSampleRow(
+            *base,
+            10,
+            "sums",
+            "p1",
+            0,
+            "1+1=",
+            "2",
+            "2",
+            "2",
+            1.0,
+            True,
+            2,
+            "stop",
+            None,  # type: ignore[arg-type]
+        )
+        write_rows(directory / "segments" / "evaluations" / "evaluations.parquet", "evaluations", rows)
+        write_rows(directory / "segments" / "evaluation_samples" / "samples.parquet", "evaluation_samples", [sample])
+        write_json(directory / "manifest.json", {"stage": "evaluate", "fingerprint": fingerprint, "files": {}})
+        if current:
+            self.state["evaluation"] = fingerprint
+            self.save()
+
+
+def write_rows(path: Path, table: str, rows: Sequence[Any]) -> None:
+    """Rows of one class as a Parquet file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([asdict(row) for row in rows], schema=schema_of(TABLES[table])), path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A document, replaced whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(json.dumps(value), encoding="utf-8")
+    aside.replace(path)
+
+
+def _rollouts(step: int, rollouts: int, tokens: int, reward: float) -> dict[str, Any]:
+    return {
+        "step": [step] * rollouts,
+        "rollout_id": list(range(rollouts)),
+        "prompt_id": [f"p{index // 2}" for index in range(rollouts)],
+        "group_id": [index // 2 for index in range(rollouts)],
+        "prompt": "1+1=",
+        "response": [f"{step}.{index}" for index in range(rollouts)],
+        "reward": [reward] * rollouts,
+        "correct": True,
+        "advantage": 0.0,
+        "num_tokens": [tokens] * rollouts,
+        "finish_reason": "stop",
+        "policy_version": step - 1,
+        "reference_version": 0,
+        "reward_error": None,
+    }
+
+
+def _tokens(step: int, rollouts: int, tokens: int) -> dict[str, Any]:
+    count = rollouts * tokens
+    return {
+        "step": [step] * count,
+        "rollout_id": [index // tokens for index in range(count)],
+        "position": [index % tokens for index in range(count)],
+        "token_id": list(range(count)),
+        "logprob": [-0.5] * count,
+        "old_logprob": -0.5,
+        "rollout_logprob": -0.5,
+        "ref_logprob": -0.75,
+        "ratio": 1.0,
+        "clipped": False,
+        "entropy": 1.0,
+    }

@@ -1,0 +1,165 @@
+"""Queries over a home: what the contract promises, before and after ingesting."""
+
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from specs.records import TABLES
+from storage import QueryError, Store
+from storage.columns import columns
+from storage.database import connect, sql
+from storage.ingest import ingest
+from tests.storage.recording import NOON, RecordedRun
+
+REWARDS = "select step, value from metrics where name = 'reward/mean' order by step"
+JOINED = """
+    select r.step, r.rollout_id, r.num_tokens, count(*) as n, sum(t.logprob) as logprob
+    from rollouts r join tokens t on t.run_id = r.run_id and t.step = r.step and t.rollout_id = r.rollout_id
+    group by all order by all
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    run = RecordedRun(tmp_path, "sums-1")
+    run.start(1)
+    run.steps(1, 4, each=2)
+    run.checkpoint(4)
+    run.evaluate()
+    return tmp_path
+
+
+def test_the_rewards_of_a_run_are_read_before_and_after_ingesting(home: Path) -> None:
+    expected = [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5)]
+    with Store.open(home) as store:
+        assert store.query(REWARDS).rows == expected
+        store.ingest()
+        assert store.query(REWARDS).rows == expected
+
+
+def test_every_token_joins_its_rollout(home: Path) -> None:
+    rows = Store.open(home).query(JOINED).rows
+    assert len(rows) == 8
+    assert {row[2:] for row in rows} == {(3, 3, -1.5)}
+
+
+def test_every_table_has_the_columns_of_its_record(home: Path) -> None:
+    hidden = {"attempt", "fingerprint"}
+    for name in TABLES:
+        expected = [column for column, _, _ in columns(name) if column not in hidden]
+        assert list(Store.open(home).query(f"from {name}").columns) == expected
+
+
+def test_the_native_tables_are_as_the_records_say() -> None:
+    connection = connect()
+    connection.execute(sql("schema.sql"))
+    for name in ("metrics", "events", "checkpoints", "evaluations"):
+        described = connection.execute(f"select column_name, column_type from (describe recorded.{name})").fetchall()
+        assert described == [("segment_id", "BIGINT"), *((column, kind) for column, _, kind in columns(name))]
+
+
+def test_an_empty_home_has_all_tables_and_no_rows(tmp_path: Path) -> None:
+    names = [*TABLES, "experiments", "runs", "stages", "studies", "trials", "artifacts"]
+    views = ["learning_curves", "leaderboard", "run_summary"]
+    for name in (*names, *views):
+        assert Store.open(tmp_path / "nothing").query(f"from {name}").rows == []
+
+
+def test_times_are_utc(home: Path) -> None:
+    ((recorded_at, started_at),) = (
+        Store.open(home)
+        .query("select max(recorded_at), max(runs.started_at) from metrics join runs using (run_id)")
+        .rows
+    )
+    assert recorded_at == started_at == NOON
+    assert recorded_at.utcoffset().total_seconds() == 0
+
+
+def test_sums_of_integers_are_integers(home: Path) -> None:
+    ((total,),) = Store.open(home).query("select sum(num_tokens) from rollouts").rows
+    assert total == 24
+    assert isinstance(total, int)
+
+
+def test_parameters_are_bound(home: Path) -> None:
+    store = Store.open(home)
+    assert store.query("select count(*) from metrics where step > ? and name = ?", [2, "entropy"]).rows == [(2,)]
+    assert store.query("select count(*) from metrics where step > $step", {"step": 2}).rows == [(6,)]
+
+
+def test_the_views_sum_a_run_up(home: Path) -> None:
+    store = Store.open(home)
+    summary = "select run_id, status, seconds, step, reward_last, accuracy_before, accuracy_after from run_summary"
+    assert store.query(summary).rows == [("sums-1", "finished", 600.0, 4, 0.5, 0.4, 0.7)]
+    assert store.query("select step, reward, entropy from learning_curves").rows[-1] == (4, 0.5, 1.0)
+
+
+def test_the_leaderboard_ranks_cells_by_the_mean_over_seeds(home: Path) -> None:
+    for seed, accuracy in ((1, 0.9), (2, 0.8)):
+        RecordedRun(home, f"other-{seed}", seed=seed, experiment="other").evaluate(accuracy=accuracy)
+    rows = Store.open(home).query("select rank, experiment, round(value, 6), num_seeds, run_ids from leaderboard").rows
+    assert rows == [(1, "other", 0.85, 2, ["other-1", "other-2"]), (2, "sums", 0.7, 1, ["sums-1"])]
+
+
+def test_an_evaluation_counts_while_the_state_names_it(home: Path) -> None:
+    run = RecordedRun(home, "sums-1")
+    run.evaluate("f" * 64, accuracy=0.9, current=False)
+    query = "select value from evaluations where step = 10"
+    store = Store.open(home)
+    assert store.query(query).rows == []
+    run.state["evaluation"] = "f" * 64
+    run.save()
+    store.ingest()
+    assert store.query(query).rows == [(0.9,)]
+    assert store.query("select count(*) from evaluation_samples").rows == [(1,)]
+    run.state["evaluation"] = "e" * 64
+    run.save()
+    assert store.query(query).rows == [(0.7,)]
+
+
+def test_a_path_with_brackets_and_quotes_is_read_as_it_stands(tmp_path: Path) -> None:
+    home = tmp_path / "it's [1] *"
+    run = RecordedRun(home, "sums-1")
+    run.start(1)
+    run.steps(1, 2)
+    assert len(Store.open(home).query(REWARDS).rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select * from metrix", "hint: did you mean `metrics`?"),
+        ("select valu from metrics", 'Referenced column "valu" not found'),
+        ("selec 1", 'syntax error at or near "selec"'),
+        ("", "the query is empty"),
+        ("select 1; select 2", "more than one statement"),
+        ("drop table runs", "DROP is not a query"),
+        ("copy (select 1) to 'x.csv'", "COPY is not a query"),
+        ("set threads = 1", "SET is not a query"),
+        ("attach 'x.db'", "ATTACH is not a query"),
+        ("select * from read_text('/etc/passwd')", "reaches for something outside the store"),
+        ("select 1/0::int + 'x'", "Conversion Error"),
+    ],
+)
+def test_a_wrong_query_is_explained(home: Path, query: str, message: str) -> None:
+    with pytest.raises(QueryError) as caught:
+        Store.open(home).query(query)
+    assert message in str(caught.value)
+
+
+def test_a_database_locked_by_another_program_keeps_nobody_from_reading(home: Path) -> None:
+    ingest(home)
+    RecordedRun(home, "sums-2").start(1)
+    with duckdb.connect(str(home / "experiments.duckdb")):
+        result = Store.open(home).query(REWARDS)
+    assert len(result.rows) == 4
+
+
+def test_pivot_works(home: Path) -> None:
+    rows = (
+        Store.open(home)
+        .query("pivot (select step, name, value from metrics) on name using max(value) order by step")
+        .rows
+    )
+    assert rows[0] == (1, 1.0, 0.5, 0.1)
