@@ -1,0 +1,52 @@
+"""A problem between its source and its prompt, and what makes two problems the same."""
+
+import hashlib
+import unicodedata
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, str]
+"""{role, content}."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceProblem:
+    """One problem as its source has it."""
+
+    prompt: str | list[Message]
+    """Plain text, or chat messages."""
+    answer: str
+    dataset: str
+    """Name of the set, or of the problem's origin where a column says it."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """What a template may show as {metadata.NAME}."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What the scorer needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedProblem:
+    """One problem with its prompt, as it is published."""
+
+    problem_id: str
+    prompt: str
+    """The rendered text, or the JSON of the chat messages."""
+    answer: str
+    dataset: str
+    metadata: dict[str, Any]
+
+
+def text_of(prompt: str | list[Message]) -> str:
+    """The problem's text: the messages' contents, one after another, where it comes as messages."""
+    return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
+
+
+def content_id(text: str) -> str:
+    """Hash of the text; spacing and Unicode composition aside, the same text has the same one.
+
+    Example:
+        >>> content_id("1 +  1\\n=") == content_id(" 1 + 1 =")
+        True
+    """
+    normal = " ".join(unicodedata.normalize("NFC", text).split())
+    return hashlib.sha256(normal.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,0 +1,70 @@
+"""From a problem to what the model is asked: a template with fields, or chat messages."""
+
+import json
+import string
+
+from rpg.data.problems import Message, SourceProblem, StagedProblem, content_id, text_of
+from specs.errors import Problem, SpecError
+from specs.fields import nearest
+from specs.schema.data import ChatPrompt, TemplatePrompt
+
+_TEMPLATE_PATH = ("data", "prompt", "template")
+_METADATA = "metadata."
+
+
+def staged(problem: SourceProblem, prompt: TemplatePrompt | ChatPrompt) -> StagedProblem:
+    """The problem with its prompt. SpecError where the template asks for what it does not have."""
+    if isinstance(prompt, ChatPrompt):
+        text, content = json.dumps(_messages(problem, prompt), ensure_ascii=False), text_of(problem.prompt)
+    else:
+        text = content = _fill(prompt.template, problem)
+    return StagedProblem(content_id(content), text, problem.answer, problem.dataset, problem.metadata)
+
+
+def _messages(problem: SourceProblem, prompt: ChatPrompt) -> list[Message]:
+    given = problem.prompt
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [{"role": "system", "content": prompt.system}, *messages] if prompt.system else messages
+
+
+def check_template(template: str) -> None:
+    """SpecError unless the template is well-formed and has a field."""
+    if not any(field is not None for _, field in _parts(template)):
+        raise _template_error("the template has no field, so every prompt would be the same", template, "{prompt}")
+
+
+def _fill(template: str, problem: SourceProblem) -> str:
+    return "".join(
+        text + (_value(field, problem, template) if field is not None else "") for text, field in _parts(template)
+    )
+
+
+def _parts(template: str) -> list[tuple[str, str | None]]:
+    """Literal text and the field that follows it, if any; not str.format, which would reach into attributes."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise _template_error(f"malformed template: {error}", template, hint="write {{ and }} for braces") from None
+    for _, field, format_spec, conversion in parts:
+        if format_spec or conversion:
+            raise _template_error(f"the field {{{field}}} takes no format", template, hint=f"write {{{field}}}")
+    return [(text, field) for text, field, _, _ in parts]
+
+
+def _value(field: str, problem: SourceProblem, template: str) -> str:
+    if field == "prompt":
+        return text_of(problem.prompt)
+    name = field.removeprefix(_METADATA)
+    if field.startswith(_METADATA) and name in problem.fields:
+        return str(problem.fields[name])
+    allowed = ["prompt", *(_METADATA + known for known in sorted(problem.fields))]
+    raise _template_error(
+        f"set `{problem.dataset}` has no field {{{field}}}",
+        template,
+        ", ".join(f"{{{known}}}" for known in allowed),
+        nearest(field, allowed),
+    )
+
+
+def _template_error(message: str, template: str, allowed: str = "", hint: str = "") -> SpecError:
+    return SpecError(Problem(message, path=_TEMPLATE_PATH, given=template, allowed=allowed, hint=hint))

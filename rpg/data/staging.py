@@ -1,0 +1,172 @@
+"""The data stage: sources in, two Parquet files and a summary out."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rpg.data import gym, metadata, tables
+from rpg.data.columns import Path
+from rpg.data.problems import SourceProblem, StagedProblem
+from rpg.data.prompts import check_template, staged
+from specs.errors import Problem, SpecError
+from specs.schema.data import Data, HubSource, ParquetSource, ReasoningGymSource, Source, TemplatePrompt
+
+SPLITS = ("train", "evaluation")
+SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "answer", "dataset", "metadata")])
+
+
+@dataclass(slots=True)
+class StagedSet:
+    """One set and what became of its problems."""
+
+    path: Path
+    """Its place in the spec."""
+    problems: list[StagedProblem]
+    read: int = 0
+    duplicates: int = 0
+    """Copies removed."""
+    conflicting: int = 0
+    """Of these, copies whose answer differs from the one kept."""
+    overlapping: int = 0
+    """Training problems left out because an evaluation set has them."""
+
+    @property
+    def name(self) -> str:
+        """Of the set, or of its first problem's origin."""
+        return self.problems[0].dataset
+
+
+def stage(data: Data, out: FilePath) -> None:
+    """Writes train.parquet, evaluation.parquet and summary.json into `out`. SpecError where the data is wrong."""
+    if isinstance(data.prompt, TemplatePrompt):
+        check_template(data.prompt.template)
+    sets = {
+        split: [_read_set(source, data, ("data", split, index)) for index, source in enumerate(getattr(data, split))]
+        for split in SPLITS
+    }
+    _check_names(sets["evaluation"])
+    _separate(sets["train"], sets["evaluation"], drop=data.overlap == "drop")
+    for split in SPLITS:
+        _write(list(itertools.chain.from_iterable(each.problems for each in sets[split])), out / f"{split}.parquet")
+    (out / "summary.json").write_text(json.dumps(_summary(sets), indent=1))
+
+
+def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
+    result = StagedSet(path, [])
+    seen: dict[str, str] = {}
+    for problem in _read(source, path):
+        item = staged(problem, data.prompt)
+        result.read += 1
+        if data.deduplicate and item.problem_id in seen:
+            result.duplicates += 1
+            result.conflicting += seen[item.problem_id] != item.answer
+            continue
+        seen[item.problem_id] = item.answer
+        result.problems.append(item)
+    if not result.read:
+        raise SpecError(Problem("the set holds no problems", path=path, given=getattr(source, "path", "")))
+    # Cut only now: the counts are of the whole set.
+    if source.limit:
+        result.problems = result.problems[: source.limit]
+    print(
+        f"{'.'.join(map(str, path))}: {result.read} problems of {result.name}, {result.duplicates} copies removed, "
+        f"{len(result.problems)} kept",
+        flush=True,
+    )
+    return result
+
+
+def _read(source: Source, path: Path) -> Iterator[SourceProblem]:
+    if isinstance(source, ReasoningGymSource):
+        return gym.read(source, path)
+    if isinstance(source, ParquetSource):
+        return tables.read_parquet(source, path)
+    if isinstance(source, HubSource):
+        return tables.read_hub(source, path)
+    return tables.read_jsonl(source, path)
+
+
+def _check_names(sets: list[StagedSet]) -> None:
+    """Evaluations are reported by name: two sets of one name would be mixed."""
+    owner: dict[str, StagedSet] = {}
+    for each in sets:
+        for name in {problem.dataset for problem in each.problems}:
+            if owner.setdefault(name, each) is not each:
+                raise SpecError(
+                    Problem(
+                        f"two evaluation sets are called `{name}`",
+                        path=(*each.path, "name"),
+                        given=name,
+                        hint="give each a `name` of its own",
+                    )
+                )
+
+
+def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool) -> None:
+    """No training problem may be an evaluation problem: an error, or dropped from training."""
+    held_out = {problem.problem_id: problem.dataset for each in evaluation for problem in each.problems}
+    errors: list[Problem] = []
+    for each in train:
+        shared = [problem for problem in each.problems if problem.problem_id in held_out]
+        if shared and not drop:
+            errors.append(_overlap(each, shared, held_out[shared[0].problem_id]))
+        each.overlapping = len(shared)
+        each.problems = [problem for problem in each.problems if problem.problem_id not in held_out]
+    if errors:
+        raise SpecError(*errors)
+    if not any(each.problems for each in train):
+        total = sum(each.overlapping for each in train)
+        raise SpecError(
+            Problem(
+                f"no training problem is left: all {total} are in the evaluation sets too",
+                path=("data", "train"),
+                hint="give training and evaluation sets that differ",
+            )
+        )
+
+
+def _overlap(train: StagedSet, shared: list[StagedProblem], evaluation_set: str) -> Problem:
+    example = shared[0].prompt if len(shared[0].prompt) <= 100 else shared[0].prompt[:97] + "..."
+    verb = "problem is" if len(shared) == 1 else "problems are"
+    return Problem(
+        f"{len(shared)} of {len(train.problems)} training {verb} in the evaluation sets too",
+        path=train.path,
+        given=f"{example!r}, in `{evaluation_set}`",
+        hint="write `data.overlap: drop` to leave them out of training",
+    )
+
+
+def _write(problems: list[StagedProblem], file: FilePath) -> None:
+    columns = [
+        [problem.problem_id for problem in problems],
+        [problem.prompt for problem in problems],
+        [problem.answer for problem in problems],
+        [problem.dataset for problem in problems],
+        [metadata.dump(problem.metadata) for problem in problems],
+    ]
+    pq.write_table(pa.table(columns, schema=SCHEMA), file)
+
+
+def _summary(sets: dict[str, list[StagedSet]]) -> dict[str, object]:
+    return {
+        split: {
+            "problems": sum(len(each.problems) for each in each_split),
+            "sets": [
+                {
+                    "source": ".".join(map(str, each.path)),
+                    "problems": len(each.problems),
+                    "read": each.read,
+                    "duplicates_removed": each.duplicates,
+                    "conflicting_answers": each.conflicting,
+                    "dropped_for_overlap": each.overlapping,
+                }
+                for each in each_split
+            ],
+        }
+        for split, each_split in sets.items()
+    }

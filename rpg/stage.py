@@ -1,0 +1,62 @@
+"""`python -m rpg.stage JOB.json`: does one stage of a run in a process of its own.
+
+JOB: {stage: data|base|evaluate, spec: the run's spec, inputs: {data?, base?, run?}, out: directory to fill,
+problems: file for the user's errors, run_id?, fingerprint?}. Exit code 0: `out` is filled; 2: what the user gave is
+wrong and `problems` says how; anything else: a failure, with its traceback on stderr.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rpg.process import die_with_parent
+from specs.errors import SpecError
+from specs.schema.experiment import Experiment
+
+USER_ERROR = 2
+
+
+def main(job_file: str) -> int:
+    """Does the job and returns the exit code."""
+    die_with_parent()
+    job = json.loads(Path(job_file).read_text())
+    start = time.monotonic()
+    print(f"{job['stage']}: started", flush=True)
+    try:
+        run(job)
+    except SpecError as error:
+        listed = [dataclasses.asdict(problem) for problem in error.problems]
+        Path(job["problems"]).write_text(json.dumps(listed))
+        print(f"{job['stage']}: {error}", flush=True)
+        return USER_ERROR
+    print(f"{job['stage']}: done in {time.monotonic() - start:.1f} s", flush=True)
+    return 0
+
+
+def run(job: dict[str, Any]) -> None:
+    """Fills the job's `out`. Each stage's module is imported by the job that needs it."""
+    experiment = Experiment.model_validate(job["spec"])
+    inputs = {name: Path(path) for name, path in job.get("inputs", {}).items()}
+    out = Path(job["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    if job["stage"] == "data":
+        from rpg.data import staging
+
+        staging.stage(experiment.data, out)
+    elif job["stage"] == "base":
+        from rpg import base
+
+        base.make(experiment, inputs.get("data"), out)
+    elif job["stage"] == "evaluate":
+        from rpg import evaluation_stage
+
+        evaluation_stage.evaluate(experiment, inputs, out, run_id=job["run_id"], fingerprint=job["fingerprint"])
+    else:
+        raise ValueError(f"no stage `{job['stage']}`")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
