@@ -14,11 +14,11 @@ def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: str, scale: str)
         rewards: [responses], reward units; all responses of the step, over all ranks.
         group_ids: [responses], integer; responses to one prompt share it. Need not be contiguous.
         baseline: group_mean; leave_one_out (mean of the group's others); batch_mean; none.
-        scale: none; group_std or batch_std: divide by the standard deviation (ddof 1) of the rewards plus 1e-4. A single
-            response has no spread and is not scaled.
+        scale: none; group_std or batch_std: divide by the standard deviation (ddof 1) of the rewards plus 1e-4. A
+            single response has no spread and is not scaled.
     Returns:
-        [responses], of the dtype of `rewards`, at least float32; constant. Exactly 0 where a group's rewards are all equal and
-        the baseline is the group's.
+        [responses], of the dtype of `rewards`, at least float32; constant. Exactly 0 where a group's rewards are all
+        equal and the baseline is the group's.
     Raises:
         ValueError: shapes that differ, or leave_one_out on a group of one.
     Source: group mean and std, Shao 2024, arXiv:2402.03300; leave-one-out, Ahmadian 2024, arXiv:2402.14740.

@@ -1,4 +1,5 @@
-"""Logprobs of given tokens, and the entropy, straight from hidden states: [tokens, vocabulary] is never held, forward or backward."""
+"""Logprobs of given tokens, and the entropy, straight from hidden states: [tokens, vocabulary] is never held, forward
+or backward."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,8 +32,8 @@ def token_logprobs(
         chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32.
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
     Returns:
-        logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Products run in the inputs' dtype,
-        softmax in float32. The backward pass computes the logits of each chunk again.
+        logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Products run in the
+        inputs' dtype, softmax in float32. The backward pass computes the logits of each chunk again.
     Raises:
         ValueError: shapes that do not fit together.
     """
@@ -47,8 +48,8 @@ def token_logprobs(
             "must be [tokens, hidden size], [vocabulary, hidden size] and [tokens]"
         )
     size = chunk if chunk is not None else max(1, CHUNK_ELEMENTS // weight.shape[0])
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, size)  # type: ignore[no-untyped-call]
-    return logprobs, entropy if entropy_gradient else entropy.detach()
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, size)  # type:
+    ignore[no-untyped-call] return logprobs, entropy if entropy_gradient else entropy.detach()
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -125,7 +126,8 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 def _slope(
     log_p: Tensor, targets: Tensor, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
 ) -> Tensor:
-    """[chunk, vocabulary]: the gradient with respect to the logits over the temperature. Overwrites `log_p` where it can.
+    """[chunk, vocabulary]: the gradient with respect to the logits over the temperature. Overwrites `log_p` where it
+    can.
 
     d logprob / d z_j = [j = target] - p_j and d entropy / d z_j = -p_j (log p_j + entropy).
     """

@@ -17,8 +17,8 @@ def aggregate(
 ) -> Tensor:
     """This microbatch's part of the update's loss; over all microbatches and ranks the parts add up to it.
 
-    token_mean: sum / num_tokens; sequence_mean: the mean over the update's responses of their token means; sequence_sum:
-    sum / num_sequences; fixed_length: sum / (num_sequences * max_response_length).
+    token_mean: sum / num_tokens; sequence_mean: the mean over the update's responses of their token means;
+    sequence_sum: sum / num_sequences; fixed_length: sum / (num_sequences * max_response_length).
 
     Args:
         losses: [batch, time], from `token_losses`.

@@ -1,11 +1,11 @@
 """The four divergences between policy and reference, from samples of a third policy, pi_old.
 
-With w = pi/pi_old, q = pi_ref/pi_old and r = pi/pi_ref = w/q. Each divergence D has a weight, the contribution of -D to the m
-of `grad J = E_old[m grad log pi]`, and a loss whose gradient is grad D in expectation. pi_old and pi_ref are constants.
-All are exact for one token, and for a whole response when the ratios are of the whole response.
+With w = pi/pi_old, q = pi_ref/pi_old and r = pi/pi_ref = w/q. Each divergence D has a weight, the contribution of -D
+to the m of `grad J = E_old[m grad log pi]`, and a loss whose gradient is grad D in expectation. pi_old and pi_ref are
+constants. All are exact for one token, and for a whole response when the ratios are of the whole response.
 
-Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3. Differs: the sampler and the reference may be two policies;
-where they are one, q = 1 and these are the paper's.
+Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3. Differs: the sampler and the reference may be two
+policies; where they are one, q = 1 and these are the paper's.
 """
 
 from collections.abc import Callable, Mapping

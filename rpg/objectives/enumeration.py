@@ -27,7 +27,8 @@ class World:
     num_prefixes: int
 
     def logprobs(self, table: Tensor) -> Tensor:
-        """[responses, length]: log pi(y_t | y_<t) under the policy of this table of logits [prefixes, vocabulary]; 0 on padding."""
+        """[responses, length]: log pi(y_t | y_<t) under the policy of this table of logits [prefixes, vocabulary]; 0
+        on padding."""
         chosen = torch.log_softmax(table, -1)[self.prefixes, self.tokens]
         return torch.where(self.response_mask, chosen, 0.0)
 
@@ -38,7 +39,8 @@ class World:
 
 
 def enumerate_world(vocabulary: int, length: int, generator: torch.Generator) -> World:
-    """All responses: those that end with token 0 within the length, and those cut at it. Rewards are standard normal."""
+    """All responses: those that end with token 0 within the length, and those cut at it. Rewards are standard
+    normal."""
     responses = [(*body, 0) for size in range(length) for body in product(range(1, vocabulary), repeat=size)] + list(
         product(range(1, vocabulary), repeat=length)
     )

@@ -1,12 +1,12 @@
-"""What may be seen of an objective on a batch, from the tensors at hand: per-token tensors that the trainer reduces to metrics."""
+"""What may be seen of an objective on a batch, from the tensors at hand: per-token tensors that the trainer reduces
+to metrics."""
 
 import torch
 from torch import Tensor
 
-from rpg.objectives.clipping import Clipped, dual_clipped, nothing_clipped, ppo_clipped
-from rpg.objectives.losses import LEVELS, token_losses
+from rpg.objectives.losses import clipped_where, terms_of, token_losses
 from rpg.objectives.terms import Terms, bounded_exp, token_terms
-from specs.schema.objective import DualClip, Objective
+from specs.schema.objective import Objective
 
 
 def diagnostics(
@@ -18,14 +18,16 @@ def diagnostics(
     advantages: Tensor,
     response_mask: Tensor,
 ) -> dict[str, Tensor]:
-    """Per-token tensors, all [batch, time] and constant, meaningful where `response_mask` is 1 and 0 or False elsewhere.
+    """Per-token tensors, all [batch, time] and constant, meaningful where `response_mask` is 1 and 0 or False
+    elsewhere.
 
     Returns:
-        ratio: pi/pi_old as the objective takes it: of the token, or of the whole response (for ratio/mean, ratio/max, ratio/ess).
+        ratio: pi/pi_old as the objective takes it: of the token, or of the whole response (for ratio/mean, ratio/max,
+            ratio/ess).
         weight: the factor of grad log pi in minus the loss's gradient (for weight/variance).
         clipped_low, clipped_high, clipped_dual: bool, where that side of the clip acts (for clip_fraction/*).
-        kl_reverse, kl_forward: of the token, nats; means over tokens estimate KL(pi || pi_ref) and KL(pi_ref || pi) without bias,
-            states drawn by the sampler; never negative (for kl/reverse, kl/forward).
+        kl_reverse, kl_forward: of the token, nats; means over tokens estimate KL(pi || pi_ref) and KL(pi_ref || pi)
+            without bias, states drawn by the sampler; never negative (for kl/reverse, kl/forward).
         kl_behaviour: the same for KL(pi_old || pi) (for kl/behaviour).
     """
     inputs = {
@@ -39,8 +41,8 @@ def diagnostics(
         masked = torch.where(response_mask != 0, token_losses(objective, logprobs=leaf, **inputs), 0.0)
         (gradient,) = torch.autograd.grad(masked.sum(), leaf)
     with torch.no_grad():
-        terms = LEVELS[objective.level](logprobs=logprobs, **inputs)
-        clipped = where_clipped(objective, terms)
+        terms = terms_of(objective, logprobs=logprobs, **inputs)
+        clipped = clipped_where(objective, terms)
         seen = {
             "ratio": terms.ratio.expand_as(terms.logprobs),
             "weight": -gradient,
@@ -50,15 +52,6 @@ def diagnostics(
             **divergences(token_terms(logprobs=logprobs, **inputs)),
         }
         return {name: torch.where(terms.response_mask, values, 0) for name, values in seen.items()}
-
-
-def where_clipped(objective: Objective, terms: Terms) -> Clipped:
-    """Where the objective's clip acts."""
-    ratio, clip = terms.ratio.detach(), objective.clip
-    if not isinstance(clip, DualClip):
-        return nothing_clipped(ratio)
-    rule = dual_clipped if objective.estimator == "reinforce" else ppo_clipped
-    return rule(ratio, terms.advantages, low=clip.low, high=clip.high, dual=clip.dual)
 
 
 def divergences(terms: Terms) -> dict[str, Tensor]:

@@ -1,12 +1,13 @@
-"""What every objective is written in: checked inputs, and the ratios between the three policies at token or sequence level."""
+"""What every objective is written in: checked inputs, and the ratios between the three policies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 80.0
-"""Nats. exp(80) = 5.5e34 still fits float32 with room for a product; beyond it a ratio is held there and passes no gradient."""
+"""Nats. exp(80) = 5.5e34 still fits float32 with room for a product; beyond it a ratio is held there and passes no
+gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +110,24 @@ def sequence_terms(
         advantages=advantage.sum(-1, keepdim=True) * share,
         share=share,
         response_mask=mask,
+    )
+
+
+def geometric_terms(
+    *, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
+) -> Terms:
+    """The geometric mean of a response's ratios; every token bears the whole of its entry's loss."""
+    whole = sequence_terms(
+        logprobs=logprobs,
+        old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
+        advantages=advantages,
+        response_mask=response_mask,
+    )
+    return replace(
+        whole,
+        log_policy=whole.log_policy * whole.share,
+        log_ratio=whole.log_ratio * whole.share,
+        log_reference=whole.log_reference * whole.share,
+        share=torch.ones_like(whole.share),
     )

@@ -2,33 +2,41 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specs.schema.base import Spec
+from specs.schema.clip import Clip, DualClip, NoClip, TruncateClip
+from specs.schema.rivals import (
+    Aggregation,
+    Cispo,
+    Claim,
+    Dapo,
+    DrGrpo,
+    Grpo,
+    Gspo,
+    Level,
+    Ppo,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    Rival,
+    Rloo,
+)
+
+__all__ = [
+    "Aggregation",
+    "Claim",
+    "Clip",
+    "Divergence",
+    "DualClip",
+    "Level",
+    "NoClip",
+    "Objective",
+    "RegularizedObjective",
+    "Rival",
+    "TruncateClip",
+]
 
 Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none"]
-Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
-
-
-class NoClip(Spec):
-    """Every token keeps its gradient."""
-
-    type: Literal["none"] = "none"
-
-
-class DualClip(Spec):
-    """RPG-Style Clip with the REINFORCE estimator, PPO's dual clip on the reward part with the differentiable one. Margins, not bounds."""
-
-    type: Literal["dual"] = "dual"
-    low: float = Field(0.2, gt=0, lt=1)
-    """Margin below ratio 1: with a negative advantage a token stops counting under 1 - low."""
-    high: float = Field(0.28, gt=0)
-    """Margin above ratio 1: with a positive advantage a token stops counting from 1 + high."""
-    dual: float = Field(10.0, gt=1)
-    """Bound on the ratio when the advantage is negative."""
-
-
-Clip = Annotated[NoClip | DualClip, Field(discriminator="type")]
 
 
 class RegularizedObjective(Spec):
@@ -44,7 +52,7 @@ class RegularizedObjective(Spec):
     """Between the policy and the reference; forward is KL(reference || policy), reverse KL(policy || reference)."""
     estimator: Literal["reinforce", "differentiable"] = "reinforce"
     """reinforce: -SG(weight) log pi; differentiable: the surrogate itself."""
-    level: Literal["token", "sequence"] = "token"
+    level: Level = "token"
     """What the importance ratio and the divergence are taken over."""
     kl_coef: float = Field(1e-4, ge=0)
     """Weight of the divergence."""
@@ -52,5 +60,51 @@ class RegularizedObjective(Spec):
     aggregation: Aggregation = "token_mean"
     """How token losses become the loss of an update."""
 
+    @model_validator(mode="after")
+    def _acts(self) -> "RegularizedObjective":
+        if self.estimator == "reinforce":
+            return self
+        if isinstance(self.clip, TruncateClip):
+            raise ValueError("clip type truncate needs estimator reinforce: a clamped ratio has no gradient to follow")
+        if isinstance(self.clip, DualClip) and self.clip.branch == "regularized":
+            if self.divergence in ("forward", "unnormalized_forward"):
+                raise ValueError(
+                    "clip branch regularized with estimator differentiable needs a reverse divergence: "
+                    "a forward one is no part of the ratio times an advantage"
+                )
+            if self.clip.keep_divergence:
+                raise ValueError(
+                    "clip keep_divergence cannot act with branch regularized and estimator differentiable: "
+                    "the divergence is inside the clipped advantage"
+                )
+        return self
 
-Objective = RegularizedObjective
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference policy's logprobs enter the loss."""
+        return self.divergence != "none" and self.kl_coef > 0
+
+    @property
+    def claim(self) -> Claim:
+        """When the expected gradient is exactly the objective's."""
+        return "always" if isinstance(self.clip, NoClip) else "on_policy"
+
+    @property
+    def claim_level(self) -> Level:
+        """Whose divergence the claim is about."""
+        return self.level
+
+
+Objective = Annotated[
+    RegularizedObjective
+    | Ppo
+    | Grpo
+    | Dapo
+    | DrGrpo
+    | Gspo
+    | Cispo
+    | Rloo
+    | ReinforcePlusPlus
+    | ReinforcePlusPlusBaseline,
+    Field(discriminator="type"),
+]

@@ -2,20 +2,40 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specs.schema.base import Spec
 
 
 class Update(Spec):
-    """When a snapshot reference becomes the current policy."""
+    """When a snapshot reference becomes the current policy. With several conditions, whichever comes first."""
 
-    every_steps: int = Field(ge=1)
-    """Steps between two moves."""
+    every_steps: int = Field(0, ge=0)
+    """Steps between two moves; 0: not by count."""
+    kl_above: float = Field(0.0, ge=0)
+    """Nats: it moves when the mean of kl/reverse over the last kl_window steps exceeds this; 0: not by divergence."""
+    kl_window: int = Field(1, ge=1)
+    """Steps, all since the last move, that the mean is taken over."""
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Share of the reference's own weights that a move keeps; 0: a move copies the policy. Alone, it moves every
+    step."""
+    after_steps: int = Field(0, ge=0)
+    """No move before this many steps of training."""
+
+    @model_validator(mode="after")
+    def _acts(self) -> "Update":
+        if not (self.every_steps or self.kl_above or self.ema_decay):
+            raise ValueError("says never: give every_steps, kl_above or ema_decay")
+        if self.kl_window > 1 and not self.kl_above:
+            raise ValueError("kl_window cannot act without kl_above")
+        return self
 
 
 class Reference(Spec):
-    """behaviour: the policy that sampled the step's rollouts, so no second model; snapshot: a copy that `update` moves."""
+    """behaviour: the policy that sampled the step's rollouts, so no second model; initial: the policy that training
+    began with; snapshot: a copy that `update` moves."""
 
-    source: Literal["behaviour", "snapshot"] = "behaviour"
+    source: Literal["behaviour", "snapshot", "initial"] = "behaviour"
+    """Which policy it is."""
     update: Update | None = None
+    """A snapshot needs one; the others take none."""

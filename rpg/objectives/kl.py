@@ -1,0 +1,52 @@
+"""Estimates of KL(pi || pi_ref) from one sampled token, log r = log pi/pi_ref, as the field uses them.
+
+Each has a value and, as part of a loss, a gradient; the two are estimates of different things. "On policy" means pi
+is the sampler; all claims are about one token given its prefix. A penalty on single tokens never credits a token with
+the divergence of what follows it, so none of these in the loss has the gradient of the divergence of whole responses.
+
+Source: Schulman 2020, http://joschu.net/blog/kl-approx.html.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+
+from rpg.objectives.terms import Terms, bounded_exp
+
+
+def k1(log_ref_ratio: Tensor) -> Tensor:
+    """log r. Value: unbiased on policy, of either sign.
+
+    Gradient in the loss: on policy 0 in expectation. Times the differentiable ratio w: exactly grad KL(pi || pi_ref),
+    on and off policy. As a constant in the reward of the whole response: exactly the gradient of the whole response's
+    KL, on policy.
+    """
+    return log_ref_ratio
+
+
+def k2(log_ref_ratio: Tensor) -> Tensor:
+    """(log r)^2 / 2. Value: biased, never negative.
+
+    Gradient in the loss: on policy exactly grad KL(pi || pi_ref). Times the differentiable ratio: of nothing that has
+    a name.
+    """
+    return log_ref_ratio.square() / 2
+
+
+def k3(log_ref_ratio: Tensor) -> Tensor:
+    """1/r - 1 + log r. Value: unbiased on policy, never negative.
+
+    Gradient in the loss: on policy exactly grad KL(pi_ref || pi), the forward one. Times the differentiable ratio w:
+    exactly grad KL(pi || pi_ref), on and off policy.
+    """
+    return bounded_exp(-log_ref_ratio) - 1 + log_ref_ratio
+
+
+ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"k1": k1, "k2": k2, "k3": k3})
+
+
+def penalty(terms: Terms, *, estimator: str, weighted: bool) -> Tensor:
+    """The estimate for each token, times the token's differentiable ratio where `weighted`."""
+    estimate = ESTIMATORS[estimator](terms.log_ref_ratio)
+    return terms.ratio * estimate if weighted else estimate

@@ -1,0 +1,78 @@
+"""Clips of the importance ratio. `low` and `high` are margins around ratio 1, never bounds."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from specs.schema.base import Spec
+
+
+class NoClip(Spec):
+    """Every token keeps its gradient."""
+
+    type: Literal["none"] = "none"
+
+
+class DualClip(Spec):
+    """RPG-Style Clip with the REINFORCE estimator, PPO's dual clip on the reward part with the differentiable one."""
+
+    type: Literal["dual"] = "dual"
+    low: float = Field(0.2, gt=0, lt=1)
+    """Margin below ratio 1: with a negative advantage a token stops counting under 1 - low."""
+    high: float = Field(0.28, gt=0)
+    """Margin above ratio 1: with a positive advantage a token stops counting from 1 + high."""
+    dual: float = Field(10.0, gt=1)
+    """Bound on the ratio when the advantage is negative."""
+    branch: Literal["raw", "regularized"] = "raw"
+    """Whose sign decides the side: raw, the advantage (the paper's code); regularized, the advantage with the
+    divergence (the paper's Algorithm 2; Algorithm 1 with the differentiable estimator)."""
+    keep_divergence: bool = False
+    """Whether a clipped token keeps the divergence's gradient. The differentiable estimator on the raw branch always
+    does."""
+
+
+class TruncateClip(Spec):
+    """The ratio is replaced by its clamp to [1 - low, 1 + high] wherever it weighs; no token stops counting.
+    REINFORCE only."""
+
+    type: Literal["truncate"] = "truncate"
+    low: float = Field(0.2, gt=0, lt=1)
+    """Margin below ratio 1."""
+    high: float = Field(0.28, gt=0)
+    """Margin above ratio 1."""
+
+
+Clip = Annotated[NoClip | DualClip | TruncateClip, Field(discriminator="type")]
+
+
+class EqualMargins(Spec):
+    """PPO's clip: margins on both sides of ratio 1."""
+
+    low: float = Field(0.2, gt=0, lt=1)
+    """Margin below ratio 1: with a negative advantage a token stops counting under 1 - low."""
+    high: float = Field(0.2, gt=0)
+    """Margin above ratio 1: with a positive advantage a token stops counting over 1 + high."""
+    dual: float = Field(0.0, ge=0)
+    """Bound on the ratio when the advantage is negative, over 1; 0: none."""
+
+    @model_validator(mode="after")
+    def _above_one(self) -> "EqualMargins":
+        if 0 < self.dual <= 1:
+            raise ValueError("dual must be 0 (none) or greater than 1")
+        return self
+
+
+class HigherMargins(EqualMargins):
+    """DAPO's clip-higher."""
+
+    high: float = Field(0.28, gt=0)
+    """Margin above ratio 1: with a positive advantage a token stops counting over 1 + high."""
+
+
+class ResponseMargins(EqualMargins):
+    """GSPO's, around the geometric mean of a response's ratios, which moves far less than a token's."""
+
+    low: float = Field(3e-4, gt=0, lt=1)
+    """Margin below ratio 1: with a negative advantage a response stops counting under 1 - low."""
+    high: float = Field(4e-4, gt=0)
+    """Margin above ratio 1: with a positive advantage a response stops counting over 1 + high."""
