@@ -1,7 +1,6 @@
-"""Logprobs of given tokens, and the entropy, straight from hidden states: [tokens, vocabulary] is never held, forward
-or backward."""
+"""Logprobs of given tokens, and the entropy, from hidden states; [tokens, vocabulary] is never held."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -48,8 +47,9 @@ def token_logprobs(
             "must be [tokens, hidden size], [vocabulary, hidden size] and [tokens]"
         )
     size = chunk if chunk is not None else max(1, CHUNK_ELEMENTS // weight.shape[0])
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, size)  # type:
-    ignore[no-untyped-call] return logprobs, entropy if entropy_gradient else entropy.detach()
+    apply: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
+    logprobs, entropy = apply(hidden, weight, bias, targets, temperature, size)
+    return logprobs, entropy if entropy_gradient else entropy.detach()
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -1,5 +1,4 @@
-"""The PPO family: a clipped surrogate of the reward, the penalty apart from it. Shared pieces, one function for each
-loss.
+"""The PPO family: a clipped surrogate of the reward, the penalty apart from it.
 
 The expected gradient is that of the expected reward where the policy is the sampler, since there every ratio is 1 and
 nothing is clipped; off policy the clip biases it, and single-token ratios leave out how the prefix came about.

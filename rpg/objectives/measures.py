@@ -1,5 +1,4 @@
-"""What may be seen of an objective on a batch, from the tensors at hand: per-token tensors that the trainer reduces
-to metrics."""
+"""What may be seen of an objective on a batch, from the tensors at hand: per-token tensors, for metrics."""
 
 import torch
 from torch import Tensor
