@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -66,9 +67,9 @@ class Execution:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            holder = read_json(self.directory / "state.json")
+            pid = read_json(self.directory / "state.json").get("pid")
             raise RunBusyError(
-                f"{self.run_id} is being run by process {holder.get('pid', '?')} since {holder.get('started_at', '?')}; "
+                f"{self.run_id} is being run by process {pid or '(starting)'}; "
                 f"`rpg watch {self.run_id}` follows it, `rpg cancel {self.run_id}` stops it"
             ) from None
         try:
@@ -92,6 +93,7 @@ class Execution:
             ended_at=None,
             pid=os.getpid(),
             pid_started=process.create_time(),
+            host=socket.gethostname(),
             flow_run_id=flow_run_id,
         )
 

