@@ -1,23 +1,46 @@
-"""What an experiment is: the schema, and the loader that turns spec files into it."""
+"""What an experiment is: the schema, and the loader that turns spec files into it.
+
+Names are loaded when first used, so that `import specs` costs nothing.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specs.document import Document
     from specs.errors import Problem, SpecError
-    from specs.loader import Document, load_document, load_experiment
+    from specs.loader import load_document, load_experiment, load_study, load_study_document, parse_objective
     from specs.schema.experiment import Experiment
+    from specs.schema.study import Study
+    from specs.study_document import StudyDocument
 
 _HOMES = {
-    "Document": "specs.loader",
+    "Document": "specs.document",
     "Experiment": "specs.schema.experiment",
     "Problem": "specs.errors",
     "SpecError": "specs.errors",
+    "Study": "specs.schema.study",
+    "StudyDocument": "specs.study_document",
     "load_document": "specs.loader",
     "load_experiment": "specs.loader",
+    "load_study": "specs.loader",
+    "load_study_document": "specs.loader",
+    "parse_objective": "specs.loader",
 }
 
-__all__ = ["Document", "Experiment", "Problem", "SpecError", "load_document", "load_experiment"]
+__all__ = [
+    "Document",
+    "Experiment",
+    "Problem",
+    "SpecError",
+    "Study",
+    "StudyDocument",
+    "load_document",
+    "load_experiment",
+    "load_study",
+    "load_study_document",
+    "parse_objective",
+]
 
 
 def __getattr__(name: str) -> Any:

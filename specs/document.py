@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specs.cells import base_of, check_cells, with_values
 from specs.errors import Problem, SpecError
+from specs.fields import split, unknown
 from specs.positions import Position, Positions, in_file_order, locate
 from specs.schema.experiment import Experiment
 from specs.translate import parse
@@ -18,7 +20,7 @@ class Document:
     experiment: Experiment
     """The base configuration, matrix and seeds included."""
     source: dict[str, Any]
-    """What the files say, merged, paths absolute. A cell starts from it, so that published settings follow its objective."""
+    """What the files say, merged, paths absolute. A cell starts from it, so published settings follow its objective."""
     positions: Positions
     warnings: tuple[Problem, ...] = ()
     """Located."""
@@ -26,6 +28,24 @@ class Document:
     def locate(self, problem: Problem) -> Problem:
         """The problem with file, line and snippet, from its path or the nearest ancestor that stands in the file."""
         return locate(problem, self.positions)
+
+    def with_values(self, values: Mapping[str, Any], at: Position) -> "Document":
+        """The document with fields set by their dotted paths, checked like a file. Raises SpecError.
+
+        Args:
+            values: path -> value, e.g. {"objective.kl_coef": 0.01}.
+            at: where problems with these values are said to stand.
+        """
+        for path in values:
+            if problem := unknown(Experiment, split(path)):
+                raise SpecError(dataclasses.replace(problem, file=at.file, line=at.line, snippet=at.snippet))
+        changed = tuple(split(path) for path in values)
+        positions = {
+            path: place
+            for path, place in self.positions.items()
+            if not any(path[: len(prefix)] == prefix for prefix in changed)
+        }
+        return checked(with_values(self.source, values), positions | dict.fromkeys(changed, at))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` reads; `experiment` is the resolved form, for other readers."""
@@ -43,14 +63,22 @@ class Document:
             tuple(path): Position(file, line, snippet) for path, file, line, snippet in data["positions"]
         }
         warnings = tuple(Problem(**{**item, "path": tuple(item["path"])}) for item in data["warnings"])
-        return cls(validated(data["source"], positions), data["source"], positions, warnings)
+        return cls(_base(data["source"], positions), data["source"], positions, warnings)
 
 
-def validated(source: dict[str, Any], positions: Positions) -> Experiment:
-    """The base configuration of a source. Raises SpecError with every problem, located, in file order."""
-    from specs.expand import base_values, with_values
+def checked(source: dict[str, Any], positions: Positions) -> Document:
+    """The document of a source, its runs checked one by one. Raises SpecError with every problem, in file order."""
+    experiment = _base(source, positions)
+    problems, warnings = check_cells(source, experiment, positions)
+    if problems:
+        raise SpecError(*in_file_order([locate(problem, positions) for problem in problems]))
+    return Document(
+        experiment, source, positions, tuple(in_file_order([locate(warning, positions) for warning in warnings]))
+    )
 
-    experiment, problems = parse(Experiment, with_values(source, base_values(source)))
+
+def _base(source: dict[str, Any], positions: Positions) -> Experiment:
+    experiment, problems = parse(Experiment, base_of(source))
     if problems:
         raise SpecError(*in_file_order([locate(problem, positions) for problem in problems]))
     assert isinstance(experiment, Experiment)

@@ -45,7 +45,13 @@ def choose(annotation: Any, tag: Any) -> type[BaseModel] | None:
     """The model of a union whose tag field has this value."""
     models = [part for part in members(annotation) if is_model(part)]
     name = tag_of(models)
-    return next((model for model in models if name and tag in literal_of(model.model_fields[name])), None)
+    if name is None:  # a union told apart by the key that is there, such as a study's ranges
+        return next((model for model in models if tag in _required(model)), None)
+    return next((model for model in models if tag in literal_of(model.model_fields[name])), None)
+
+
+def _required(model: type[BaseModel]) -> list[str]:
+    return [name for name, field in model.model_fields.items() if field.is_required()]
 
 
 def below(annotations: Iterable[Any], part: str | int) -> tuple[Any, ...]:
@@ -75,9 +81,21 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return f"did you mean `{close[0]}`?" if close else ""
 
 
+DOTTED_BELOW = (("matrix", "product"), ("matrix", "zip"), ("overrides",))
+"""Mappings whose keys are themselves paths."""
+
+
 def split(text: str) -> Path:
-    """`data.train.0.size` as a path; whole numbers are places in a list."""
-    return tuple(int(part) if part.isdecimal() else part for part in text.split("."))
+    """`data.train.0.size` as a path; whole numbers are places in a list, and a matrix path stays one key.
+
+    >>> split("data.train.0.size"), split("matrix.product.objective.kl_coef")
+    (('data', 'train', 0, 'size'), ('matrix', 'product', 'objective.kl_coef'))
+    """
+    parts = text.split(".")
+    for prefix in DOTTED_BELOW:
+        if tuple(parts[: len(prefix)]) == prefix and len(parts) > len(prefix):
+            return (*prefix, ".".join(parts[len(prefix) :]))
+    return tuple(int(part) if part.isdecimal() and len(part) < 10 else part for part in parts)
 
 
 def unknown(root: type[BaseModel], path: Path) -> Problem | None:

@@ -1,44 +1,86 @@
-"""YAML text -> Experiment, or SpecError with everything that is wrong, each with its line."""
+"""YAML text -> Experiment or Study, or SpecError with everything that is wrong, each with its line."""
 
-from collections.abc import Iterable
-from pathlib import Path as FilePath
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from specs.document import Document, validated
+from pydantic import BaseModel
+
+from specs.document import Document, checked
 from specs.errors import Problem, SpecError
-from specs.fields import split
-from specs.positions import Position
+from specs.positions import Path, Positions
+from specs.reading import override, read_tree
 from specs.schema.experiment import Experiment
-from specs.tree import assign, positions_of
-from specs.yaml_text import Node, parse_bytes, parse_text
+from specs.schema.objective import Objective
+from specs.schema.study import Study
+from specs.study_document import StudyDocument, checked_study
+from specs.translate import parse
+from specs.tree import positions_of
 
-__all__ = ["Document", "load_document", "load_experiment"]
+__all__ = [
+    "Document",
+    "StudyDocument",
+    "load_document",
+    "load_either",
+    "load_experiment",
+    "load_study",
+    "load_study_document",
+    "parse_objective",
+]
+
+FilePath = str | os.PathLike[str]
 
 
-def load_document(path: str | FilePath, overrides: Iterable[str] = ()) -> Document:
-    """Reads a spec file, with `path.to.field=value` overrides. Raises SpecError with every problem as file:line."""
-    root = _read(FilePath(path))
-    for override in overrides:
-        root = _override(root, override)
-    source = root.plain()
-    positions = positions_of(root)
-    return Document(validated(source, positions), source, positions)
+def load_document(path: FilePath, overrides: Iterable[str] = ()) -> Document:
+    """Reads an experiment's file, with `path.to.field=value` overrides. Raises SpecError with every problem."""
+    return checked(*_source(path, overrides, Experiment))
 
 
-def load_experiment(path: str | FilePath, overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment that a spec file describes. Raises SpecError with every problem as file:line."""
+def load_experiment(path: FilePath, overrides: Iterable[str] = ()) -> Experiment:
+    """The experiment that a file describes. Raises SpecError with every problem as file:line."""
     return load_document(path, overrides).experiment
 
 
-def _read(path: FilePath) -> Node:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SpecError(Problem(f"cannot be read: {error.strerror}", file=str(path))) from None
-    return parse_bytes(data, str(path))
+def load_study_document(path: FilePath, overrides: Iterable[str] = ()) -> StudyDocument:
+    """Reads a study's file and that of its experiment. Raises SpecError with every problem as file:line."""
+    source, positions = _source(path, overrides, Study)
+    return checked_study(source, positions, load_document)
 
 
-def _override(root: Node, override: str) -> Node:
-    name, _, text = override.partition("=")
-    at = Position(f"--set {override}", 0, "")
-    node = parse_text(text, lambda _line: at)
-    return assign(root, split(name.strip()), Node(node.value if node else None, at))
+def load_study(path: FilePath, overrides: Iterable[str] = ()) -> Study:
+    """The study that a file describes. Raises SpecError with every problem as file:line."""
+    return load_study_document(path, overrides).study
+
+
+def load_either(path: FilePath, overrides: Iterable[str] = ()) -> Document | StudyDocument:
+    """Reads whichever of the two the file holds: a study names its `experiment` or its `parameters`."""
+    root = read_tree(os.fspath(path))
+    assert isinstance(root.value, dict)
+    is_study = "experiment" in root.value or "parameters" in root.value
+    return load_study_document(path, overrides) if is_study else load_document(path, overrides)
+
+
+def parse_objective(data: Mapping[str, Any]) -> Objective:
+    """The objective that a mapping describes, validated as in a file. Raises SpecError."""
+    objective, problems = parse(Objective, dict(data))
+    if problems:
+        raise SpecError(*(_below(problem, ("objective",)) for problem in problems))
+    assert isinstance(objective, BaseModel)
+    return objective  # type: ignore[return-value]
+
+
+def _below(problem: Problem, prefix: Path) -> Problem:
+    return Problem(problem.message, (*prefix, *problem.path), problem.given, problem.allowed, problem.hint)
+
+
+def _source(path: FilePath, overrides: Iterable[str], schema: type[BaseModel]) -> tuple[dict[str, Any], Positions]:
+    root = read_tree(os.fspath(path))
+    problems: list[Problem] = []
+    for setting in overrides:
+        try:
+            root = override(root, setting, schema)
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(*problems)
+    return root.plain(), positions_of(root)

@@ -1,8 +1,9 @@
 """The recorded rows, as plain classes: the one description that the trainer writes by and the store reads by.
 
-Every row of a segment carries `run_id` and `attempt` (which start of the writing process wrote it); they are columns of the file.
-Times are UTC. Column types follow from the annotations: int -> BIGINT, float -> DOUBLE, Float32 -> FLOAT, Int32 -> INTEGER,
-str -> VARCHAR, bool -> BOOLEAN, datetime -> TIMESTAMP WITH TIME ZONE; `| None` marks a column that may be NULL.
+Every row of a segment carries `run_id` and `attempt` (which start of the writing process wrote it) as columns.
+Times are UTC. Column types follow from the annotations: int -> BIGINT, float -> DOUBLE, Float32 -> FLOAT,
+Int32 -> INTEGER, str -> VARCHAR, bool -> BOOLEAN, datetime -> TIMESTAMP WITH TIME ZONE; `| None` marks a column that
+may be NULL.
 """
 
 from dataclasses import dataclass

@@ -8,6 +8,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from specs.disguise import disguised
 from specs.errors import Problem
 from specs.fields import choose, is_model, literal_of, members, names, nearest, tag_of
 from specs.positions import Path
@@ -26,12 +27,27 @@ SIGNS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at mo
 
 def parse(schema: Any, data: Any) -> tuple[Any, list[Problem]]:
     """The validated value, or None and everything wrong with it, paths relative to `data`."""
+    problems = [
+        Problem(
+            f"must be {kind_of(wrong.annotation)}",
+            wrong.path,
+            show(wrong.value),
+            describe(wrong.annotation, wrong.field),
+            hint_of(wrong.field),
+        )
+        for wrong in disguised(schema, data)
+    ]
+    value = None
     try:
         if isinstance(schema, type) and issubclass(schema, BaseModel):
-            return schema.model_validate(data), []
-        return TypeAdapter(schema).validate_python(data), []
+            value = schema.model_validate(data)
+        else:
+            value = TypeAdapter(schema).validate_python(data)
     except ValidationError as error:
-        return None, translate(error.errors(include_url=False), schema)
+        known = {problem.path for problem in problems}
+        found = translate(error.errors(include_url=False), schema)
+        problems += [problem for problem in found if problem.path not in known]
+    return (None if problems else value), problems
 
 
 def translate(errors: Sequence[ErrorDetails], schema: Any) -> list[Problem]:
@@ -91,11 +107,14 @@ class Place:
             self.field = here.model_fields[part]
             self.annotation = self.field.annotation
         elif get_origin(here) is dict:
-            self.field, self.annotation = None, get_args(here)[1]
+            self._item(get_args(here)[1])
         elif get_origin(here) in (list, tuple):
-            self.field, self.annotation = None, get_args(here)[0]
+            self._item(get_args(here)[0])
         else:
             self.field, self.annotation = None, None
+
+    def _item(self, annotation: Any) -> None:
+        self.field, self.annotation = FieldInfo.from_annotation(annotation), annotation
 
     def problem(self, error: ErrorDetails) -> Problem:
         """The error in plain words."""
@@ -106,18 +125,20 @@ class Place:
                 "unknown field", self.path, allowed=", ".join(allowed), hint=nearest(str(self.path[-1]), allowed)
             )
         if kind == "missing":
-            return Problem("missing", self.path, allowed=describe(self.annotation, self.field), hint=self._hint())
+            return Problem(
+                "missing", self.path, allowed=describe(self.annotation, self.field), hint=hint_of(self.field)
+            )
         if kind in ("union_tag_not_found", "union_tag_invalid"):
             return self._tag(error)
         given = show(error["input"])
         if kind == "literal_error":
             allowed = [str(value) for value in literal_of(self.field)] if self.field else []
-            hint = nearest(str(error["input"]), allowed) or self._hint()
+            hint = nearest(str(error["input"]), allowed) or hint_of(self.field)
             return Problem("not one of the values allowed", self.path, given, ", ".join(allowed), hint)
         if kind in ("value_error", "assertion_error"):
             return Problem(str(error["ctx"]["error"]), self.path, "" if isinstance(error["input"], dict) else given)
         message = self._message(kind, error.get("ctx", {}))
-        return Problem(message, self.path, given, describe(self.annotation, self.field), self._hint())
+        return Problem(message, self.path, given, describe(self.annotation, self.field), hint_of(self.field))
 
     def _message(self, kind: str, context: dict[str, Any]) -> str:
         bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
@@ -137,7 +158,10 @@ class Place:
 
     def _tag(self, error: ErrorDetails) -> Problem:
         models = [part for part in members(self.annotation) if is_model(part)]
-        name = tag_of(models) or str(error["ctx"]["discriminator"]).strip("'")
+        name = tag_of(models)
+        if name is None:
+            forms = ", ".join("{" + ", ".join(model.model_fields) + "}" for model in models)
+            return Problem("of no known form", self.path, show(error["input"]), allowed=f"one of {forms}")
         allowed = [str(value) for model in models for value in literal_of(model.model_fields[name])]
         path = (*self.path, name)
         if error["type"] == "union_tag_not_found":
@@ -145,9 +169,10 @@ class Place:
         tag = str(error["ctx"]["tag"])
         return Problem(f"unknown {name}", path, show(tag), ", ".join(allowed), nearest(tag, allowed))
 
-    def _hint(self) -> str:
-        text = (self.field.description or "") if self.field else ""
-        return " ".join(text.split())
+
+def hint_of(field: FieldInfo | None) -> str:
+    """The field's documentation, on one line."""
+    return " ".join(((field.description or "") if field else "").split())
 
 
 def show(value: Any) -> str:

@@ -67,7 +67,7 @@ def parse_bytes(data: bytes, file: str) -> Node:
         raise SpecError(Problem("the file is empty", file=file, hint="`rpg init` writes a spec to start from"))
     if not isinstance(root.value, dict):
         raise SpecError(_at(root.at, "must be a mapping of fields", allowed="lines such as `name: my-experiment`"))
-    return root
+    return Node(root.value, Position(file, 1, ""))
 
 
 def position_in(file: str, lines: list[str], line: int) -> Position:

@@ -1,6 +1,8 @@
 """Experiment: the root of a spec file. Fields stand in the order a file has them."""
 
-from pydantic import Field
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
 
 from specs.schema.advantage import Advantage
 from specs.schema.base import Spec
@@ -10,6 +12,7 @@ from specs.schema.execution import Launcher, Resources, Stages
 from specs.schema.matrix import Matrix
 from specs.schema.model import Model, WarmUp
 from specs.schema.objective import Objective
+from specs.schema.published import with_published
 from specs.schema.reference import Reference
 from specs.schema.rollout import Reward, Rollout, TransformersRollout
 from specs.schema.training import Training
@@ -22,7 +25,7 @@ class Experiment(Spec):
     """Lower-case letters, digits and hyphens."""
     question: str = ""
     """What the experiment answers, in a sentence."""
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field((0,), min_length=1)
     """One run each: the order of the prompts and the sampling."""
     matrix: Matrix | None = None
     model: Model
@@ -40,3 +43,9 @@ class Experiment(Spec):
     launcher: Launcher = Launcher()
     resources: Resources = Resources()
     stages: Stages = Stages()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published(cls, data: Any) -> Any:
+        """Advantage and reference take from the objective's published setting what they leave out."""
+        return with_published(data) if isinstance(data, dict) else data

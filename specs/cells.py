@@ -1,0 +1,198 @@
+"""The cells of a matrix: which there are, the data of each, and what is wrong with any, told at the matrix's line."""
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from specs.checks import problems_of, warnings_of
+from specs.errors import Problem
+from specs.fields import split, unknown
+from specs.positions import Path, Positions
+from specs.schema.experiment import Experiment
+from specs.schema.matrix import Matrix
+from specs.translate import parse, show
+
+MAX_RUNS = 4096
+FIXED = ("name", "question", "seeds", "matrix")
+"""Fields that belong to the experiment as a whole."""
+
+
+def combinations(matrix: Matrix | None) -> list[dict[str, Any]]:
+    """The values of each cell, path -> value; one empty cell without a matrix."""
+    if matrix is None:
+        return [{}]
+    rows = zip(*matrix.zip.values(), strict=True) if matrix.zip else iter([()])
+    zipped = [dict(zip(matrix.zip, row, strict=True)) for row in rows]
+    cells = []
+    for values in itertools.product(*matrix.product.values()):
+        for row in zipped:
+            cell = {**dict(zip(matrix.product, values, strict=True)), **row}
+            if not any(_agrees(cell, entry) for entry in matrix.exclude):
+                cells.append(cell)
+    return cells
+
+
+def _agrees(cell: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    return all(path in cell and cell[path] == value for path, value in entry.items())
+
+
+def cell_source(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of one cell: what the files say, with its values and without the matrix."""
+    return with_values({key: value for key, value in source.items() if key != "matrix"}, values)
+
+
+def with_values(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the source with values set at their dotted paths, a section before the fields inside it."""
+    result = copy.deepcopy(dict(source))
+    for path in sorted(values, key=lambda text: len(split(text))):
+        _set(result, split(path), copy.deepcopy(values[path]))
+    return result
+
+
+def _set(target: Any, path: Path, value: Any) -> None:
+    for part in path[:-1]:
+        if isinstance(target, list):
+            target = target[int(part)]
+            continue
+        if not isinstance(target.get(part), (dict, list)):
+            target[part] = {}
+        target = target[part]
+    target[path[-1]] = value
+
+
+def base_of(source: dict[str, Any]) -> dict[str, Any]:
+    """The source, with the first cell's value where the matrix alone supplies a field."""
+    matrix, problems = parse(Matrix, source.get("matrix") or {})
+    if problems or list(_matrix_problems(matrix, source)):
+        return source
+    first = next(iter(combinations(matrix)), {})
+    return with_values(source, {path: value for path, value in first.items() if not _present(source, split(path))})
+
+
+def _present(source: Any, path: Path) -> bool:
+    for part in path:
+        if not isinstance(source, dict) or part not in source:
+            return False
+        source = source[part]
+    return True
+
+
+def check_cells(
+    source: dict[str, Any], experiment: Experiment, positions: Positions
+) -> tuple[list[Problem], list[Problem]]:
+    """What makes any run impossible, and warnings; each once, at the matrix's line where the matrix is to blame."""
+    problems = list(_matrix_problems(experiment.matrix, source)) if experiment.matrix else []
+    if problems:
+        return problems, []
+    found: tuple[dict[Problem, list[dict[str, Any]]], dict[Problem, list[dict[str, Any]]]] = ({}, {})
+    cells = combinations(experiment.matrix)
+    if len(cells) * len(experiment.seeds) > MAX_RUNS:
+        given = f"{len(cells)} cells x {len(experiment.seeds)} seeds"
+        return [Problem("too many runs", ("matrix",), given, f"at most {MAX_RUNS}")], []
+    for values in cells:
+        run, problems = parse(Experiment, cell_source(source, values))
+        for problem in problems or problems_of(run):
+            found[0].setdefault(problem, []).append(values)
+        for warning in [] if problems else warnings_of(run):
+            found[1].setdefault(warning, []).append(values)
+    located = [
+        [_blame(problem, where, len(cells), experiment.matrix, positions) for problem, where in part.items()]
+        for part in found
+    ]
+    return located[0], located[1]
+
+
+def _blame(
+    problem: Problem, where: list[dict[str, Any]], num_cells: int, matrix: Matrix | None, positions: Positions
+) -> Problem:
+    """The problem at the line of the matrix value that causes it; where it stands if no value does."""
+    if matrix is None:
+        return problem
+    values = where[0]
+    related = [path for path in values if _related(split(path), problem.path)]
+    if not related and len(where) == num_cells:
+        return problem
+    path = max(related or values, key=lambda text: _shared(split(text), problem.path))
+    place = positions.get(_place(matrix, path, values[path])) or positions.get(("matrix",))
+    if not related:
+        cell = ", ".join(f"{name}={show(value)}" for name, value in values.items())
+        problem = replace(problem, message=f"{problem.message} (in the run with {cell})")
+    return replace(problem, file=place.file, line=place.line, snippet=place.snippet) if place else problem
+
+
+def _related(path: Path, other: Path) -> bool:
+    length = min(len(path), len(other))
+    return path[:length] == other[:length]
+
+
+def _shared(path: Path, other: Path) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, other, strict=False)))
+
+
+def _place(matrix: Matrix, path: str, value: Any) -> Path:
+    section = "product" if path in matrix.product else "zip"
+    return ("matrix", section, path, (matrix.product | matrix.zip)[path].index(value))
+
+
+def _matrix_problems(matrix: Matrix, source: Mapping[str, Any]) -> Iterator[Problem]:
+    for section in ("product", "zip"):
+        for path, values in getattr(matrix, section).items():
+            yield from _axis_problems(section, path, values, source)
+    for path in matrix.product.keys() & matrix.zip.keys():
+        yield Problem("varies in product and in zip", ("matrix", "zip", path), hint="keep one of the two")
+    lengths = {path: len(values) for path, values in matrix.zip.items()}
+    if len(set(lengths.values())) > 1:
+        given = ", ".join(f"{path} {length}" for path, length in lengths.items())
+        yield Problem("lists of unequal length", ("matrix", "zip"), given, hint="zip takes them row by row")
+        return
+    rows = list(zip(*matrix.zip.values(), strict=True))
+    for index, row in enumerate(rows):
+        if row in rows[:index]:
+            where = ("matrix", "zip", next(iter(matrix.zip)), index)
+            yield Problem("the row is given twice", where, show(list(row)))
+    yield from _exclude_problems(matrix)
+
+
+def _axis_problems(section: str, path: str, values: list[Any], source: Mapping[str, Any]) -> Iterator[Problem]:
+    where = ("matrix", section, path)
+    parts = split(path)
+    if parts[0] in FIXED:
+        yield Problem(f"`{parts[0]}` cannot vary", where, hint="it belongs to the experiment as a whole")
+    elif problem := unknown(Experiment, parts) or _no_such_item(source, parts):
+        yield replace(problem, path=where)
+    if not values:
+        yield Problem("must have at least 1 item", where, "[]")
+    if section == "product":
+        for index, value in enumerate(values):
+            if any(value == other and type(value) is type(other) for other in values[:index]):
+                yield Problem("the value is given twice", (*where, index), show(value))
+
+
+def _no_such_item(source: Any, path: Path) -> Problem | None:
+    for part in path:
+        if isinstance(source, list):
+            if not isinstance(part, int) or part >= len(source):
+                return Problem("no such item", allowed=f"0 to {len(source) - 1}")
+            source = source[part]
+        else:
+            source = source.get(part) if isinstance(source, dict) else None
+    return None
+
+
+def _exclude_problems(matrix: Matrix) -> Iterator[Problem]:
+    axes = matrix.product | matrix.zip
+    for index, entry in enumerate(matrix.exclude):
+        where = ("matrix", "exclude", index)
+        if not entry:
+            yield Problem("excludes everything", where, "{}")
+        for path, value in entry.items():
+            if path not in axes:
+                yield Problem(
+                    "does not vary", (*where, path), allowed=", ".join(axes), hint="exclude names matrix paths"
+                )
+            elif value not in axes[path]:
+                yield Problem("excludes nothing", (*where, path), show(value), ", ".join(map(show, axes[path])))
+    if all(axes.values()) and not combinations(matrix):
+        yield Problem("every combination is excluded", ("matrix", "exclude"))

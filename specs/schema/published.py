@@ -1,0 +1,41 @@
+"""What a spec leaves out of its advantage and reference: the setting that its objective was published with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from specs.fields import choose, is_model, members
+from specs.schema.objective import Objective
+
+
+def with_published(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The experiment's data with each section of its objective's `published` laid under what is there.
+
+    A section that takes another `source` than the published one stands alone: a schedule belongs to its source.
+    """
+    result = dict(data)
+    for section, setting in _published(data.get("objective")).items():
+        given = result.get(section)
+        if given is None and section in result:
+            continue  # `reference: null` is a mistake for the schema to report
+        if isinstance(given, BaseModel):
+            continue
+        if given is None or (isinstance(given, dict) and _same_source(setting, given)):
+            result[section] = {**setting, **(given or {})}
+    return result
+
+
+def _same_source(setting: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    return "source" not in given or given["source"] == setting.get("source")
+
+
+def _published(objective: Any) -> Mapping[str, Mapping[str, Any]]:
+    if isinstance(objective, BaseModel):
+        return getattr(type(objective), "published", {})
+    if not isinstance(objective, dict):
+        return {}
+    models = [part for part in members(Objective) if is_model(part)]
+    tag = objective.get("type", "rpg")
+    model = models[0] if len(models) == 1 else choose(Objective, tag) if isinstance(tag, str) else None
+    return getattr(model, "published", {}) if model else {}

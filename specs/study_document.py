@@ -1,0 +1,146 @@
+"""StudyDocument: a study's file as read, its experiment, and the checks that the two fit each other."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specs.document import Document
+from specs.errors import Problem, SpecError
+from specs.fields import split, unknown
+from specs.positions import Path, Position, Positions, in_file_order, locate
+from specs.schema.experiment import Experiment
+from specs.schema.study import Choice, FloatRange, IntRange, Study
+from specs.translate import parse, show
+
+
+@dataclass(frozen=True)
+class StudyDocument:
+    """A study with the places its fields come from, and the experiment that its trials are variants of."""
+
+    study: Study
+    experiment: Document
+    """The study's experiment, `overrides` applied."""
+    source: dict[str, Any]
+    """What the study's file says, paths absolute."""
+    positions: Positions
+    """Of the study's own file."""
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """The experiment's, less those about a field that the study varies."""
+        varied = [split(path) for path in self.study.parameters]
+        return tuple(
+            warning
+            for warning in self.experiment.warnings
+            if not any(warning.path[: len(path)] == path[: len(warning.path)] for path in varied)
+        )
+
+    def locate(self, problem: Problem) -> Problem:
+        """The problem with file, line and snippet of the study's file."""
+        return locate(problem, self.positions)
+
+    def trial(self, values: Mapping[str, Any]) -> Document:
+        """The experiment with a trial's values (path -> value), checked like a file. Raises SpecError."""
+        return self.experiment.with_values(values, self.positions.get(("parameters",), Position("", 0, "")))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` reads."""
+        return {
+            "source": self.source,
+            "study": self.study.model_dump(mode="json"),
+            "experiment": self.experiment.to_json(),
+            "positions": [[list(path), at.file, at.line, at.snippet] for path, at in self.positions.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "StudyDocument":
+        """The document that `to_json` wrote. Raises SpecError where this version's schema no longer takes it."""
+        positions: Positions = {
+            tuple(path): Position(file, line, snippet) for path, file, line, snippet in data["positions"]
+        }
+        study = _study(data["source"], positions)
+        return cls(study, Document.from_json(data["experiment"]), data["source"], positions)
+
+
+def checked_study(
+    source: dict[str, Any], positions: Positions, load_document: Callable[[str], Document]
+) -> StudyDocument:
+    """The document of a study's source. Raises SpecError with every problem, located."""
+    study = _study(source, positions)
+    unknown_paths = [
+        dataclasses.replace(problem, path=(section, path))
+        for section, paths in (("overrides", study.overrides), ("parameters", study.parameters))
+        for path in paths
+        if (problem := unknown(Experiment, split(path)) or _fixed(section, path))
+    ]
+    if unknown_paths:
+        raise SpecError(*in_file_order([locate(problem, positions) for problem in unknown_paths]))
+    experiment = load_document(study.experiment)
+    if study.overrides:
+        experiment = experiment.with_values(study.overrides, positions[("overrides",)])
+    document = StudyDocument(study, experiment, source, positions)
+    problems = list(_goal(study, experiment.experiment)) or list(_ends(document))
+    if problems:
+        raise SpecError(*in_file_order([document.locate(problem) for problem in problems]))
+    return document
+
+
+def _study(source: dict[str, Any], positions: Positions) -> Study:
+    study, problems = parse(Study, source)
+    if problems:
+        raise SpecError(*in_file_order([locate(problem, positions) for problem in problems]))
+    assert isinstance(study, Study)
+    return study
+
+
+def _fixed(section: str, path: str) -> Problem | None:
+    if section == "parameters" and split(path)[0] in ("name", "question", "seeds", "matrix"):
+        return Problem("cannot be searched", hint="it belongs to the experiment as a whole")
+    return None
+
+
+def _goal(study: Study, experiment: Experiment) -> Iterator[Problem]:
+    if experiment.matrix is not None:
+        hint = "a study varies fields itself; write overrides: {matrix: null}"
+        yield Problem("the experiment has a matrix", ("experiment",), hint=hint)
+    evaluated = experiment.evaluation.datasets or tuple(source.name for source in experiment.data.evaluation)
+    if study.goal.dataset not in evaluated:
+        allowed = ", ".join(evaluated) or "none: data.evaluation is empty"
+        yield Problem("no such evaluation set", ("goal", "dataset"), show(study.goal.dataset), allowed)
+    k = int(study.goal.metric.partition("@")[2])
+    if k > experiment.evaluation.samples_per_problem:
+        allowed = f"k at most {experiment.evaluation.samples_per_problem}"
+        hint = "raise evaluation.samples_per_problem"
+        yield Problem("more samples than are taken", ("goal", "metric"), study.goal.metric, allowed, hint)
+
+
+def _ends(document: StudyDocument) -> Iterator[Problem]:
+    """Each range's ends and each choice, tried alone and all lowest or all highest together."""
+    candidates = {path: _candidates(item) for path, item in document.study.parameters.items()}
+    lowest = {path: values[0] for path, values in candidates.items()}
+    highest = {path: values[-1] for path, values in candidates.items()}
+    trials = [{**lowest, path: value} for path, values in candidates.items() for value in values] + [highest]
+    seen: set[tuple[Path, str]] = set()
+    for values in trials:
+        try:
+            document.trial(values)
+        except SpecError as error:
+            for problem in error.problems:
+                if (problem.path, problem.message) not in seen:
+                    seen.add((problem.path, problem.message))
+                    yield _at_parameter(problem, values)
+
+
+def _candidates(item: FloatRange | IntRange | Choice) -> list[Any]:
+    if isinstance(item, Choice):
+        return list(item.choice)
+    return list(item.float if isinstance(item, FloatRange) else item.int)
+
+
+def _at_parameter(problem: Problem, values: Mapping[str, Any]) -> Problem:
+    path = next((path for path in values if problem.path[: len(split(path))] == split(path)), "")
+    where: Path = ("parameters", path) if path else ("parameters",)
+    cell = ", ".join(f"{name}={show(value)}" for name, value in values.items())
+    message = f"{problem.message} (for {cell})"
+    return Problem(message, where, problem.given, problem.allowed, problem.hint)
