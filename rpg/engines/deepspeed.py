@@ -36,22 +36,30 @@ class Policy(nn.Module):
         hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         head = self.model.get_output_embeddings()
         chosen = hidden.flatten(0, 1).index_select(0, sources)
-        return token_logprobs(chosen, head.weight, targets, temperature=self.temperature, bias=getattr(head, "bias", None))
+        return token_logprobs(
+            chosen, head.weight, targets, temperature=self.temperature, bias=getattr(head, "bias", None)
+        )
 
 
 class Learner:
     """Trains a policy. All ranks make the same calls in the same order."""
 
-    def __init__(self, weights_dir: Path, training: Training, *, temperature: float, device: torch.device) -> None:
+    def __init__(
+        self, weights_dir: Path, training: Training, *, temperature: float, device: torch.device, lends_weights: bool
+    ) -> None:
         """Loads the policy and shards it.
 
         Args:
             weights_dir: a transformers model directory.
             temperature: logits are divided by it wherever logprobs are taken.
+            lends_weights: whether another policy's weights will be put in for a pass (ReferencePolicy): at ZeRO 3 no parameter
+                may then stay gathered between passes.
         """
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # its compilation takes 31 s and saves nothing here
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+            False  # its compilation takes 31 s and saves nothing here
+        )
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         model = load_model(weights_dir, training)
         self.policy = Policy(model, temperature=temperature)
@@ -61,7 +69,7 @@ class Learner:
         self._engine, *_ = deepspeed.initialize(
             model=self.policy,
             model_parameters=[parameter for parameter in self.policy.parameters() if parameter.requires_grad],
-            config=deepspeed_config(training, device_type=device.type),
+            config=deepspeed_config(training, device_type=device.type, lends_weights=lends_weights),
         )
         if self._clips_itself:
             self._engine.optimizer.register_step_pre_hook(self._clip)
@@ -132,7 +140,11 @@ class Learner:
     def export(self, directory: Path) -> None:
         """Writes the policy as safetensors and config, for transformers and vLLM. Rank 0 writes; all ranks call."""
         first = ranks.rank() == 0
-        state = {name: weight.to("cpu", copy=True) for name, weight in self.weights() if first or self._training.zero_stage == 3}
+        state = {
+            name: weight.to("cpu", copy=True)
+            for name, weight in self.weights()
+            if first or self._training.zero_stage == 3
+        }
         if first:
             self.model.save_pretrained(directory, state_dict=state)
 
@@ -150,11 +162,13 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
     return model
 
 
-def deepspeed_config(training: Training, *, device_type: str) -> dict[str, Any]:
+def deepspeed_config(training: Training, *, device_type: str, lends_weights: bool) -> dict[str, Any]:
     """DeepSpeed's settings. The accumulation boundary and the learning rate are ours: it divides by and schedules nothing."""
     optimizer = training.optimizer
     clips_itself = training.zero_stage == 0 and training.precision == "float32"
     zero: dict[str, Any] = {"stage": training.zero_stage}
+    if lends_weights:
+        zero["stage3_param_persistence_threshold"] = 0
     if training.offload.optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if training.offload.parameters:

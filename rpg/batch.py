@@ -1,0 +1,210 @@
+"""From sampled responses to padded microbatches: who trains on what, and in which shapes.
+
+Everything here follows from the lengths alone and is the same on every rank, so that the ranks agree without talking.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rpg.rewards.score import Score
+from rpg.types import FinishReason, RolloutGroup
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRollouts:
+    """A step's responses in the order of its prompts, their tokens laid end to end."""
+
+    prompts: tuple[Integers, ...]
+    """Token ids of the prompt of each group."""
+    problems: tuple[int, ...]
+    """Index of the problem of each group."""
+    group_ids: Integers
+    """Of each response: which group it belongs to, from 0. [B]"""
+    token_ids: Integers
+    """Sampled tokens of all responses. [N]"""
+    rollout_logprobs: Floats
+    """Of the sampled tokens under the distribution they were drawn from, nats. [N]"""
+    lengths: Integers
+    """Tokens of each response. [B]"""
+    finish_reasons: tuple[FinishReason, ...]
+    responses: tuple[str, ...]
+    """The text of each response."""
+    scores: tuple[Score, ...]
+    policy_version: int
+
+    @property
+    def starts(self) -> Integers:
+        """Where each response begins among the tokens, and where the last one ends. [B + 1]"""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    @property
+    def sequence_lengths(self) -> Integers:
+        """Tokens of prompt and response. [B]"""
+        return np.array([len(prompt) for prompt in self.prompts], dtype=np.int64)[self.group_ids] + self.lengths
+
+    @property
+    def rewards(self) -> Floats:
+        """Of each response. [B]"""
+        return np.array([score.value for score in self.scores], dtype=np.float32)
+
+
+def collate(
+    groups: Sequence[RolloutGroup], *, problems: Sequence[int], responses: Sequence[str], scores: Sequence[Score]
+) -> StepRollouts:
+    """Lays the groups' responses end to end; `problems` has one entry a group, `responses` and `scores` one a response."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    sizes = [len(group.rollouts) for group in groups]
+    return StepRollouts(
+        prompts=tuple(np.array(group.prompt_ids, dtype=np.int64) for group in groups),
+        problems=tuple(problems),
+        group_ids=np.repeat(np.arange(len(groups), dtype=np.int64), sizes),
+        token_ids=np.concatenate([np.array(rollout.response_ids, dtype=np.int64) for rollout in rollouts]),
+        rollout_logprobs=np.concatenate([np.array(rollout.rollout_logprobs, dtype=np.float32) for rollout in rollouts]),
+        lengths=np.array([len(rollout.response_ids) for rollout in rollouts], dtype=np.int64),
+        finish_reasons=tuple(rollout.finish_reason for rollout in rollouts),
+        responses=tuple(responses),
+        scores=tuple(scores),
+        policy_version=groups[0].policy_version,
+    )
+
+
+def join(parts: Sequence[StepRollouts]) -> StepRollouts:
+    """The ranks' shares as one, in the order of the ranks."""
+    offsets = np.cumsum([0] + [len(part.prompts) for part in parts])
+    return StepRollouts(
+        prompts=tuple(prompt for part in parts for prompt in part.prompts),
+        problems=tuple(problem for part in parts for problem in part.problems),
+        group_ids=np.concatenate([part.group_ids + offset for part, offset in zip(parts, offsets, strict=False)]),
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        rollout_logprobs=np.concatenate([part.rollout_logprobs for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        finish_reasons=tuple(reason for part in parts for reason in part.finish_reasons),
+        responses=tuple(text for part in parts for text in part.responses),
+        scores=tuple(score for part in parts for score in part.scores),
+        policy_version=parts[0].policy_version,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which responses make up one forward pass on this rank."""
+
+    rollouts: tuple[int, ...]
+    counts: bool = True
+    """False: a pass that only keeps the ranks' collectives in step; its tokens weigh nothing."""
+
+
+def plan_microbatches(
+    lengths: Integers, rollouts: Sequence[int], *, ranks: int, rank: int, max_tokens: int
+) -> list[Rows]:
+    """This rank's forward passes over a minibatch: a share of equal tokens, in passes of at most `max_tokens`, padding included.
+
+    Every rank gets the same number of passes; one with fewer of its own fills up with passes that do not count.
+
+    Args:
+        lengths: tokens of prompt and response of each of the step's responses.
+        rollouts: the minibatch, as indices into `lengths`.
+        max_tokens: bound on rows x longest row. A response longer than that is a pass of its own.
+    """
+    plans = [_pack(lengths, share, max_tokens) for share in _shares(lengths, rollouts, ranks)]
+    shortest = min(rollouts, key=lambda index: (lengths[index], index))
+    idle = max(map(len, plans)) - len(plans[rank])
+    return [Rows(pack) for pack in plans[rank]] + [Rows((shortest,), counts=False)] * idle
+
+
+def _shares(lengths: Integers, rollouts: Sequence[int], ranks: int) -> list[list[int]]:
+    """Longest first, each to the rank that has the fewest tokens so far."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for index in _longest_first(lengths, rollouts):
+        lightest = loads.index(min(loads))
+        shares[lightest].append(index)
+        loads[lightest] += int(lengths[index])
+    return shares
+
+
+def _pack(lengths: Integers, rollouts: Sequence[int], max_tokens: int) -> list[tuple[int, ...]]:
+    """Neighbours in length together, so that little is padded."""
+    packs: list[list[int]] = []
+    for index in _longest_first(lengths, rollouts):
+        if packs and int(lengths[packs[-1][0]]) * (len(packs[-1]) + 1) <= max_tokens:
+            packs[-1].append(index)
+        else:
+            packs.append([index])
+    return [tuple(pack) for pack in packs]
+
+
+def _longest_first(lengths: Integers, rollouts: Sequence[int]) -> list[int]:
+    return sorted(rollouts, key=lambda index: (-int(lengths[index]), index))
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """One forward pass: b sequences of at most L tokens, their n response tokens, responses of at most T tokens."""
+
+    input_ids: Tensor
+    """Prompt and response, padded on the right, where causal attention never looks. [b, L]"""
+    sources: Tensor
+    """Positions in the flattened [b * L] whose hidden state predicts a response token, row by row. [n]"""
+    targets: Tensor
+    """Those response tokens. [n]"""
+    tokens: Tensor
+    """Where those tokens stand among the step's, on the host. [n]"""
+    response_mask: Tensor
+    """1 where the policy sampled and the token counts. [b, T]"""
+    places: Tensor
+    """Positions of the n tokens in the flattened [b * T]. [n]"""
+    rollouts: Tensor
+    """Index of each row's response in the step, on the host. [b]"""
+    counts: bool
+    """False: its tokens weigh nothing, see Rows."""
+
+    def pick(self, values: Tensor) -> Tensor:
+        """The response tokens' values of [b, T], as [n]."""
+        return values.flatten()[self.places]
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[n] values of the response tokens as [b, T], 0 elsewhere; differentiable."""
+        return (
+            values.new_zeros(self.response_mask.numel()).index_copy(0, self.places, values).view_as(self.response_mask)
+        )
+
+
+def microbatch(step: StepRollouts, rows: Rows, device: torch.device) -> Microbatch:
+    """Pads the responses of one pass and notes where their tokens stand."""
+    index = np.array(rows.rollouts, dtype=np.int64)
+    lengths, starts = step.lengths[index], step.starts[index]
+    prompts = [step.prompts[group] for group in step.group_ids[index]]
+    heads = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+    width, longest = int((heads + lengths).max()), int(lengths.max())
+    row = np.repeat(np.arange(len(index)), lengths)
+    column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    tokens = np.repeat(starts, lengths) + column
+    input_ids = np.zeros((len(index), width), dtype=np.int64)
+    for number, prompt in enumerate(prompts):
+        input_ids[number, : len(prompt)] = prompt
+    input_ids[row, heads[row] + column] = step.token_ids[tokens]
+    mask = np.zeros((len(index), longest), dtype=np.float32)
+    mask[row, column] = float(rows.counts)
+
+    def place(array: Integers | Floats) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return Microbatch(
+        input_ids=place(input_ids),
+        sources=place(row * width + heads[row] + column - 1),
+        targets=place(step.token_ids[tokens]),
+        tokens=torch.from_numpy(tokens),
+        response_mask=place(mask),
+        places=place(row * longest + column),
+        rollouts=torch.from_numpy(index),
+        counts=rows.counts,
+    )

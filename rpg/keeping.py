@@ -1,0 +1,121 @@
+"""What a run keeps: rows, checkpoints, exported weights; in an order that no crash can turn into a gap or a double.
+
+Rows of a step are on disk before a checkpoint of that step gets its name, so a run that goes on from a checkpoint has every row
+up to it; rows after it belong to an attempt that the new one supersedes.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from torch import Tensor
+
+from rpg import ranks
+from rpg.batch import StepRollouts
+from rpg.checkpoint import Checkpoints
+from rpg.ledger import TokenLedger
+from rpg.parts import Parts
+from rpg.records import SegmentWriter
+from rpg.run_directory import digest, files_under, publish_directory, replace_json
+from rpg.run_state import RunState
+from rpg.step_records import write_metrics, write_rollouts, write_tokens
+from rpg.versions import versions
+from specs.records import CheckpointRow
+
+
+class Keeper:
+    """All ranks make the same calls; rank 0 writes rows and publishes."""
+
+    def __init__(self, parts: Parts, checkpoints: Checkpoints, writer: SegmentWriter) -> None:
+        self._parts = parts
+        self._checkpoints = checkpoints
+        self._writer = writer
+        self._first = ranks.rank() == 0
+        self._pending = 0
+
+    def event(self, step: int, kind: str, message: str) -> None:
+        """Notes that something happened to the run; on disk with the step's other rows."""
+        if self._first:
+            self._writer.event(step, kind, message)
+
+    def rollouts(
+        self, step: int, rollouts: StepRollouts, advantage: Tensor, ledger: TokenLedger, *, reference_version: int
+    ) -> None:
+        """Notes a step's responses and their tokens."""
+        table = ledger.gather()
+        if not self._first:
+            return
+        write_rollouts(
+            self._writer, step, rollouts, self._parts.problems, advantage, reference_version=reference_version
+        )
+        write_tokens(self._writer, step, rollouts, table)
+        failed = [score.error for score in rollouts.scores if score.error]
+        if failed:
+            self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
+
+    def save(self, state: RunState, *, stopping: bool) -> None:
+        """Writes the weights and the state of this step where they are due; the state's name waits for `finish_step`."""
+        training = self._parts.spec.training
+        last = state.step == training.steps
+        if last or (training.export_every_steps and state.step % training.export_every_steps == 0):
+            self._export(state.step)
+        if last or stopping or state.step % training.checkpoint.every_steps == 0:
+            size = self._checkpoints.write(state.step, lambda directory: state.save(self._parts, directory))
+            self._pending = state.step
+            self._note_saved(state.step, self._checkpoints.path(state.step), "full", size)
+
+    def finish_step(self, state: RunState, figures: dict[str, float], clock: Callable[[], dict[str, float]]) -> None:
+        """Puts the step's rows on disk, adds the clock's figures once the bulk of that is done, and publishes the checkpoint."""
+        if self._first:
+            self._writer.flush()
+        figures.update(clock())
+        if self._first:
+            write_metrics(self._writer, state.step, figures)
+            self._writer.flush()
+        if self._pending:
+            self._checkpoints.publish(self._pending)
+            self._pending = 0
+
+    def finish(self, state: RunState, fingerprint: str) -> None:
+        """Writes train.json, which says that training is done."""
+        if not self._first:
+            return
+        self._writer.flush()
+        run = self._parts.run
+        exported = sorted(path for path in run.weights.glob("step-*"))
+        files = [file for path in exported for file in files_under(path)]
+        record = {
+            "stage": "train",
+            "fingerprint": fingerprint,
+            "steps": state.step,
+            "weights": {
+                str(int(path.name.removeprefix("step-"))): str(path.relative_to(run.path)) for path in exported
+            },
+            "files": {str(file.relative_to(run.path)): digest(file) for file in files},
+            "versions": versions(),
+        }
+        replace_json(run.manifest, record, durable=True)
+
+    def close(self) -> None:
+        """Puts on disk what an unfinished step left."""
+        if self._first:
+            self._writer.flush()
+
+    def _export(self, step: int) -> None:
+        final = self._parts.run.weights / f"step-{step:06}"
+        aside = final.with_name(f".{final.name}.partial")
+        if self._first:
+            aside.mkdir(parents=True, exist_ok=True)
+            self._parts.tokenizer.save_pretrained(aside)
+        self._parts.learner.export(aside)
+        if self._first:
+            publish_directory(aside, final)
+            self._note_saved(step, final, "weights", sum(file.stat().st_size for file in files_under(final)))
+
+    def _note_saved(self, step: int, path: Path, kind: str, size: int) -> None:
+        if not self._first:
+            return
+        relative = str(path.relative_to(self._parts.run.path))
+        row = {"step": [step], "path": relative, "kind": kind, "num_bytes": size, "recorded_at": datetime.now(UTC)}
+        self._writer.columns(CheckpointRow, row)
+        self.event(step, "checkpoint_saved" if kind == "full" else "weights_exported", relative)

@@ -1,0 +1,163 @@
+"""What a trainer is made of, put together from a run's directory."""
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rpg import ranks
+from rpg.data import encode_prompts, load_problems
+from rpg.engines import open_sampler
+from rpg.engines.base import Sampler
+from rpg.engines.deepspeed import Learner
+from rpg.prompts import PromptOrder, seed_of
+from rpg.reference import ReferenceSchedule
+from rpg.reference_policy import ReferencePolicy
+from rpg.rewards import Scorer, open_scorer
+from rpg.run_directory import RunDirectory
+from rpg.types import Problem
+from specs.errors import Problem as SpecProblem
+from specs.errors import SpecError
+from specs.schema.experiment import Experiment
+from specs.schema.rollout import TransformersRollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A run's parts, ready to use."""
+
+    run: RunDirectory
+    spec: Experiment
+    seed: int
+    device: torch.device
+    tokenizer: "PreTrainedTokenizerBase"
+    problems: Sequence[Problem]
+    prompts: Sequence[Sequence[int]]
+    """Token ids of each problem's prompt."""
+    order: PromptOrder
+    sampler: Sampler
+    scorer: Scorer
+    learner: Learner
+    reference: ReferencePolicy | None
+    """None where the reference is the behaviour policy."""
+    schedule: ReferenceSchedule
+
+
+@contextmanager
+def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Iterator[Parts]:
+    """Loads the data, the base model and the engines, and closes them in the end.
+
+    Raises:
+        SpecError: the spec does not fit the data, the model or the number of ranks.
+    """
+    from transformers import AutoTokenizer
+
+    seed = spec.seeds[0]
+    _seed_everything(seed)
+    inputs = run.inputs()
+    base, data = run.path / inputs["base"], run.path / inputs["data"]
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    problems = load_problems(data, "train", tokenizer, spec.data)
+    prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
+    max_length = max(map(len, prompts), default=0) + spec.rollout.max_response_length
+    _check(spec, base, max_length)
+    learner = Learner(
+        base,
+        spec.training,
+        temperature=spec.rollout.temperature,
+        device=device,
+        lends_weights=spec.reference.source == "snapshot",
+    )
+    # Up to ZeRO 2 every rank holds the whole policy: the sampler reads it where it is.
+    shared = isinstance(spec.rollout, TransformersRollout) and spec.training.zero_stage < 3
+    with ExitStack() as closing:
+        sampler = open_sampler(
+            spec.rollout,
+            weights_dir=base,
+            device=device,
+            max_length=max_length,
+            seed=seed,
+            model=learner.model if shared else None,
+        )
+        closing.callback(sampler.close)
+        yield Parts(
+            run=run,
+            spec=spec,
+            seed=seed,
+            device=device,
+            tokenizer=tokenizer,
+            problems=problems,
+            prompts=prompts,
+            order=PromptOrder(len(problems), seed=seed_of(seed, 0)),
+            sampler=sampler,
+            scorer=closing.enter_context(open_scorer(spec.reward)),
+            learner=learner,
+            reference=None if spec.reference.source == "behaviour" else ReferencePolicy(learner.model),
+            schedule=ReferenceSchedule.of(spec.reference),
+        )
+
+
+def choose_device(spec: Experiment) -> torch.device:
+    """This rank's device; the spec's choice, or a GPU where there is one."""
+    wanted = spec.resources.device
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SpecError(
+            SpecProblem("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu")
+        )
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def use_threads(spec: Experiment) -> None:
+    """Gives this rank its share of the machine's cores, unless the spec or OMP_NUM_THREADS says how many."""
+    said = spec.resources.threads or int(os.environ.get("OMP_NUM_THREADS", "0"))
+    local = int(os.environ.get("LOCAL_SIZE", str(ranks.world_size())))
+    torch.set_num_threads(said or max(1, len(os.sched_getaffinity(0)) // local))
+
+
+def _seed_everything(seed: int) -> None:
+    """No result depends on these today; a library that draws from them draws the same again."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _check(spec: Experiment, base: Path, max_length: int) -> None:
+    from transformers import AutoConfig
+
+    wrong: list[SpecProblem] = []
+    context = getattr(AutoConfig.from_pretrained(base), "max_position_embeddings", None)
+    if context is not None and max_length > context:
+        longest = max_length - spec.rollout.max_response_length
+        wrong.append(
+            SpecProblem(
+                "the model's context is too short for the longest prompt and a whole response",
+                path=("rollout", "max_response_length"),
+                given=f"{longest} + {spec.rollout.max_response_length} tokens",
+                allowed=f"{context} tokens",
+                hint="lower rollout.max_response_length or data.max_prompt_length",
+            )
+        )
+    if ranks.world_size() > spec.training.prompts_per_step:
+        wrong.append(
+            SpecProblem(
+                "more ranks than prompts in a step",
+                path=("training", "ranks"),
+                given=str(ranks.world_size()),
+                allowed=f"at most {spec.training.prompts_per_step}",
+            )
+        )
+    if wrong:
+        raise SpecError(*wrong)

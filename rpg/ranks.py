@@ -1,0 +1,95 @@
+"""The data-parallel processes of one trainer: who this one is, and the few collectives that the loop needs."""
+
+import os
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def join(device_type: str) -> None:
+    """Joins the process group that the launcher describes in the environment; alone, makes a group of one.
+
+    Args:
+        device_type: cpu (gloo) or cuda (nccl for tensors on the GPU, gloo for those on the host).
+    """
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group(backend)
+
+
+def leave() -> None:
+    """Leaves the group, so that torch has nothing to warn of at exit."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    """This process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def total(values: Tensor) -> Tensor:
+    """Sum over the ranks, in place; on the host."""
+    if world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def largest(values: Tensor) -> Tensor:
+    """Elementwise maximum over the ranks, in place; on the host."""
+    if world_size() > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is up on any rank: what all of them then act on."""
+    return bool(largest(torch.tensor([int(flag)])).item())
+
+
+def gather(value: T) -> list[T]:
+    """Every rank's value, in the order of the ranks, on every rank."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value, group=_host_group())
+    return values
+
+
+def from_first(value: T) -> T:
+    """Rank 0's value on every rank."""
+    if world_size() == 1:
+        return value
+    box: list[Any] = [value]
+    dist.broadcast_object_list(box, src=0, group=_host_group())
+    return box[0]
+
+
+def wait_for_all() -> None:
+    """Returns once every rank has come here."""
+    if world_size() > 1:
+        total(torch.zeros(1))
+
+
+_host: dict[str, Any] = {}
+
+
+def _host_group() -> Any:
+    """A gloo group, so that objects need not travel through a GPU."""
+    if "group" not in _host:
+        _host["group"] = dist.new_group(backend="gloo")
+    return _host["group"]

@@ -1,0 +1,42 @@
+"""Stopping at the end of a step when asked to: by SIGTERM on any rank, or by a file."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rpg import ranks
+
+STOPPED = 143
+"""Exit code of a trainer that was asked to stop: 128 + SIGTERM."""
+
+
+class StopRequest:
+    """Listens from its creation on. Outside of `held_until_asked` a signal ends the process at once: no step is under way."""
+
+    def __init__(self) -> None:
+        self._received = False
+        self._held = False
+        signal.signal(signal.SIGTERM, self._receive)
+
+    def _receive(self, _signum: int, _frame: FrameType | None) -> None:
+        self._received = True
+        if not self._held:
+            raise SystemExit(STOPPED)
+
+    @contextmanager
+    def held_until_asked(self) -> Iterator[None]:
+        """Within the block a signal is only noted, for `agreed` to act on."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def agreed(self, cancel: Path) -> bool:
+        """Whether the ranks stop now: all of them get the same answer. A cancel file is removed once it is obeyed."""
+        stop = ranks.any_rank(self._received or (ranks.rank() == 0 and cancel.exists()))
+        if stop and ranks.rank() == 0:
+            cancel.unlink(missing_ok=True)
+        return stop

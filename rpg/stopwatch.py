@@ -1,0 +1,42 @@
+"""Where the seconds of a step go."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from rpg.batch import StepRollouts
+
+PHASES = ("rollout", "reward", "logprobs", "update", "sync", "checkpoint")
+
+
+class Stopwatch:
+    """Times the phases of one step on this rank, the work of a GPU included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Adds the time of the block to a phase."""
+        start = self._now()
+        yield
+        self._seconds[phase] += self._now() - start
+
+    def figures(self, rollouts: StepRollouts, *, epochs: int) -> dict[str, float]:
+        """Seconds by phase and of the step so far; tokens per second: response tokens sampled, prompt and response tokens trained on."""
+        trained = int(rollouts.sequence_lengths.sum()) * epochs
+        return {
+            **{f"time/{phase}": seconds for phase, seconds in self._seconds.items()},
+            "time/step": self._now() - self._start,
+            "tokens_per_second/rollout": len(rollouts.token_ids) / max(self._seconds["rollout"], 1e-9),
+            "tokens_per_second/train": trained / max(self._seconds["update"], 1e-9),
+        }
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()

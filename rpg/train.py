@@ -1,0 +1,101 @@
+"""The trainer process: `python -m rpg.train RUN_DIR`, alone or as a rank of DeepSpeed's launcher.
+
+Exit codes: 0 trained to the end; 1 a failure; 2 the spec, the data or the model is wrong (RUN_DIR/problems.json says how);
+143 stopped when asked to, state saved.
+"""
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rpg.process import die_with_parent
+from rpg.stopping import STOPPED, StopRequest
+from specs.errors import SpecError
+
+if TYPE_CHECKING:
+    from rpg.parts import Parts
+    from rpg.run_directory import RunDirectory
+
+USER_ERROR = 2
+
+
+def main(run_dir: Path) -> int:
+    """Trains the run, or goes on from its last checkpoint, and returns the exit code."""
+    die_with_parent()
+    stop = StopRequest()
+    started = time.monotonic()
+    from rpg.run_directory import RunDirectory
+
+    run = RunDirectory(run_dir.absolute())
+    try:
+        return _train(run, stop, started)
+    except SpecError as error:
+        listed = [asdict(problem) for problem in error.problems]
+        (run.path / "problems.json").write_text(json.dumps(listed), encoding="utf-8")
+        print(f"train: {error}", file=sys.stderr)
+        return USER_ERROR
+
+
+def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
+    """Joins the other ranks, opens the parts, trains."""
+    spec, inputs = run.spec(), run.inputs()
+    if run.trained(inputs["fingerprint"]):
+        print(f"train: {run.path} is trained already", file=sys.stderr)
+        return 0
+    from rpg import ranks
+    from rpg.parts import choose_device, open_parts, use_threads
+
+    device = choose_device(spec)
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    ranks.join(device.type)
+    use_threads(spec)
+    try:
+        with open_parts(run, spec, device) as parts:
+            return _run(parts, inputs, stop, started)
+    finally:
+        ranks.leave()
+
+
+def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: float) -> int:
+    """Takes up the run where it stands, trains, and says how it ended."""
+    from rpg import ranks
+    from rpg.checkpoint import Checkpoints
+    from rpg.keeping import Keeper
+    from rpg.progress import Progress
+    from rpg.records import SegmentWriter
+    from rpg.run_state import RunState
+    from rpg.trainer import DivergedError, Trainer
+
+    run, first = parts.run, ranks.rank() == 0
+    checkpoints = Checkpoints(run.checkpoints, keep_last=parts.spec.training.checkpoint.keep_last)
+    state = RunState()
+    if resumed := checkpoints.latest():
+        state.load(parts, checkpoints.path(resumed))
+    attempt = ranks.from_first(run.new_attempt(resumed) if first else 0)
+    keeper = Keeper(parts, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt))
+    keeper.event(resumed, "resumed" if resumed else "started", f"attempt {attempt}, {ranks.world_size()} rank(s)")
+    progress = Progress(run, steps=parts.spec.training.steps, speaks=first)
+    progress.say(
+        f"{'goes on after' if resumed else 'begins at'} step {resumed}; ready in {time.monotonic() - started:.1f} s"
+    )
+    try:
+        done = Trainer(parts, state, keeper, progress).train(stop)
+    except DivergedError as error:
+        keeper.event(state.step, "failed", str(error))
+        keeper.close()
+        print(f"train: {error}", file=sys.stderr)
+        return 1
+    if not done:
+        progress.say(f"stopped after step {state.step}, as asked; its state is saved")
+        return STOPPED
+    keeper.finish(state, inputs["fingerprint"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,245 @@
+"""The training loop: one step after another, each as `Trainer.step` reads from top to bottom.
+
+Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this departs from the paper and its public code:
+
+- The reference is the spec's: the policy that sampled the step (the paper's), or a snapshot with a schedule of its own. The
+  losses therefore carry pi_ref/pi_old, which is 1 in the paper.
+- A loss is divided by one denominator over all microbatches and ranks (rpg/objectives/aggregate.py). The public code averages
+  within microbatches, so that its loss depends on how they are cut.
+- Groups without signal (all rewards equal) stay in the batch and in every denominator; the paper samples until it has a batch
+  without them.
+- `old_logprobs` are the learner's, taken in the same microbatches that train, so that the first update's ratios are exactly 1;
+  the sampler's own logprobs are recorded and used for nothing.
+- Minibatches follow the order of the prompts; there is no further shuffling.
+- Dropout is off: the ratio compares two passes over the same tokens.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rpg import ranks
+from rpg.advantages import advantages
+from rpg.batch import Microbatch, StepRollouts, collate, join, microbatch, plan_microbatches
+from rpg.keeping import Keeper
+from rpg.ledger import TokenLedger
+from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics
+from rpg.objectives import diagnostics, token_losses
+from rpg.objectives.aggregate import aggregate
+from rpg.parts import Parts
+from rpg.progress import Progress
+from rpg.prompts import seed_of
+from rpg.run_state import RunState
+from rpg.schedule import learning_rate
+from rpg.stopping import StopRequest
+from rpg.stopwatch import Stopwatch
+from rpg.types import Sampling
+
+
+class DivergedError(RuntimeError):
+    """A gradient is no longer a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """The responses of one optimizer update, and this rank's passes over its share of them."""
+
+    passes: list[Microbatch]
+    num_tokens: int
+    """Response tokens, over all ranks."""
+    num_sequences: int
+    """Responses, over all ranks."""
+
+
+class Trainer:
+    """Trains one run. Every rank runs the same code over the same rollouts, and works on its share of each minibatch."""
+
+    def __init__(self, parts: Parts, state: RunState, keeper: Keeper, progress: Progress) -> None:
+        self.parts = parts
+        self.state = state
+        self.keeper = keeper
+        self.progress = progress
+        self.spec = parts.spec
+        self.training = parts.spec.training
+
+    def train(self, stop: StopRequest) -> bool:
+        """Steps until the last one. False: it was asked to stop before that, and saved its state."""
+        with stop.held_until_asked():
+            while self.state.step < self.training.steps:
+                if self.step(stop) and self.state.step < self.training.steps:
+                    return False
+        return True
+
+    def step(self, stop: StopRequest) -> bool:
+        """One batch of rollouts: sampled, scored, trained on, recorded. Returns whether to stop after it."""
+        clock = Stopwatch(self.parts.device)
+        self.state.step += 1
+        rollouts = self.sample(clock)
+        advantage = advantages(
+            torch.from_numpy(rollouts.rewards),
+            torch.from_numpy(rollouts.group_ids),
+            baseline=self.spec.advantage.baseline,
+            scale=self.spec.advantage.scale,
+        )
+        minibatches = self.cut(rollouts)
+        ledger = TokenLedger(len(rollouts.token_ids))
+        with clock("logprobs"):
+            self.recompute(minibatches, ledger)
+        with clock("update"):
+            updates, rate = self.update(minibatches, advantage, ledger)
+        with clock("sync"):
+            self.sync()
+        schedule = self.parts.schedule
+        figures = {
+            **rollout_metrics(rollouts),
+            **updates.reduce(),
+            "learning_rate": rate,
+            "reference/version": float(schedule.version),
+            "reference/age_steps": float(schedule.age_steps),
+        }
+        self.keeper.rollouts(self.state.step, rollouts, advantage, ledger, reference_version=schedule.version)
+        self.move_reference(figures["kl/reverse"])
+        stopping = stop.agreed(self.parts.run.cancel)
+        with clock("checkpoint"):
+            self.keeper.save(self.state, stopping=stopping)
+        figures["memory/peak_gib"] = peak_memory_gib(self.parts.device)
+        self.keeper.finish_step(self.state, figures, lambda: clock.figures(rollouts, epochs=self.training.epochs))
+        self.progress.step(self.state.step, figures)
+        return stopping
+
+    def sample(self, clock: Stopwatch) -> StepRollouts:
+        """This rank samples and scores the responses to its share of the prompts, then all ranks get all of them.
+
+        A prompt's seed follows from the run's seed, the step and the prompt's place in it, so the responses do not depend on
+        the number of ranks.
+        """
+        indices = self.parts.order.take(self.training.prompts_per_step)
+        mine = np.array_split(np.arange(len(indices)), ranks.world_size())[ranks.rank()]
+        problems = [indices[place] for place in mine]
+        with clock("rollout"):
+            groups = self.parts.sampler.generate(
+                [self.parts.prompts[problem] for problem in problems],
+                group_size=self.training.group_size,
+                sampling=Sampling(self.spec.rollout.temperature, 1.0, self.spec.rollout.max_response_length),
+                seeds=[seed_of(self.parts.seed, self.state.step, int(place)) for place in mine],
+            )
+        with clock("reward"):
+            responses = self.parts.tokenizer.batch_decode(
+                [list(rollout.response_ids) for group in groups for rollout in group.rollouts],
+                skip_special_tokens=True,
+            )
+            asked = [self.parts.problems[problem] for problem in problems for _ in range(self.training.group_size)]
+            scores = self.parts.scorer.score(asked, responses)
+        return join(ranks.gather(collate(groups, problems=problems, responses=responses, scores=scores)))
+
+    def cut(self, rollouts: StepRollouts) -> list[Minibatch]:
+        """Minibatches in the order of the prompts; within each, this rank's passes. The same passes serve every forward."""
+        lengths = rollouts.sequence_lengths
+        parts = np.array_split(np.arange(len(rollouts.lengths)), self.training.minibatches)
+        return [
+            Minibatch(
+                passes=[
+                    microbatch(rollouts, rows, self.parts.device)
+                    for rows in plan_microbatches(
+                        lengths,
+                        part.tolist(),
+                        ranks=ranks.world_size(),
+                        rank=ranks.rank(),
+                        max_tokens=self.training.microbatch_tokens,
+                    )
+                ],
+                num_tokens=int(rollouts.lengths[part].sum()),
+                num_sequences=len(part),
+            )
+            for part in parts
+        ]
+
+    @torch.no_grad()
+    def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
+        """Old and reference logprobs, before the policy moves.
+
+        The first minibatch is left out: its first training pass runs under the same policy and gives its old logprobs.
+        """
+        for minibatch in minibatches[1:]:
+            for batch in minibatch.passes:
+                ledger.write(batch, old_logprobs=self.parts.learner.logprobs(batch)[0])
+        if self.parts.reference:
+            with self.parts.reference.in_place():
+                for minibatch in minibatches:
+                    for batch in minibatch.passes:
+                        ledger.write(batch, ref_logprobs=self.parts.learner.logprobs(batch)[0])
+
+    def update(
+        self, minibatches: list[Minibatch], advantage: Tensor, ledger: TokenLedger
+    ) -> tuple[UpdateMetrics, float]:
+        """Minibatches x epochs optimizer updates. Returns what was seen, and the learning rate of the last one."""
+        metrics, rate = UpdateMetrics(), 0.0
+        for epoch in range(self.training.epochs):
+            for number, minibatch in enumerate(minibatches):
+                for batch in minibatch.passes:
+                    logprobs, entropies = self.parts.learner.logprobs(batch)
+                    if epoch == number == 0:
+                        ledger.write(batch, old_logprobs=logprobs)
+                    loss, seen = self.loss(batch, minibatch, logprobs, advantage, ledger)
+                    self.parts.learner.backward(loss)
+                    seen["entropy"] = entropies
+                    metrics.add(batch, seen, loss)
+                    ledger.write(
+                        batch, logprobs=logprobs, entropies=entropies, ratios=seen["ratio"], clipped=seen["clipped"]
+                    )
+                rate = learning_rate(
+                    self.training.schedule,
+                    peak=self.training.optimizer.learning_rate,
+                    update=self.state.updates,
+                    num_updates=self.training.steps * self.training.minibatches * self.training.epochs,
+                )
+                norm = self.parts.learner.update(learning_rate=rate)
+                if not math.isfinite(norm):
+                    raise DivergedError(
+                        f"step {self.state.step}, update {number + 1} of epoch {epoch + 1}: the gradient norm is {norm}, "
+                        f"the loss so far {metrics.loss}; nothing of this step is saved"
+                    )
+                metrics.update_done(norm)
+                self.state.updates += 1
+        return metrics, rate
+
+    def loss(
+        self, batch: Microbatch, minibatch: Minibatch, logprobs: Tensor, advantage: Tensor, ledger: TokenLedger
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """This pass's part of the update's loss, and what `diagnostics` says of its tokens. [n] each"""
+        old = batch.spread(ledger.read("old_logprobs", batch))
+        inputs = {
+            "logprobs": batch.spread(logprobs),
+            "old_logprobs": old,
+            "ref_logprobs": batch.spread(ledger.read("ref_logprobs", batch)) if self.parts.reference else old,
+            "advantages": advantage.to(old)[batch.rollouts, None].expand_as(old),
+            "response_mask": batch.response_mask,
+        }
+        loss = aggregate(
+            token_losses(self.spec.objective, **inputs),
+            batch.response_mask,
+            aggregation=self.spec.objective.aggregation,
+            num_tokens=minibatch.num_tokens,
+            num_sequences=minibatch.num_sequences,
+            max_response_length=self.spec.rollout.max_response_length,
+        )
+        seen = {name: batch.pick(values) for name, values in diagnostics(self.spec.objective, **inputs).items()}
+        seen["clipped"] = seen["clipped_low"] | seen["clipped_high"] | seen["clipped_dual"]
+        return loss, seen
+
+    def sync(self) -> None:
+        """The sampler takes the new weights; one that holds a copy of its own proves that they arrived."""
+        self.state.policy_version += 1
+        self.parts.sampler.load_weights(self.parts.learner.weights(), policy_version=self.state.policy_version)
+
+    def move_reference(self, kl_reverse: float) -> None:
+        """Makes the reference the present policy where its schedule says so."""
+        if self.parts.schedule.after_step(kl_reverse) and self.parts.reference:
+            self.parts.reference.move()
+            version = self.parts.schedule.version
+            self.keeper.event(
+                self.state.step, "reference_moved", f"version {version}: the policy after step {self.state.step}"
+            )
