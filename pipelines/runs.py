@@ -1,80 +1,75 @@
-"""Runs by name, and what can be done to one from outside: find it, take its frozen spec, stop it."""
+"""Which run a user means: by id, by a prefix of it or by its last eight characters, as long as only one run fits."""
 
-import time
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
+import difflib
+from pathlib import Path
 
-from pipelines.cancel import request_cancel
 from pipelines.home import Home
-from pipelines.reap import ProcessRecord, end, is_alive
-from pipelines.state import RunState, now, read_json, run_ids
-from specs.errors import Problem, SpecError
-
-if TYPE_CHECKING:
-    from specs.loader import Document
-
-_CLOSING_SECONDS = 15.0
-"""What a flow needs at most, after its stage has ended, to record that it was cancelled."""
+from pipelines.state import Record, read_json, run_ids
+from specs.errors import RpgError
 
 
-def find_run(home: Home, name: str) -> str:
-    """The run of that id, or the only one whose id begins so. Raises SpecError."""
+class NoSuchRunError(RpgError):
+    """No run, or more than one, goes by that name."""
+
+
+def find_run(home: Home, text: str) -> str:
+    """The id of the one run that `text` names.
+
+    Raises:
+        NoSuchRunError: none or several do; the message lists the nearest.
+    """
     known = run_ids(home)
-    fitting = [name] if name in known else [run_id for run_id in known if run_id.startswith(name)]
+    if text in known:
+        return text
+    fitting = [run_id for run_id in known if _fits(run_id, text)]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        raise SpecError(Problem(f"{len(fitting)} runs begin so", given=name, allowed=", ".join(fitting)))
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else "`rpg runs` lists them"
-    raise SpecError(Problem("no such run", given=name, hint=hint))
+        raise NoSuchRunError(f"`{text}` fits {len(fitting)} runs; write more of the id:\n{_listed(fitting)}")
+    raise NoSuchRunError(_unknown(home, text, known))
 
 
-def frozen_document(home: Home, run_id: str) -> "Document":
-    """The document a run was last executed from. Raises SpecError where there is none."""
-    from specs.loader import Document
-
-    frozen = read_json(home.run(run_id) / "document.json")
-    if not frozen:
-        raise SpecError(Problem("the run has no frozen spec", given=run_id, hint="`rpg run FILE` goes on with it"))
-    return Document.from_json(frozen)
+def find_runs(home: Home, text: str) -> list[str]:
+    """The runs of the experiment called `text`, or else the one run that it names."""
+    if (home.experiment(text) / "experiment.json").is_file():
+        listed = read_json(home.experiment(text) / "experiment.json").get("runs", [])
+        return [run_id for run_id in listed if home.run(run_id).is_dir()]
+    return [find_run(home, text)]
 
 
-def cancel_run(home: Home, run_id: str, grace: float) -> str:
-    """Stops a run wherever it runs on this host, and waits until it has stopped. Returns what was done.
+def status_of(home: Home, run_id: str) -> str:
+    """pending, running, finished, failed, cancelled, or crashed: it says running and its process is gone."""
+    from storage.liveness import status_of as derive
 
-    Raises:
-        SpecError: there is nothing to stop.
-    """
-    state = RunState(home, run_id)
-    if state.status == "pending" and state.record["flow_run_id"]:
-        from pipelines.submit import cancel_flow_run
-
-        cancel_flow_run(home, state.record["api_url"], state.record["flow_run_id"])
-        state.update(status="cancelled", reason="cancelled before it began", ended_at=now())
-        return f"{run_id} was waiting and is cancelled"
-    if state.status != "running":
-        raise SpecError(Problem(f"the run is not running but {state.status}", given=run_id))
-    if not _executing(state):
-        _end_child(home, run_id)
-        state.update(status="cancelled", reason="cancelled after a crash", ended_at=now(), pid=None, pid_started=None)
-        return f"{run_id} had crashed; it is marked cancelled"
-    request_cancel(home, run_id, grace)
-    deadline = time.monotonic() + grace + _CLOSING_SECONDS
-    while (state := RunState(home, run_id)).status == "running" and _executing(state):
-        if time.monotonic() > deadline:
-            _end_child(home, run_id)
-            return f"{run_id} did not answer; what it had started was ended"
-        time.sleep(0.1)
-    return f"{run_id} is {state.status}; `rpg resume {run_id}` goes on from its last checkpoint"
+    return derive(read_state(home, run_id))
 
 
-def _executing(state: RunState) -> bool:
-    return is_alive(state.record["pid"], state.record["pid_started"])
+def read_state(home: Home, run_id: str) -> Record:
+    """The run's state.json as it is at this moment."""
+    return read_json(home.run(run_id) / "state.json")
 
 
-def _end_child(home: Home, run_id: str) -> None:
-    path = home.run(run_id) / "process.json"
-    if record := ProcessRecord.read(path):
-        end(record, grace=0.0)
-        path.unlink(missing_ok=True)
+def log_files(home: Home, run_id: str) -> list[Path]:
+    """The run's logs, in the order of its stages."""
+    order = {stage: position for position, stage in enumerate(("data", "base", "train", "evaluate", "report"))}
+    found = (home.run(run_id) / "logs").glob("*.log")
+    return sorted(found, key=lambda path: (order.get(path.stem, len(order)), path.name))
+
+
+def _fits(run_id: str, text: str) -> bool:
+    return bool(text) and (run_id.startswith(text) or run_id.rpartition("-")[2].startswith(text))
+
+
+def _unknown(home: Home, text: str, known: list[str]) -> str:
+    if not known:
+        return f"there is no run `{text}`: {home.root} holds none yet; `rpg run FILE` makes one"
+    near = difflib.get_close_matches(text, known, n=3, cutoff=0.4)
+    hint = f"the nearest:\n{_listed(near)}" if near else "`rpg runs` lists them"
+    return f"there is no run `{text}`; {hint}"
+
+
+def _listed(run_ids: list[str], most: int = 10) -> str:
+    lines = [f"  {run_id}" for run_id in run_ids[:most]]
+    if len(run_ids) > most:
+        lines.append(f"  and {len(run_ids) - most} more")
+    return "\n".join(lines)

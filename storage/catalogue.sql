@@ -20,7 +20,7 @@ CREATE TABLE runs (
     step INTEGER,                           -- the last one that the trainer finished
     steps INTEGER,                          -- how many there are to be
     cell JSON,                              -- the matrix cell: path in the spec -> value
-    objective JSON,
+    objective VARCHAR,                      -- its type
     question VARCHAR,
     created_at TIMESTAMP WITH TIME ZONE,
     flow_run_id VARCHAR,

@@ -58,7 +58,7 @@ def sort_segments(on_disk: list[Segment], known: list[Loaded]) -> Sorted:
     )
 
 
-def open_snapshot(root: Path) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
+def open_snapshot(root: Path, *, sandboxed: bool = True) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
     """A connection with every table and view, shut off from the rest of the machine; and what was left out, and why."""
     connection = database.connect()
     warnings: list[str] = []
@@ -76,7 +76,8 @@ def open_snapshot(root: Path) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...
     _create_catalogue(connection, catalogue)
     warnings += _create_recorded(connection, root, found, attached=not trouble)
     connection.execute(database.sql("queries/views.sql"))
-    _shut_off(connection, root)
+    if sandboxed:
+        _shut_off(connection, root)
     for warning in warnings:
         _log.warning(warning)
     return connection, tuple(warnings)

@@ -45,7 +45,7 @@ class RecordedRun:
             "question": "Does it add?",
             "created_at": "2026-11-20T11:59:00.000+00:00",
             "fingerprints": {"data": "d" * 64, "train": "a" * 64},
-            "objective": {"type": "rpg", "kl_coef": 0.01},
+            "objective": "rpg",
         }
         write_json(self.path / "run.json", identity)
         self.save()

@@ -1,0 +1,176 @@
+"""Runs as rows of a list, and one run whole."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipelines.cli.output import as_objects, cell_text, table_text
+from pipelines.home import Home
+from pipelines.runs import log_files, status_of
+from pipelines.state import read_json
+
+if TYPE_CHECKING:
+    from storage import Store
+
+_LIST = """
+    SELECT s.run_id, s.experiment, s.name, s.seed, s.status, s.step, s.steps, s.reward_last,
+           s.accuracy_before, s.accuracy_after, r.started_at, r.ended_at, s.seconds, r.reason, r.cell
+    FROM run_summary AS s JOIN runs AS r USING (run_id)
+    WHERE ($experiment IS NULL OR s.experiment = $experiment) AND ($status IS NULL OR s.status = $status)
+    ORDER BY r.created_at, s.run_id
+"""
+_LAST_METRICS = """
+    SELECT name, arg_max(value, step) AS value, max(step) AS step
+    FROM metrics WHERE run_id = ? GROUP BY name ORDER BY name
+"""
+_EVALUATIONS = """
+    SELECT step, dataset, metric, value, ci_low, ci_high, num_problems, samples_per_problem
+    FROM evaluations WHERE run_id = ? ORDER BY dataset, metric, step
+"""
+_STAGES = "SELECT stage, status, cached, started_at, ended_at, reason, output, fingerprint FROM stages WHERE run_id = ?"
+_EVENTS = "SELECT step, kind, message, recorded_at FROM events WHERE run_id = ? ORDER BY recorded_at DESC LIMIT 10"
+
+
+def list_runs(
+    home: Home, *, experiment: str | None, status: str | None, plain: bool
+) -> tuple[list[str], list[list[Any]]]:
+    """The runs, oldest first: every column (`plain`), or what a terminal shows."""
+    from storage import Store
+
+    with Store.open(home.root) as store:
+        result = store.query(_LIST, {"experiment": experiment, "status": status})
+    runs = as_objects(result.columns, result.rows)
+    for run in runs:
+        run["cell"] = json.loads(run["cell"] or "null")
+    if plain:
+        return list(result.columns), [list(run.values()) for run in runs]
+    return ["run", "what", "status", "step", "reward", "accuracy", "started", "took"], [_short(run) for run in runs]
+
+
+def describe_run(home: Home, run_id: str) -> dict[str, Any]:
+    """Everything that `rpg show` says, as plain data."""
+    from storage import Store
+
+    directory = home.run(run_id)
+    identity, state = read_json(directory / "run.json"), read_json(directory / "state.json")
+    with Store.open(home.root) as store:
+        return {
+            "run_id": run_id,
+            **{key: identity.get(key) for key in ("experiment", "name", "question", "seed", "values", "created_at")},
+            "status": status_of(home, run_id),
+            **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "flow_run_id")},
+            "progress": {key: read_json(directory / "progress.json").get(key) for key in ("step", "steps", "phase")},
+            "spec": spec_differences(read_json(directory / "spec.json")),
+            "stages": _objects(store, _STAGES, run_id),
+            "metrics": _objects(store, _LAST_METRICS, run_id),
+            "evaluations": _objects(store, _EVALUATIONS, run_id),
+            "events": _objects(store, _EVENTS, run_id)[::-1],
+            "files": _files(home, run_id),
+        }
+
+
+def print_run(run: dict[str, Any]) -> None:
+    """The same for a reader."""
+    print(f"{run['run_id']}  {run['status']}" + (f": {run['reason']}" if run["reason"] else ""))
+    print(f"{run['experiment']}: {run['name']}\n{run['question'] or ''}".rstrip())
+    print("   ".join(_standing(run)))
+    _section("Spec, where it differs from the defaults", run["spec"])
+    _table("Stages", run["stages"], ("stage", "status", "cached", "started_at", "ended_at", "reason"))
+    _table("Metrics at the last step", run["metrics"], ("name", "value", "step"))
+    _table(
+        "Evaluations", run["evaluations"], ("dataset", "metric", "step", "value", "ci_low", "ci_high", "num_problems")
+    )
+    _table("Last events", run["events"], ("recorded_at", "step", "kind", "message"))
+    _section("Files", run["files"])
+
+
+def _standing(run: dict[str, Any]) -> list[str]:
+    """When it ran and how far it is."""
+    times = [(name, run[f"{name}_at"]) for name in ("started", "ended")]
+    parts = [f"{name} {str(at)[:19].replace('T', ' ')} UTC" for name, at in times if at]
+    step, steps = run["progress"]["step"], run["progress"]["steps"]
+    return [*parts, f"step {step}/{steps}"] if steps else parts
+
+
+def spec_differences(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a run's spec that are not at their defaults, by path. A spec of another version is given whole."""
+    from pydantic import ValidationError
+
+    from specs.schema.experiment import Experiment
+
+    try:
+        kept = Experiment.model_validate(spec).model_dump(mode="json", exclude_defaults=True)
+    except ValidationError:
+        kept = dict(spec)
+    return dict(_leaves(kept, "")) if kept else {}
+
+
+def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        return [leaf for key, item in value.items() for leaf in _leaves(item, f"{path}.{key}" if path else str(key))]
+    return [(path, value)]
+
+
+def _objects(store: "Store", query: str, run_id: str) -> list[dict[str, Any]]:
+    result = store.query(query, [run_id])
+    return as_objects(result.columns, result.rows)
+
+
+def _files(home: Home, run_id: str) -> dict[str, str]:
+    """Where what the run left is."""
+    directory = home.run(run_id)
+    weights = sorted(directory.glob("weights/step-*"))
+    checkpoints = sorted(directory.glob("checkpoints/step-*"))
+    found = {
+        "directory": directory,
+        "report": directory / "report.html",
+        "weights": weights[-1] if weights else None,
+        "checkpoint": checkpoints[-1] if checkpoints else None,
+    }
+    logs = {f"log of {path.stem}": path for path in log_files(home, run_id)}
+    return {name: str(path) for name, path in (found | logs).items() if path is not None and path.exists()}
+
+
+def _short(run: dict[str, Any]) -> list[Any]:
+    step = f"{run['step']}/{run['steps']}" if run["steps"] else (run["step"] if run["step"] is not None else "")
+    return [
+        run["run_id"],
+        run["name"] or "",
+        run["status"],
+        step,
+        "" if run["reward_last"] is None else f"{run['reward_last']:.3f}",
+        _change(run["accuracy_before"], run["accuracy_after"]),
+        cell_text(run["started_at"]) if run["started_at"] else "",
+        _duration(run["seconds"]),
+    ]
+
+
+def _change(before: float | None, after: float | None) -> str:
+    if after is None:
+        return ""
+    return f"{after:.3f}" if before is None else f"{before:.3f} -> {after:.3f}"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def _section(title: str, values: Mapping[str, Any]) -> None:
+    if not values:
+        return
+    print(f"\n{title}")
+    width = max(map(len, values))
+    for name, value in values.items():
+        print(f"  {name:<{width}}  {cell_text(value)}")
+
+
+def _table(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    if rows:
+        print(f"\n{title}")
+        print(
+            table_text(columns, [["" if row[name] is None else row[name] for name in columns] for row in rows]), end=""
+        )

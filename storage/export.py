@@ -1,0 +1,44 @@
+"""A run's rows as plain Parquet files, for programs that know nothing of this store."""
+
+from pathlib import Path
+
+from storage.database import connect
+from storage.relations import quoted
+from storage.snapshot import open_snapshot
+
+TABLES = (
+    "metrics",
+    "rollouts",
+    "tokens",
+    "evaluations",
+    "evaluation_samples",
+    "checkpoints",
+    "events",
+    "stages",
+    "runs",
+)
+
+
+def export_run(home_root: Path, run_id: str, directory: Path) -> dict[str, int]:
+    """Writes `<table>.parquet` for each table with rows of the run. Returns the number of rows of each.
+
+    Rows that count only: what a later attempt or evaluation superseded stays behind.
+    """
+    connection, _ = open_snapshot(Path(home_root).absolute(), sandboxed=False)
+    counts = {}
+    with connection:
+        for table in TABLES:
+            target = directory / f"{table}.parquet"
+            connection.execute(
+                f"COPY (FROM {table} WHERE run_id = {quoted(run_id)}) TO {quoted(target)} (FORMAT parquet, COMPRESSION zstd)"
+            )
+            counts[table] = _num_rows(target)
+            if not counts[table]:
+                target.unlink()
+    return {table: count for table, count in counts.items() if count}
+
+
+def _num_rows(path: Path) -> int:
+    with connect() as connection:
+        found = connection.execute(f"SELECT count(*) FROM read_parquet({quoted(path)})").fetchone()
+    return int(found[0]) if found else 0
