@@ -134,7 +134,8 @@ def _wait_before_retry(execution: Execution, stage: StagePlan) -> None:
     # Not Prefect's retry_delay_seconds: its sleep would not notice a request to stop.
     policy = getattr(execution.plan.experiment.stages, stage.stage)
     deadline = time.monotonic() + policy.retry_delay_seconds
-    execution.progress.note(f"  {stage.stage} failed; once more in {policy.retry_delay_seconds:g} s: {execution.error}")
+    cause = str(execution.error).splitlines()[0]
+    execution.progress.note(f"  once more in {policy.retry_delay_seconds:g} s: {cause}")
     while time.monotonic() < deadline and not execution.stop_requested():
         time.sleep(0.1)
 

@@ -68,6 +68,8 @@ class ConsoleProgress:
 
     def training(self, progress: dict[str, Any]) -> None:
         """Step, metrics and time left, from the trainer's progress.json."""
+        if not progress.get("steps"):
+            return
         step = int(progress.get("step", 0))
         text = f"{self._stage}  {training_line(progress)}"
         if self._live is not None:

@@ -196,7 +196,7 @@ class Api:
 def client_settings(home: Home, url: str) -> Iterator[None]:
     """Settings for Prefect in this process: this API, no heartbeat, nothing on the console."""
     if "prefect" not in sys.modules:
-        os.environ.update(environment(home, url) | {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "100"})
+        os.environ.update(environment(home, url) | {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"})
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
 
     # The heartbeat's thread sleeps in steps of a second and is waited for at each flow's end.

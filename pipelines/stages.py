@@ -16,7 +16,7 @@ from pipelines.launchers import launcher_of
 from pipelines.plan import StagePlan
 from pipelines.publish import damage, filling, locked, publish
 from pipelines.state import now, read_json, write_json
-from pipelines.supervisor import Child, StageError, StageStoppedError, failure, supervise
+from pipelines.supervisor import Child, StageError, StageStoppedError, failure, log_size, supervise
 from specs.errors import Problem, SpecError
 
 Outcome = Literal["cached", "done"]
@@ -197,11 +197,12 @@ def _run(
             execution.progress.training(read_json(execution.directory / "progress.json"))
         tick()
 
+    before = log_size(child.log)
     code = supervise(child, stop=execution.stop_requested, tick=each_tick)
     if code != 0 and (found := read_problems(problems)):
         raise SpecError(*(execution.document.locate(problem) for problem in found))
     if code != 0:
-        raise failure(stage.stage, code, child.log)
+        raise failure(stage.stage, code, child.log, since=before)
 
 
 def read_problems(path: Path) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Handing frozen experiments to a Prefect server: which one, the deployment its workers take from, one flow run per run."""
+"""Handing frozen experiments to a Prefect server: which one, the deployment for its workers, one flow run per run."""
 
 import tomllib
 from dataclasses import asdict, dataclass

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.execute import RunOutcome
 from pipelines.home import Home
-from pipelines.plan import Plan, RunPlan
+from pipelines.plan import RunPlan
 
 if TYPE_CHECKING:
     from pipelines.report.answer import Outcome
@@ -48,7 +48,7 @@ def _interval(interval: "Interval", sign: str = "") -> str:
     return f"{interval.value:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
 
 
-def next_lines(document: "Document", plan: Plan, outcomes: Sequence[RunOutcome]) -> list[str]:
+def next_lines(document: "Document", outcomes: Sequence[RunOutcome]) -> list[str]:
     """Three things worth typing now, in view of how it went."""
     broken = [outcome.run.run_id for outcome in outcomes if outcome.status != "finished"]
     finished = [outcome.run.run_id for outcome in outcomes if outcome.status == "finished"]

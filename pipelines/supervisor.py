@@ -151,16 +151,21 @@ def _interrupt(child: Child, process: subprocess.Popen[bytes]) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log."""
+def log_size(log: Path) -> int:
+    """Bytes that a log holds now; 0 where there is none."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
+    """The last lines of a log, of what was written after its first `since` bytes."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+        file.seek(max(since, file.seek(0, os.SEEK_END) - 64 * 1024))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
     return ""
 
 
-def failure(stage: str, code: int, log: Path) -> StageError:
-    """What a child's exit code and the end of its log say."""
+def failure(stage: str, code: int, log: Path, *, since: int = 0) -> StageError:
+    """What a child's exit code and the end of its log (after `since` bytes) say."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    tail = "\n".join(f"    {line}" for line in log_tail(log).splitlines())
+    tail = "\n".join(f"    {line}" for line in log_tail(log, since=since).splitlines())
     return StageError(f"{stage} {how}; the end of {log}:\n{tail}", log)

@@ -70,7 +70,7 @@ def submit(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Hands the frozen experiment to the Prefect server of --profile, or the one `rpg up` started, and prints the links."""
+    """Hands the frozen experiment to the Prefect server of --profile, or to that of `rpg up`, and prints the links."""
     import json
 
     from pipelines.home import Home
@@ -86,7 +86,7 @@ def submit(
 
 
 def _execute(document: Document, only: str | None) -> None:
-    """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 where interrupted."""
+    """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted."""
     import sys
 
     from pipelines.home import Home
@@ -135,7 +135,7 @@ def _finish(document: Document, plan: Plan, outcomes: tuple[RunOutcome, ...], ho
         if outcome.error is not None:
             print(f"{outcome.run.run_id} {outcome.status}: {outcome.error}", file=sys.stderr)
     finished = [outcome.run for outcome in outcomes if outcome.status == "finished"]
-    for line in [*answer_lines(document, finished, home), *next_lines(document, plan, outcomes)]:
+    for line in [*answer_lines(document, finished, home), *next_lines(document, outcomes)]:
         print(line)
     if any(outcome.interrupted for outcome in outcomes):
         raise typer.Exit(130)
