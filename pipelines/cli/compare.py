@@ -1,5 +1,116 @@
+"""`rpg compare` and `rpg report`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipelines.compare import Comparison
+    from pipelines.statistics import Interval
 
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs to the command line."""
+    app.command()(compare)
+    app.command()(report)
+
+
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or experiments: groups of seeds.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Puts runs or groups of seeds side by side: where the specs differ, and what came out, with intervals."""
+    import json
+
+    from pipelines.compare import compare as hold_against
+    from pipelines.home import Home
+
+    found = hold_against(Home.from_environment(), names)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+    else:
+        _print(found)
+
+
+def report(
+    name: Annotated[
+        str, typer.Argument(metavar="RUN-or-EXPERIMENT", help="A run, or an experiment with all its seeds.")
+    ],
+    output: Annotated[Optional[Path], typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")] = None,  # noqa: UP045
+) -> None:
+    """Writes one self-contained HTML page with plots and prints where it lies."""
+    from pipelines.home import Home
+    from pipelines.report import write_experiment_report, write_run_report
+    from pipelines.report.evidence import find_groups
+
+    home = Home.from_environment()
+    groups = find_groups(home, name)
+    if (home.experiment(name) / "experiment.json").is_file():
+        typer.echo(write_experiment_report(home, name, output))
+    else:
+        typer.echo(write_run_report(home, groups[0].run_ids[0], output))
+
+
+def _print(found: "Comparison") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    if found.spec:
+        console.print(_spec_table(found))
+    else:
+        console.print("The specs differ in nothing but the seed.\n")
+    console.print(_result_table(found))
+
+
+def _spec_table(found: "Comparison") -> "Table":
+    from pipelines.report.evidence import show
+
+    table = _table("spec", *(group.label for group in found.groups))
+    for path, values in found.spec.items():
+        table.add_row(path, *map(show, values))
+    return table
+
+
+def _result_table(found: "Comparison") -> "Table":
+    """A row per figure; every group but the first also shows its difference from the first."""
+    labels = [group.label for group in found.groups]
+    rows: dict[str, dict[str, str]] = {}
+    for outcome in found.outcomes:
+        row = rows.setdefault(f"accuracy {outcome.dataset}", {})
+        row[outcome.label] = _cell(outcome.after, outcome.against_first)
+        if outcome.gain is not None:
+            rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)
+    for measure in found.measures:
+        rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first)
+    seeds = [", ".join(str(run.seed) for run in group.runs) for group in found.groups]
+    table = _table("result", *labels)
+    table.add_row("seeds", *seeds)
+    for name, cells in rows.items():
+        table.add_row(name, *(cells.get(label, "-") for label in labels))
+    return table
+
+
+def _cell(value: "Interval", against: "Interval | None") -> str:
+    text = _interval(value, "")
+    if against is None:
+        return text
+    mark = " *" if against.excludes(0) else ""
+    return f"{text}\n  {_interval(against, '+')}{mark}"
+
+
+def _interval(value: "Interval", sign: str) -> str:
+    ends = f" [{value.low:{sign}.4g}, {value.high:{sign}.4g}]" if value.low == value.low else ""
+    return f"{value.value:{sign}.4g}{ends}".replace("[", "\\[")
+
+
+def _table(*columns: str) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table

@@ -1,5 +1,132 @@
+"""`rpg study run`, `submit`, `report`, `list`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+if TYPE_CHECKING:
+    from pipelines.home import Home
+    from specs.study_document import StudyDocument
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The study's file.")]
+Name = Annotated[str, typer.Argument(metavar="FILE-or-NAME", help="The study's file, or its name.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Overrides a field of the study.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")]
+
+study = typer.Typer(help="Hyperparameter studies: every trial is an experiment.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
     """Adds the verbs to the command line."""
+    app.add_typer(study, name="study")
+
+
+@study.command()
+def run(file: File, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Runs the trials that are still wanted; called again, goes on where it stopped."""
+    import json
+
+    from pipelines.home import Home
+    from pipelines.report.study import answer, best_trial, command, write_study_report
+    from specs.loader import load_study_document
+
+    home = Home.from_environment()
+    record = _run_here(load_study_document(file, overrides or ()), home)
+    page, best = write_study_report(home, record["name"]), best_trial(record)
+    if as_json:
+        typer.echo(json.dumps(record, indent=1, ensure_ascii=False))
+    else:
+        typer.echo(answer(home, record))
+        if best is not None:
+            typer.echo(f"\n  {command(record, best)}\n")
+        typer.echo(f"report: {page}")
+    if best is None or len(_ended(record)) < record["trials_wanted"]:
+        raise typer.Exit(1)
+
+
+@study.command()
+def report(name: Name, output: Output = None) -> None:
+    """Writes the study's page: history, importances, slices, the best values; prints where it lies."""
+    from pipelines.home import Home
+    from pipelines.report import write_study_report
+
+    typer.echo(write_study_report(Home.from_environment(), _name(name), output))
+
+
+@study.command("list")
+def list_studies(as_json: AsJson = False) -> None:
+    """Lists the studies with their best value."""
+    import json
+
+    from pipelines.home import Home
+
+    records = _records(Home.from_environment())
+    if as_json:
+        typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("study", "trials", "goal", "best", "with", box=None, pad_edge=False)
+    for record in records:
+        table.add_row(*_row(record))
+    Console(highlight=False, soft_wrap=True).print(table if records else "no studies yet")
+
+
+def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
+    """Runs the study with one Prefect server for all its trials."""
+    from functools import partial
+
+    from pipelines.cancel import Stop
+    from pipelines.execute import execute_document
+    from pipelines.progress import ConsoleProgress
+    from pipelines.reap import reap
+    from pipelines.server import Api
+    from pipelines.study import StudyInterruptedError, run_study
+
+    home.root.mkdir(parents=True, exist_ok=True)
+    for orphan in reap(home):
+        typer.echo(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", err=True)
+    progress, stop = ConsoleProgress(), Stop()
+    execute = partial(execute_document, home=home, progress=progress, stop=stop)
+    try:
+        with Api(home) as api, api.connected():
+            return run_study(document, home, execute, say=progress.note)
+    except StudyInterruptedError:
+        typer.echo("stopped; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+
+
+def _records(home: Home) -> list[dict[str, Any]]:
+    from pipelines.state import read_json
+
+    return [read_json(path) for path in sorted(home.root.glob("studies/*/study.json"))]
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    from pipelines.report.evidence import cell_label
+    from pipelines.report.study import best_trial
+
+    best = best_trial(record)
+    counts = f"{len(_ended(record))}/{record['trials_wanted']}"
+    found = (f"{best['value']:.4f}", cell_label(best["params"])) if best else ("-", "")
+    return record["name"], counts, record["goal"], *found
+
+
+def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [trial for trial in record["trials"] if trial["state"] in ("finished", "failed")]
+
+
+def _name(name: str) -> str:
+    """A study's name, from itself or from its file."""
+    if name.endswith((".yaml", ".yml")):
+        from specs.loader import load_study
+
+        return load_study(name).name
+    return name

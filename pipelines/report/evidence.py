@@ -80,7 +80,7 @@ def experiment_groups(home: Home, name: str) -> list[Group]:
     """An experiment's runs, one group per cell of its matrix, in the matrix's order."""
     recorded = read_json(home.experiment(name) / "experiment.json")
     cells: dict[str, list[Run]] = {}
-    for run_id in recorded.get("runs", []):
+    for run_id in recorded.get("current") or recorded.get("runs", []):
         if (home.run(run_id) / "run.json").is_file():
             run = load_run(home, run_id)
             cells.setdefault(json.dumps(run.values, sort_keys=True), []).append(run)

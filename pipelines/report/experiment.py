@@ -93,15 +93,11 @@ def _time(stage: dict[str, Any]) -> str:
         return "cached"
     taken = evidence.seconds(stage)
     if taken != taken:
-        return stage.get("status", "-")
+        return str(stage.get("status", "-"))
+    if taken < 60:
+        return f"{taken:.1f} s"
     minutes, left = divmod(round(taken), 60)
-    return (
-        f"{minutes // 60} h {minutes % 60:02d} min"
-        if minutes >= 60
-        else f"{minutes} min {left:02d} s"
-        if minutes
-        else f"{taken:.1f} s"
-    )
+    return f"{minutes} min {left:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _facts(name: str, groups: Sequence[Group]) -> list[str]:

@@ -1,0 +1,162 @@
+"""Runs as the trainer and the evaluator leave them, with made-up figures, for what only reads."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.home import Home
+from rpg.records import SegmentWriter
+from specs.records import EvaluationRow, EvaluationSampleRow, MetricRow
+
+START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
+FINGERPRINT = "e" * 64
+SPEC: dict[str, Any] = {
+    "name": "sums",
+    "question": "Does clipping help a small model learn to add?",
+    "seeds": [0],
+    "objective": {"type": "rpg", "kl_coef": 0.01, "clip": {"type": "dual", "low": 0.2, "high": 0.28, "dual": 10.0}},
+    "training": {"steps": 60, "optimizer": {"learning_rate": 1e-4}},
+    "evaluation": {"confidence": 0.95, "samples_per_problem": 8},
+}
+
+
+def record_run(
+    home: Home,
+    run_id: str,
+    *,
+    seed: int = 0,
+    values: Mapping[str, Any] | None = None,
+    before: float = 0.45,
+    after: float = 0.7,
+    steps: int = 60,
+    problems: int = 60,
+    status: str = "finished",
+    experiment: str = "sums",
+) -> str:
+    """One finished run whose accuracy moves from `before` to `after`, about."""
+    directory, cell = home.run(run_id), dict(values or {})
+    spec = json.loads(json.dumps(SPEC)) | {"seeds": [seed], "name": experiment}
+    for path, value in cell.items():
+        *parents, last = path.split(".")
+        node = spec
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    name = " ".join([*(f"{path.split('.', 1)[1]}={value}" for path, value in cell.items()), f"seed {seed}"])
+    known = {"run_id": run_id, "experiment": experiment, "name": name, "seed": seed, "values": cell}
+    write(directory / "run.json", known | {"question": SPEC["question"], "created_at": START.isoformat()})
+    write(directory / "spec.json", spec)
+    write(directory / "state.json", _state(status))
+    write(directory / "attempts/0001.json", {"attempt": 1, "resumed_from_step": 0, "started_at": START.isoformat()})
+    rng = np.random.default_rng([seed, *map(ord, run_id)])
+    _training(directory, run_id, steps, before, after, rng)
+    _evaluation(directory, run_id, steps, problems, {0: before, steps: after}, rng)
+    return run_id
+
+
+def record_experiment(home: Home, run_ids: Sequence[str], experiment: str = "sums") -> None:
+    """The experiment's own record, with these runs."""
+    about = {"name": experiment, "question": SPEC["question"], "runs": list(run_ids), "current": list(run_ids)}
+    write(home.experiment(experiment) / "experiment.json", about | {"created_at": START.isoformat()})
+
+
+def record_two_cells(home: Home) -> list[str]:
+    """Two clips x three seeds; the second is better."""
+    run_ids = [
+        record_run(home, f"sums-{clip}-s{seed}", seed=seed, values={"objective.clip.high": high}, after=after)
+        for clip, high, after in (("narrow", 0.1, 0.62), ("wide", 0.28, 0.78))
+        for seed in range(3)
+    ]
+    record_experiment(home, run_ids)
+    return run_ids
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def _state(status: str) -> dict[str, Any]:
+    moments = [START + timedelta(seconds=offset) for offset in (0, 2.5, 64, 214, 243)]
+    names = ("data", "base", "train", "evaluate")
+    stages = {
+        name: {
+            "fingerprint": name[0] * 64,
+            "status": "finished",
+            "cached": name == "data",
+            "started_at": begun.isoformat(),
+            "ended_at": ended.isoformat(),
+        }
+        for name, begun, ended in zip(names, moments, moments[1:], strict=False)
+    }
+    ends = {"started_at": moments[0].isoformat(), "ended_at": moments[-1].isoformat()}
+    reason = "" if status == "finished" else "ran out of memory"
+    return {"status": status, "reason": reason, "evaluation": FINGERPRINT, "stages": stages, **ends}
+
+
+def _training(directory: Path, run_id: str, steps: int, low: float, high: float, rng: np.random.Generator) -> None:
+    writer = SegmentWriter(directory, run_id, 1)
+    for step in range(1, steps + 1):
+        done = 1 - math.exp(-3 * step / steps)
+        figures = {
+            "reward/mean": low + (high - low) * done + rng.normal(0, 0.03),
+            "kl/reverse": 0.02 * done * rng.uniform(0.7, 1.3),
+            "entropy": 0.9 - 0.5 * done + rng.normal(0, 0.02),
+            "clip_fraction/high": 0.01 * rng.random(),
+            "clip_fraction/low": 0.006 * rng.random(),
+            "grad_norm": 0.4 * rng.uniform(0.6, 1.5),
+            "response_length/mean": 5 + 2 * done + rng.normal(0, 0.2),
+            "learning_rate": 1e-4,
+            "time/step": rng.uniform(0.3, 0.5),
+            "tokens_per_second/train": rng.uniform(9e3, 1.2e4),
+        }
+        moment = START + timedelta(seconds=step)
+        writer.rows([MetricRow(run_id, 1, step, name, float(value), moment) for name, value in figures.items()])
+    writer.flush()
+
+
+def _evaluation(
+    directory: Path, run_id: str, steps: int, problems: int, levels: Mapping[int, float], rng: np.random.Generator
+) -> None:
+    writer = SegmentWriter(directory / "evaluate" / FINGERPRINT[:16], run_id, 1)
+    difficulty = np.random.default_rng(0).normal(0, 0.2, problems)
+    for step, level in levels.items():
+        samples = [
+            _sample(run_id, step, problem, sample, bool(rng.random() < level + difficulty[problem]))
+            for problem in range(problems)
+            for sample in range(8)
+        ]
+        share = sum(row.correct for row in samples) / len(samples)
+        row = EvaluationRow(
+            run_id, FINGERPRINT, step, "two-terms", "mean@8", share, share - 0.03, share + 0.03, problems, 8
+        )
+        writer.rows([row])
+        writer.rows(samples)
+    writer.flush()
+
+
+def _sample(run_id: str, step: int, problem: int, sample: int, correct: bool) -> EvaluationSampleRow:
+    left, right = 11 + problem, 88 - problem
+    said = left + right if correct else left + right + 10
+    return EvaluationSampleRow(
+        run_id=run_id,
+        fingerprint=FINGERPRINT,
+        step=step,
+        dataset="two-terms",
+        problem_id=f"p{problem:03}",
+        sample=sample,
+        prompt=f"{left} + {right} =",
+        response=f" {said}",
+        answer=str(left + right),
+        extracted=str(said),
+        score=float(correct),
+        correct=correct,
+        num_tokens=4,
+        finish_reason="stop",
+        reward_error=None,
+    )
