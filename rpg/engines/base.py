@@ -23,8 +23,8 @@ class Sampler(Protocol):
             prompts: token ids of each prompt.
             group_size: responses per prompt; the prompt is computed once.
             sampling: temperature, top_p and length.
-            seeds: one per prompt; the same prompt, seed and weights give the same responses whatever else is in the batch,
-                as far as the engine's arithmetic allows.
+            seeds: one per prompt; the same prompt, seed and weights give the same responses whatever else is in the
+                batch, as far as the engine's arithmetic allows.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""One call of the transformers sampler: responses enter a slot of the cache, gain a token a step, and leave when they end."""
+"""One call of the transformers sampler: responses enter a slot of the cache, gain a token a step, leave at the end."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
-from rpg.engines.cache import SlotCache
+from rpg.engines.cache import KeysValues, SlotCache
 from rpg.engines.draws import BLOCK, draw, uniforms
+from rpg.engines.prompts import response_limits
 from rpg.types import Rollout, Sampling
 
 _PREFILL_TOKENS = 8192
@@ -18,10 +20,10 @@ _FIRST_CAPACITY = 64
 
 
 class Decoding:
-    """The state of the loop. Control is kept in NumPy on the host, one entry a slot; the first `active` slots are in use.
+    """The state of the loop. Control is NumPy on the host, one entry a slot; the first `active` slots are in use.
 
-    A prompt's keys and values are computed once, less its last token, and copied to the slots of its group. The last token
-    is the first that a slot is fed, so that the first response token comes out of the same step as all others.
+    A prompt's keys and values are computed once, less its last token, and copied to the slots of its group. The last
+    token is the first that a slot is fed, so that the first response token comes out of the same step as all others.
     """
 
     def __init__(
@@ -40,8 +42,7 @@ class Decoding:
         self.model, self.device = model, model.device
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
         self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
-        room = max_length - np.array([len(prompt) for prompt in prompts])
-        self.limits = np.minimum(room, sampling.max_response_length)
+        self.limits = np.array(response_limits(prompts, sampling, max_length=max_length), dtype=np.int64)
         """Response tokens of each prompt at most."""
         self.total = len(prompts) * group_size
         self.entered = 0
@@ -62,7 +63,7 @@ class Decoding:
         self.logprobs = np.empty((self.total, longest), dtype=np.float32)
         capacity = max((len(prompt) for prompt in prompts), default=0) + min(longest, _FIRST_CAPACITY)
         self.cache = SlotCache(model.config.num_hidden_layers, slots=slots, capacity=capacity)
-        self.prefilled: DynamicCache | None = None
+        self.prefilled: list[KeysValues] = []
         self.prefilled_range = range(0)
         """Prompts whose keys and values `prefilled` holds."""
 
@@ -133,7 +134,7 @@ class Decoding:
         self.noise[slot] = uniforms(self.seeds[prompt], member, block, self.noise.shape[1])
 
     def _refill(self, free: NDArray[np.int64]) -> None:
-        """Gives free slots to waiting responses; those left over are closed up, the last active slots moving into them."""
+        """Gives free slots to waiting responses; what is left is closed up, the last active slots moving into it."""
         admitted = self._admit(free)
         left = free[admitted:]
         keep = self.active - len(left)
@@ -172,12 +173,12 @@ class Decoding:
             self._renew_noise(int(slot))
         self.entered += len(slots)
         longest = int(self.lengths[slots].max())
-        if self.prefilled is not None and longest:
+        if longest:
             source_rows = self._device(prompts - self.prefilled_range.start)
             self.cache.admit(self._device(slots), self.prefilled, source_rows, length=longest)
 
     def _prefill(self, first: int) -> None:
-        """Computes the keys and values of as many prompts from `first` on as one pass takes, each less its last token."""
+        """The keys and values of as many prompts from `first` on as one pass takes, each less its last token."""
         longest, stop = 0, first
         for prompt in self.prompts[first:]:
             longest = max(longest, len(prompt) - 1)
@@ -186,9 +187,17 @@ class Decoding:
             stop += 1
         block = [list(prompt[:-1]) for prompt in self.prompts[first:stop]]
         width = max(len(prompt) for prompt in block)
-        self.prefilled, self.prefilled_range = None, range(first, stop)
+        self.prefilled, self.prefilled_range = [], range(first, stop)
         if width:
             # Padding stands after the prompt, where causal attention keeps it out of the prompt's own states.
             ids = torch.tensor([prompt + [self.pad_id] * (width - len(prompt)) for prompt in block], device=self.device)
-            self.prefilled = DynamicCache()
-            self.model(input_ids=ids, past_key_values=self.prefilled, use_cache=True, logits_to_keep=1)
+            cache = DynamicCache()
+            self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self.prefilled = [_states(layer) for layer in cache.layers]
+
+
+def _states(layer: object) -> KeysValues:
+    assert isinstance(layer, DynamicLayer)
+    assert layer.keys is not None
+    assert layer.values is not None
+    return layer.keys, layer.values

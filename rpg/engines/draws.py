@@ -43,7 +43,7 @@ def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float) -> 
 
 
 def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
-    """Mask [rows, vocabulary] of the smallest set of likeliest tokens whose probability reaches top_p (Holtzman 2020)."""
+    """Mask [rows, vocabulary] of the fewest likeliest tokens whose probability reaches top_p (Holtzman 2020)."""
     ordered, indices = logprobs.exp().sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
     return torch.zeros_like(logprobs, dtype=torch.bool).scatter(-1, indices, before < top_p)

@@ -93,7 +93,8 @@ def open_sampler(
     shared = model is not None
     if model is None:
         dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
-        model = AutoModelForCausalLM.from_pretrained(weights_dir, dtype=dtype).to(device).eval()
+        model = AutoModelForCausalLM.from_pretrained(weights_dir, dtype=dtype)
+        model.to(torch.device(device))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     return TransformersSampler(
         model,
         eos_id=tokens.eos_ids,

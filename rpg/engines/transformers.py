@@ -1,8 +1,8 @@
 """Sampling with a transformers model in this process, over weights of its own or over the learner's.
 
-Why not transformers' own: `generate` keeps every sequence in the batch until the longest ends, and concatenates the whole
-cache at each token; its continuous batching (`generate_batch`) has one generator for all requests, so that a response
-depends on its batch-mates, and was slower than `generate` for small models. See docs/decisions/0005-sampler.md.
+Why not transformers' own: `generate` keeps every sequence in the batch until the longest ends, and copies the whole
+cache at each token; its continuous batching (`generate_batch`) draws all requests from one generator, so that a
+response depends on its batch-mates, and is slower than `generate` for small models.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rpg.engines.attention import ATTENTION
 from rpg.engines.decoding import Decoding
+from rpg.engines.prompts import check_prompts
 from rpg.types import RolloutGroup, Sampling
 
 
@@ -101,17 +103,6 @@ class TransformersSampler:
         """Nothing is held between calls."""
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_length: int) -> None:
-    """Raises ValueError where a prompt is empty, leaves no room for a response, or has no seed."""
-    if len(prompts) != len(seeds):
-        raise ValueError(f"{len(prompts)} prompts and {len(seeds)} seeds; one each is needed")
-    for index, prompt in enumerate(prompts):
-        if not 0 < len(prompt) < max_length:
-            raise ValueError(
-                f"prompt {index} has {len(prompt)} tokens; 1 to {max_length - 1} leave room for a response"
-            )
-
-
 def model_logprobs(
     model: PreTrainedModel, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0
 ) -> list[float]:
@@ -139,14 +130,14 @@ def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) 
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode and an attention that takes our mask; each module's own mode is restored."""
+    """Evaluation mode and an attention made for the cache; each module's own mode is restored."""
     training = [module for module in model.modules() if module.training]
     attention = model.config._attn_implementation
     try:
         for module in training:
             module.training = False
-        if attention not in ("sdpa", "eager"):
-            model.config._attn_implementation = "sdpa"
+        if attention != "eager":  # a model that only knows eager attention may need what that does besides
+            model.config._attn_implementation = ATTENTION
         yield
     finally:
         model.config._attn_implementation = attention
