@@ -8,7 +8,7 @@ from typing import Any
 
 from specs.checks import problems_of, warnings_of
 from specs.errors import Problem
-from specs.fields import split, unknown
+from specs.fields import below, split, switches, unknown
 from specs.positions import Path, Positions
 from specs.schema.experiment import Experiment
 from specs.schema.matrix import Matrix
@@ -44,22 +44,35 @@ def cell_source(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 
 
 def with_values(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the source with values set at their dotted paths, a section before the fields inside it."""
+    """A copy of the source with values set at their dotted paths: a section before its fields, its type before others.
+
+    A section that becomes another type or source loses its other fields: they belonged to what it was.
+    """
     result = copy.deepcopy(dict(source))
-    for path in sorted(values, key=lambda text: len(split(text))):
-        _set(result, split(path), copy.deepcopy(values[path]))
+    for path, value in sorted(((split(text), value) for text, value in values.items()), key=_setting_order):
+        _set(result, path, copy.deepcopy(value))
     return result
 
 
+def _setting_order(setting: tuple[Path, Any]) -> tuple[int, bool]:
+    path, _ = setting
+    return len(path), path[-1] not in ("type", "source")
+
+
 def _set(target: Any, path: Path, value: Any) -> None:
+    schema: tuple[Any, ...] = (Experiment,)
     for part in path[:-1]:
+        schema = below(schema, part)
         if isinstance(target, list):
             target = target[int(part)]
             continue
         if not isinstance(target.get(part), (dict, list)):
             target[part] = {}
         target = target[part]
-    target[path[-1]] = value
+    last = path[-1]
+    if isinstance(target, dict) and switches(schema, target, str(last), value):
+        target.clear()
+    target[last] = value
 
 
 def base_of(source: dict[str, Any]) -> dict[str, Any]:
@@ -114,10 +127,11 @@ def _blame(
     related = [path for path in values if _related(split(path), problem.path)]
     if not related and len(where) == num_cells:
         return problem
-    path = max(related or values, key=lambda text: _shared(split(text), problem.path))
+    common = {path: value for path, value in values.items() if all(cell[path] == value for cell in where)}
+    path = max(related or common or values, key=lambda text: len(split(text)))
     place = positions.get(_place(matrix, path, values[path])) or positions.get(("matrix",))
     if not related:
-        cell = ", ".join(f"{name}={show(value)}" for name, value in values.items())
+        cell = ", ".join(f"{name}={show(value)}" for name, value in (common or values).items())
         problem = replace(problem, message=f"{problem.message} (in the run with {cell})")
     return replace(problem, file=place.file, line=place.line, snippet=place.snippet) if place else problem
 
@@ -125,10 +139,6 @@ def _blame(
 def _related(path: Path, other: Path) -> bool:
     length = min(len(path), len(other))
     return path[:length] == other[:length]
-
-
-def _shared(path: Path, other: Path) -> int:
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, other, strict=False)))
 
 
 def _place(matrix: Matrix, path: str, value: Any) -> Path:

@@ -181,7 +181,7 @@ def _vocabulary(experiment: Experiment) -> Iterator[Problem]:
 def _idle_clip(experiment: Experiment) -> Iterator[Problem]:
     clip = getattr(experiment.objective, "clip", None)
     training = experiment.training
-    if clip is None or clip.type == "none" or training.minibatches * training.epochs > 1:
+    if clip is None or getattr(clip, "type", "") == "none" or training.minibatches * training.epochs > 1:
         return
     yield Problem(
         "the clip can never fire",

@@ -2,7 +2,7 @@
 
 import difflib
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -75,9 +75,27 @@ def names(annotations: Iterable[Any]) -> list[str]:
     return sorted({name for model in models for name in model.model_fields})
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
+def switches(
+    annotations: Iterable[Any],
+    section: Mapping[str, Any],
+    key: str,
+    value: Any,
+    read: Callable[[Any], Any] = lambda it: it,
+) -> bool:
+    """Whether giving `key` this value makes the section another thing, whose other fields do not carry over.
+
+    True for a `source`, and for a `type` that chooses between classes; not for an `engine`, a way to do the same.
+    """
+    models = [annotation for annotation in annotations if is_model(annotation)]
+    tag = tag_of(models)
+    if key != tag or tag not in section or not (tag == "source" or (tag == "type" and len(models) > 1)):
+        return False
+    return bool(read(section[tag]) != value)
+
+
+def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint that names the closest of the allowed words; empty where none is close."""
-    close = difflib.get_close_matches(word, list(allowed), n=1)
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=cutoff)
     return f"did you mean `{close[0]}`?" if close else ""
 
 

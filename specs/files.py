@@ -46,7 +46,7 @@ def _model(experiment: Experiment) -> Iterator[Problem]:
 
 def _sibling(path: Path) -> str:
     try:
-        return nearest(path.name, [entry.name for entry in path.parent.iterdir()])
+        return nearest(path.name, [entry.name for entry in path.parent.iterdir()], cutoff=0.8)
     except OSError:
         return f"there is no directory {path.parent}"
 

@@ -54,7 +54,7 @@ def load_study(path: FilePath, overrides: Iterable[str] = ()) -> Study:
 
 def load_either(path: FilePath, overrides: Iterable[str] = ()) -> Document | StudyDocument:
     """Reads whichever of the two the file holds: a study names its `experiment` or its `parameters`."""
-    root = read_tree(os.fspath(path))
+    root = read_tree(os.fspath(path), Experiment)
     assert isinstance(root.value, dict)
     is_study = "experiment" in root.value or "parameters" in root.value
     return load_study_document(path, overrides) if is_study else load_document(path, overrides)
@@ -74,7 +74,7 @@ def _below(problem: Problem, prefix: Path) -> Problem:
 
 
 def _source(path: FilePath, overrides: Iterable[str], schema: type[BaseModel]) -> tuple[dict[str, Any], Positions]:
-    root = read_tree(os.fspath(path))
+    root = read_tree(os.fspath(path), schema)
     problems: list[Problem] = []
     for setting in overrides:
         try:

@@ -1,12 +1,13 @@
 """A spec file as a tree: what it extends laid under it, overrides laid over it, its paths made absolute."""
 
+import difflib
 import os
 from dataclasses import replace
 
 from pydantic import BaseModel
 
 from specs.errors import Problem, SpecError
-from specs.fields import nearest, split, unknown
+from specs.fields import split, unknown
 from specs.positions import Path, Position
 from specs.tree import assign, merge
 from specs.yaml_text import Node, parse_bytes, parse_text
@@ -15,9 +16,9 @@ LOCAL_SOURCES = ("parquet", "jsonl")
 """Sources whose path is a file; that of the others may be a Hub id."""
 
 
-def read_tree(path: str) -> Node:
-    """The file and all it extends, merged, paths absolute. Raises SpecError."""
-    return _absolute(_without_extends(path, (), None))
+def read_tree(path: str, schema: type[BaseModel]) -> Node:
+    """The file and all it extends, merged as the schema has it, paths absolute. Raises SpecError."""
+    return _absolute(_without_extends(path, (), None, schema))
 
 
 def override(root: Node, setting: str, schema: type[BaseModel]) -> Node:
@@ -30,7 +31,7 @@ def override(root: Node, setting: str, schema: type[BaseModel]) -> Node:
     if problem := unknown(schema, path) or _beyond_a_list(root, path):
         raise SpecError(replace(problem, file=at.file))
     node = parse_text(text, lambda _line: at)
-    return _absolute(assign(root, path, _on_one_line(node, at) if node else Node(None, at)))
+    return _absolute(assign(root, path, _on_one_line(node, at) if node else Node(None, at), [schema]))
 
 
 def _beyond_a_list(root: Node, path: Path) -> Problem | None:
@@ -54,7 +55,7 @@ def _on_one_line(node: Node, at: Position) -> Node:
     return Node(node.value, at)
 
 
-def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | None) -> Node:
+def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | None, schema: type[BaseModel]) -> Node:
     """The file's tree over that of the file it extends. `chain`: the files on the way here, real paths."""
     real = os.path.realpath(path)
     if real in chain:
@@ -69,7 +70,7 @@ def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | Non
         raise SpecError(_at(extends.at, "must be text", allowed="the path of a spec file", path=("extends",)))
     rest = Node({key: node for key, node in root.value.items() if key != "extends"}, root.at)
     other = os.path.normpath(os.path.join(os.path.dirname(path), os.path.expanduser(extends.value)))
-    return merge(_without_extends(other, (*chain, real), extends.at), rest)
+    return merge(_without_extends(other, (*chain, real), extends.at, schema), rest, [schema])
 
 
 def _read(path: str, named_at: Position | None) -> Node:
@@ -80,17 +81,18 @@ def _read(path: str, named_at: Position | None) -> Node:
         raise SpecError(_not_found(path, named_at)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SpecError(_at(named_at or Position(path, 0, ""), f"cannot be read: {reason}", given=path)) from None
+        raise SpecError(_at(named_at or Position(path, 0, ""), f"cannot be read: {reason}")) from None
     return parse_bytes(data, path)
 
 
 def _not_found(path: str, named_at: Position | None) -> Problem:
     folder = os.path.dirname(path) or "."
     try:
-        siblings = [name for name in os.listdir(folder) if name.endswith((".yaml", ".yml"))]
+        stems = {os.path.splitext(name)[0]: name for name in os.listdir(folder) if name.endswith((".yaml", ".yml"))}
     except OSError:
         return _at(named_at or Position(path, 0, ""), "no such file", hint=f"there is no directory {folder}")
-    hint = nearest(os.path.basename(path), siblings)
+    close = difflib.get_close_matches(os.path.splitext(os.path.basename(path))[0], stems, n=1)
+    hint = f"did you mean `{stems[close[0]]}`?" if close else ""
     return _at(named_at or Position(path, 0, ""), "no such file", given=path if named_at else "", hint=hint)
 
 

@@ -25,4 +25,9 @@ def render_one(problem: Problem) -> str:
         lines.append("  " + "    ".join(facts))
     if problem.hint:
         lines.append(f"  hint: {problem.hint}")
-    return "\n".join(lines)
+    return "\n".join(_printable(line) for line in lines)
+
+
+def _printable(line: str) -> str:
+    """What a terminal would obey rather than show, as an escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)

@@ -141,6 +141,7 @@ def _candidates(item: FloatRange | IntRange | Choice) -> list[Any]:
 def _at_parameter(problem: Problem, values: Mapping[str, Any]) -> Problem:
     path = next((path for path in values if problem.path[: len(split(path))] == split(path)), "")
     where: Path = ("parameters", path) if path else ("parameters",)
-    cell = ", ".join(f"{name}={show(value)}" for name, value in values.items())
-    message = f"{problem.message} (for {cell})"
+    message = problem.message
+    if not path:
+        message += f" (for {', '.join(f'{name}={show(value)}' for name, value in values.items())})"
     return Problem(message, where, problem.given, problem.allowed, problem.hint)

@@ -1,40 +1,48 @@
-"""Trees of nodes: merging one file over another, setting a value by its path, and taking data and positions out."""
+"""Trees of nodes: laying one file over another, setting a value by its path, and taking positions out."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from specs.positions import Path, Position, Positions
+from specs.fields import below, switches
+from specs.positions import Path, Positions
 from specs.yaml_text import Node
 
-TAGS = ("type", "source", "engine")
-"""Keys whose value decides which other keys a mapping may have."""
+
+def merge(under: Node, over: Node, schema: Iterable[Any]) -> Node:
+    """`over` laid over `under`: mappings merge key by key; the rest replaces, a section that became another thing too.
+
+    Args:
+        schema: what the schema says may stand here, see `fields.below`.
+    """
+    if not isinstance(under.value, dict) or not isinstance(over.value, dict):
+        return over
+    if any(switches(schema, under.value, key, node.value, _value) for key, node in over.value.items()):
+        return over
+    entries = dict(under.value)
+    for key, node in over.value.items():
+        entries[key] = merge(entries[key], node, below(schema, key)) if key in entries else node
+    return Node(entries, over.at)
 
 
-def merge(below: Node, above: Node) -> Node:
-    """`above` laid over `below`: mappings merge key by key; all else replaces, a mapping of another type included."""
-    if not isinstance(below.value, dict) or not isinstance(above.value, dict) or _differ(below.value, above.value):
-        return above
-    entries = dict(below.value)
-    for key, node in above.value.items():
-        entries[key] = merge(entries[key], node) if key in entries else node
-    return Node(entries, above.at)
-
-
-def _differ(below: dict[str, Node], above: dict[str, Node]) -> bool:
-    return any(tag in below and tag in above and below[tag].value != above[tag].value for tag in TAGS)
-
-
-def assign(root: Node, path: Path, node: Node) -> Node:
+def assign(root: Node, path: Path, node: Node, schema: Iterable[Any]) -> Node:
     """The tree with the value at `path` replaced; mappings on the way are made where there are none."""
     if not path:
         return node
     head, rest = path[0], path[1:]
-    if isinstance(root.value, list) and isinstance(head, int) and 0 <= head < len(root.value):
+    under = below(schema, head)
+    if isinstance(root.value, list) and isinstance(head, int):
         items = list(root.value)
-        items[head] = assign(items[head], rest, node)
+        items[head] = assign(items[head], rest, node, under)
         return Node(items, root.at)
     entries = dict(root.value) if isinstance(root.value, dict) else {}
-    entries[str(head)] = assign(entries.get(str(head), Node({}, node.at)), rest, node)
+    if not rest and switches(schema, entries, str(head), node.value, _value):
+        entries = {}
+    entries[str(head)] = assign(entries.get(str(head), Node({}, node.at)), rest, node, under)
     return Node(entries, root.at)
+
+
+def _value(node: Node) -> Any:
+    return node.value
 
 
 def positions_of(root: Node) -> Positions:
@@ -52,12 +60,3 @@ def positions_of(root: Node) -> Positions:
 
     visit(root, ())
     return found
-
-
-def at_one_place(value: Any, at: Position) -> Node:
-    """Plain data as a tree that stands on one line."""
-    if isinstance(value, dict):
-        return Node({str(key): at_one_place(item, at) for key, item in value.items()}, at)
-    if isinstance(value, (list, tuple)):
-        return Node([at_one_place(item, at) for item in value], at)
-    return Node(value, at)

@@ -21,7 +21,7 @@ from ruamel.yaml.reader import ReaderError
 from specs.errors import Problem, SpecError
 from specs.positions import Position
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 18
 MAX_DEPTH = 32
 MAX_NODES = 50_000
 MAX_DIGITS = 400
@@ -181,22 +181,31 @@ class _Composer:
         while not isinstance(event := self._next(), MappingEndEvent):
             if not isinstance(event, ScalarEvent) or event.tag is not None:
                 raise SpecError(_at(self._where(event), "a key must be plain text"))
-            at = self._where(event)
+            at, key = self._where(event), self._text(event)
             node = self._node(self._next(), at, depth + 1)
-            if earlier := entries.get(event.value):
+            if earlier := entries.get(key):
                 self._problems.append(
-                    _at(at, f"the key `{event.value}` is given twice", hint=f"first given on line {earlier.at.line}")
+                    _at(at, f"the key `{key}` is given twice", hint=f"first given on line {earlier.at.line}")
                 )
             else:
-                entries[event.value] = node
+                entries[key] = node
         return entries
 
+    def _text(self, event: ScalarEvent) -> str:
+        text = str(event.value)
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise SpecError(
+                _at(self._where(event), "half a character", hint="a \\u escape in D800 to DFFF is no character")
+            )
+        return text
+
     def _scalar(self, event: ScalarEvent) -> Scalar:
+        text = self._text(event)
         if not event.implicit[0]:
-            return str(event.value)
-        if len(event.value) > MAX_DIGITS and _INTEGER.fullmatch(event.value):
+            return text
+        if len(text) > MAX_DIGITS and _INTEGER.fullmatch(text):
             raise SpecError(_at(self._where(event), "a number of too many digits", allowed=f"at most {MAX_DIGITS}"))
-        return resolve(event.value)
+        return resolve(text)
 
 
 # The core schema of YAML 1.2.2, section 10.3.2.
