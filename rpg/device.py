@@ -1,0 +1,33 @@
+"""Where a process computes, and with how many threads."""
+
+import os
+
+import torch
+
+from specs.errors import Problem, SpecError
+from specs.schema.execution import Resources
+
+
+def choose_device(resources: Resources) -> torch.device:
+    """The spec's choice, or a GPU where there is one. SpecError where the GPU asked for is not there."""
+    wanted = resources.device
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SpecError(
+            Problem("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu")
+        )
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def use_threads(resources: Resources, *, processes: int = 1) -> None:
+    """Gives this process its share of the machine's cores, unless the spec or OMP_NUM_THREADS says how many threads.
+
+    Args:
+        resources: the spec's.
+        processes: those that compute on this machine at the same time.
+    """
+    said = resources.threads or int(os.environ.get("OMP_NUM_THREADS", "0"))
+    torch.set_num_threads(said or max(1, len(os.sched_getaffinity(0)) // processes))

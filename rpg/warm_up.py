@@ -1,0 +1,135 @@
+"""Supervised steps on prompts and gold answers, so that reinforcement starts from a policy that sometimes succeeds."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rpg.data import encode_prompts
+from rpg.types import Problem
+from specs.schema.data import Data
+from specs.schema.model import WarmUp
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_POOL_BATCHES = 16
+"""Batches drawn together and cut by length, so that a batch holds examples of about one length."""
+_IGNORED = -100
+_LOG_SECONDS = 10.0
+
+Example = tuple[list[int], list[int]]
+"""Token ids of prompt and answer, the end token included."""
+
+
+def warm_up(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    problems: Sequence[Problem],
+    data: Data,
+    spec: WarmUp,
+    *,
+    device: torch.device,
+    seed: int,
+    microbatch_tokens: int,
+) -> list[float]:
+    """Trains the model in place to follow each prompt with its answer and the end token, in float32.
+
+    Prompt and answer are encoded apart, as sampling will have them. The same seed gives the same bits on the same kind
+    of machine with the same number of threads.
+
+    Args:
+        problems: those without an answer are passed over.
+        seed: order of the examples.
+        microbatch_tokens: most tokens, padding included, of one forward pass.
+    Returns:
+        Each step's mean loss over the answers' tokens, nats.
+    """
+    examples = _examples(tokenizer, problems, data)
+    torch.nn.Module.to(model, device=device, dtype=torch.float32)
+    torch.nn.Module.train(model, True)
+    torch.manual_seed(seed)  # dropout, where the architecture has it
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.999), weight_decay=spec.weight_decay, fused=True
+    )
+    losses: list[float] = []
+    said = start = time.monotonic()
+    for step, batch in zip(range(spec.steps), _batches(examples, spec.batch_size, seed), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, spec)
+        losses.append(_update(model, optimizer, batch, device, microbatch_tokens))
+        if time.monotonic() - said > _LOG_SECONDS or step == spec.steps - 1:
+            said = time.monotonic()
+            print(f"warm-up {step + 1}/{spec.steps}: loss {losses[-1]:.4f}, {said - start:.0f} s", flush=True)
+    torch.nn.Module.train(model, False)
+    return losses
+
+
+def learning_rate(step: int, spec: WarmUp) -> float:
+    """Rises linearly over the warm-up fraction, then falls to 0 as a cosine; of update `step`, from 0."""
+    rising = spec.warmup_fraction * spec.steps
+    if step < rising:
+        return spec.learning_rate * (step + 1) / (rising + 1)
+    return spec.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - rising) / (spec.steps - rising)))
+
+
+def _examples(tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem], data: Data) -> list[Example]:
+    answered = [problem for problem in problems if problem.answer]
+    prompts = encode_prompts(tokenizer, [problem.prompt for problem in answered], data)
+    answers = tokenizer([problem.answer for problem in answered], add_special_tokens=False)["input_ids"]
+    end = tokenizer.eos_token_id
+    return [(prompt, [*answer, end]) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def _batches(examples: Sequence[Example], size: int, seed: int) -> Iterator[list[Example]]:
+    """Endless: permutations of the examples one after another, each pool of batches sorted by length, then shuffled."""
+    generator = np.random.default_rng(seed)
+    order: list[int] = []
+    while True:
+        while len(order) < size * _POOL_BATCHES:
+            order.extend(generator.permutation(len(examples)).tolist())
+        pool, order = order[: size * _POOL_BATCHES], order[size * _POOL_BATCHES :]
+        pool.sort(key=lambda index: (len(examples[index][0]) + len(examples[index][1]), index))
+        for part in generator.permutation(_POOL_BATCHES):
+            yield [examples[index] for index in pool[part * size : (part + 1) * size]]
+
+
+def _update(
+    model: "PreTrainedModel",
+    optimizer: torch.optim.Optimizer,
+    batch: Sequence[Example],
+    device: torch.device,
+    microbatch_tokens: int,
+) -> float:
+    num_tokens = sum(len(answer) for _, answer in batch)
+    rows = max(1, microbatch_tokens // max(len(prompt) + len(answer) for prompt, answer in batch))
+    total = 0.0
+    for first in range(0, len(batch), rows):
+        loss = _loss(model, batch[first : first + rows], device) / num_tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+def _loss(model: "PreTrainedModel", batch: Sequence[Example], device: torch.device) -> Tensor:
+    """Sum of the answers' cross-entropies, nats. Padding on the right: causal attention never sees it, so no mask."""
+    width = max(len(prompt) + len(answer) for prompt, answer in batch)
+    ids = torch.zeros(len(batch), width, dtype=torch.long)
+    targets = torch.full((len(batch), width), _IGNORED)
+    for row, (prompt, answer) in enumerate(batch):
+        whole = torch.tensor([*prompt, *answer])
+        ids[row, : len(whole)] = whole
+        targets[row, len(prompt) : len(whole)] = whole[len(prompt) :]
+    # Logits of the shared part of the prompts would be thrown away.
+    needed = width - min(len(prompt) for prompt, _ in batch)
+    logits = model(input_ids=ids.to(device), logits_to_keep=needed + 1, use_cache=False).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets[:, -needed:].to(device).flatten(), ignore_index=_IGNORED, reduction="sum"
+    )
