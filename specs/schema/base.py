@@ -1,4 +1,4 @@
-"""What every section of a spec shares: strict, frozen, self-documented; and how a field says that it is no part of a result's identity."""
+"""What every section of a spec shares, and how a field says that it is no part of a result's identity."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Spec(BaseModel):
-    """A section of a spec file. Unknown keys are errors, values never change, the text under a field is its documentation."""
+    """A section of a spec file: unknown keys are errors, values never change, the text under a field documents it."""
 
     model_config = ConfigDict(
         extra="forbid",

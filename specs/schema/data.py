@@ -21,7 +21,8 @@ class Columns(Spec):
 
 class _Source(Spec):
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
-    """What the set is called in evaluations and tables; an evaluation set needs one. Empty: the task's, the file's or the dataset's own name."""
+    """What the set is called in evaluations and tables; an evaluation set needs one.
+    Empty: the task's, the file's or the dataset's own name."""
     limit: int = Field(0, ge=0)
     """Keep the first so many problems after deduplication; 0 keeps all."""
 
@@ -37,7 +38,8 @@ class ReasoningGymSource(_Source):
     size: int = Field(ge=1)
     """Problems to generate, before deduplication."""
     seed: int = Field(0, ge=0)
-    """Seed of the generator. Item i of seed s is item i+1 of seed s-1: keep the seeds of two sets further apart than their sizes."""
+    """Seed of the generator. Item i of seed s is item i+1 of seed s-1: keep the seeds of two sets further apart than
+    their sizes."""
 
 
 class ParquetSource(_Source):
@@ -47,6 +49,7 @@ class ParquetSource(_Source):
     path: str = Field(min_length=1)
     """File, relative to the spec file."""
     columns: Columns = Columns()
+    """Which column holds what."""
 
 
 class JsonlSource(_Source):
@@ -56,6 +59,7 @@ class JsonlSource(_Source):
     path: str = Field(min_length=1)
     """File, relative to the spec file."""
     columns: Columns = Columns()
+    """Which column holds what."""
 
 
 class HubSource(_Source):
@@ -65,9 +69,11 @@ class HubSource(_Source):
     path: str = Field(min_length=1)
     """Hub id or directory."""
     split: str = "train"
+    """Part of the dataset."""
     revision: str = "main"
     """Branch, tag or commit on the Hub."""
     columns: Columns = Columns()
+    """Which column holds what."""
 
 
 Source = Annotated[ReasoningGymSource | ParquetSource | JsonlSource | HubSource, Field(discriminator="source")]
@@ -91,9 +97,7 @@ class ChatPrompt(Spec):
     """Passed to templates that know it (Qwen3's hybrid models)."""
 
 
-Prompt = Annotated[
-    TemplatePrompt | ChatPrompt, Field(discriminator="type"), unless_said("type", "template")
-]
+Prompt = Annotated[TemplatePrompt | ChatPrompt, Field(discriminator="type"), unless_said("type", "template")]
 
 
 class Data(Spec):
@@ -104,9 +108,10 @@ class Data(Spec):
     evaluation: tuple[Source, ...] = ()
     """Named sets to evaluate on; none may share a problem with the training sets."""
     prompt: Prompt = TemplatePrompt()
+    """How a problem becomes the text that the model sees."""
     deduplicate: bool = True
-    """Remove copies of the same problem within a set (DAPO-Math holds each about a hundred times, the AIME files 32 times)."""
+    """Remove copies of the same problem within a set (DAPO-Math holds each some hundred times, the AIME files 32)."""
     overlap: Literal["error", "drop"] = "error"
     """A training problem that is also in an evaluation set: an error, or dropped from training."""
     max_prompt_length: int = Field(1024, ge=1)
-    """Training problems whose prompt is longer, in tokens, are left out; an evaluation problem that is longer is an error."""
+    """Tokens. Training problems with a longer prompt are left out; an evaluation problem with one is an error."""

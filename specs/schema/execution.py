@@ -31,6 +31,7 @@ class StagePolicy(Spec):
     retries: int = Field(0, ge=0, le=10)
     """Further attempts after a failure that is not the user's; training goes on from its last checkpoint."""
     retry_delay_seconds: float = Field(5.0, ge=0)
+    """Between a failure and the next attempt."""
     timeout_seconds: float = Field(0.0, ge=0)
     """The stage is stopped after so long; 0: no limit."""
 
@@ -39,7 +40,12 @@ class Stages(Spec):
     """Retries and time limits, stage by stage."""
 
     data: StagePolicy = StagePolicy()
+    """Fetching, filtering and staging problems."""
     base: StagePolicy = StagePolicy()
+    """Fetching or making the model, the warm-up included."""
     train: StagePolicy = StagePolicy(retries=1)
+    """Reinforcement; a further attempt goes on from the last checkpoint."""
     evaluate: StagePolicy = StagePolicy(retries=1)
+    """Measuring checkpoints."""
     report: StagePolicy = StagePolicy()
+    """The page that shows the run."""

@@ -28,21 +28,33 @@ class Experiment(Spec):
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field((0,), min_length=1)
     """One run each: the order of the prompts and the sampling."""
     matrix: Matrix | None = None
+    """The fields that vary between runs."""
     model: Model
+    """What is trained: {source: pretrained} or {source: scratch}."""
     data: Data
+    """Training and evaluation problems."""
     warm_up: WarmUp | None = None
+    """A supervised stage before reinforcement."""
     rollout: Rollout = TransformersRollout()
+    """How responses are sampled."""
     reward: Reward
+    """How responses are scored."""
     objective: Objective
+    """What is optimised."""
     advantage: Advantage = Advantage()
     """What is left out takes the objective's published setting."""
     reference: Reference = Reference()
     """What is left out takes the objective's published setting."""
     training: Training
+    """Batch algebra, optimizer, and how the work is spread."""
     evaluation: Evaluation = Evaluation()
+    """How checkpoints are measured."""
     launcher: Launcher = Launcher()
+    """What starts the training ranks."""
     resources: Resources = Resources()
+    """What a rank may use."""
     stages: Stages = Stages()
+    """Retries and time limits."""
 
     @model_validator(mode="before")
     @classmethod

@@ -8,7 +8,10 @@ from specs.schema.base import Spec
 
 
 class Matrix(Spec):
-    """Each combination of `product`, paired with each row of `zip`, less `exclude`, is one run per seed. Keys are paths such as objective.kl_coef."""
+    """Each combination of `product`, paired with each row of `zip`, less `exclude`, is one run per seed.
+
+    Keys are paths such as objective.kl_coef.
+    """
 
     product: dict[str, list[Any]] = Field(default_factory=dict)
     """Every combination of these values."""

@@ -43,10 +43,12 @@ class ScratchModel(Spec):
     model_type: str = "qwen3"
     """Any decoder architecture that transformers knows: qwen3, llama, gpt2, ..."""
     config: dict[str, ConfigValue] = Field(default_factory=dict)
-    """Fields of that architecture's transformers config (hidden_size, num_hidden_layers, ...); vocab_size comes from the tokenizer."""
+    """Fields of that architecture's transformers config (hidden_size, num_hidden_layers, ...), vocab_size excepted:
+    it comes from the tokenizer."""
     tokenizer: Tokenizer = ByteTokenizer()
+    """How text becomes tokens."""
     seed: int = Field(0, ge=0)
-    """Seed of the initial weights and of the warm-up; apart from the run's seed, so that all runs share one base model."""
+    """Seed of the initial weights and of the warm-up; apart from the run's, so that all runs share one base model."""
 
 
 Model = Annotated[PretrainedModel | ScratchModel, Field(discriminator="source")]

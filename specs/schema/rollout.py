@@ -33,7 +33,8 @@ class VllmRollout(_Rollout):
     cpu_cache_gib: float = execution(1.0, gt=0)
     """KV cache in GiB where the engine runs on a CPU."""
     sentinel_tolerance: float = execution(0.05, gt=0)
-    """After each load, the largest difference in nats allowed between the engine's and the learner's logprobs of the probe."""
+    """Nats: after each load, the largest difference allowed between the engine's and the learner's logprobs of the
+    probe."""
 
 
 Rollout = Annotated[
@@ -42,9 +43,10 @@ Rollout = Annotated[
 
 
 class Reward(Spec):
-    """The scorer of a response. One that raises or hangs gives its response reward 0 and a recorded failure, never the run's end."""
+    """The scorer of a response. One that raises or hangs costs its response a recorded failure and reward 0."""
 
     type: Literal["math_verify", "math_dapo", "reasoning_gym", "exact_match"]
-    """math_verify: mathematical equality, 1 or 0; math_dapo: DAPO's rule, 1 or -1; reasoning_gym: the task's own scorer, 0 to 1; exact_match: the stripped texts are equal, 1 or 0."""
+    """math_verify: mathematical equality, 1 or 0; math_dapo: DAPO's rule, 1 or -1; reasoning_gym: the task's own
+    scorer, 0 to 1; exact_match: the stripped texts are equal, 1 or 0."""
     timeout_seconds: float = execution(10.0, gt=0)
     """A scorer is stopped after so long on one response."""

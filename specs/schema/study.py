@@ -77,6 +77,7 @@ class Goal(Spec):
     metric: str = Field("mean@1", pattern=r"^(mean|pass|maj)@[1-9][0-9]{0,3}$")
     """mean@k, pass@k or maj@k; k at most evaluation.samples_per_problem."""
     direction: Literal["maximize", "minimize"] = "maximize"
+    """Whether more or less of it is better."""
 
 
 class Sampler(Spec):
@@ -104,7 +105,9 @@ class Study(Spec):
     parameters: dict[str, Range] = Field(min_length=1)
     """What varies: path of a field -> {float: [low, high], log}, {int: [low, high], step, log} or {choice: [...]}."""
     goal: Goal
+    """What a trial is judged by."""
     sampler: Sampler = Sampler()
+    """What proposes a trial's values."""
     trials: int = Field(ge=1)
     """Trials in all, those of earlier calls included."""
     on_failure: Literal["record", "stop"] = "record"

@@ -16,8 +16,9 @@ class Optimizer(Spec):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decay of the first and second moment, each in [0, 1)."""
     epsilon: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled."""
+    """Decoupled; the share of a weight, times the learning rate, that an update takes away."""
     max_grad_norm: float = Field(1.0, gt=0)
     """The global gradient norm is scaled down to it."""
 
@@ -35,7 +36,9 @@ class Offload(Spec):
     """What DeepSpeed keeps in host memory; needs ZeRO (2 or 3 for the optimizer, 3 for the parameters)."""
 
     optimizer: bool = False
+    """The optimizer's state and its step; ZeRO 2 or 3."""
     parameters: bool = False
+    """The parameters that are not in use; ZeRO 3."""
 
 
 class Checkpoint(Spec):
@@ -48,7 +51,7 @@ class Checkpoint(Spec):
 
 
 class Training(Spec):
-    """A step samples prompts_per_step x group_size responses and trains on them in minibatches x epochs optimizer updates."""
+    """A step samples prompts_per_step x group_size responses and trains on them in minibatches x epochs updates."""
 
     steps: int = Field(ge=1)
     """Batches of rollouts."""
@@ -61,7 +64,9 @@ class Training(Spec):
     epochs: int = Field(1, ge=1)
     """Passes over a step's rollouts."""
     optimizer: Optimizer = Optimizer()
+    """What makes an update of a gradient."""
     schedule: Schedule = Schedule()
+    """The learning rate over the updates."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of forward and backward; optimizer state and master weights stay float32."""
     export_every_steps: int = Field(0, ge=0)
@@ -73,6 +78,8 @@ class Training(Spec):
     zero_stage: Literal[0, 1, 2, 3] = execution(0)
     """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well."""
     offload: Offload = execution(Offload())
+    """What is kept in host memory."""
     gradient_checkpointing: bool = execution(False)
     """Recompute activations in the backward pass."""
     checkpoint: Checkpoint = execution(Checkpoint())
+    """When the whole state is saved."""
