@@ -1,0 +1,97 @@
+"""A published result is whole or not there."""
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.home import Home
+from pipelines.publish import damage, filling, locked, publish
+
+MANIFEST = {"stage": "data", "fingerprint": "f" * 64, "identity": {}, "inputs": {}}
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    output = tmp_path / "artifacts" / "data" / "ffff"
+    with filling(output) as aside:
+        (aside / "train").mkdir()
+        (aside / "train" / "part.txt").write_text("abc")
+        publish(aside, output, MANIFEST)
+    return output
+
+
+def test_a_published_directory_verifies(output):
+    assert damage(output, "manifest.json", "f" * 64) == ""
+    assert sorted(path.name for path in output.parent.iterdir()) == ["ffff"]
+
+
+def test_changed_content_of_the_same_size_is_found(output):
+    (output / "train" / "part.txt").write_text("abd")
+    assert damage(output, "manifest.json", "f" * 64) == "train/part.txt has another content than its manifest says"
+
+
+def test_a_truncated_file_is_found(output):
+    (output / "train" / "part.txt").write_text("ab")
+    assert damage(output, "manifest.json", "f" * 64) == "train/part.txt has 2 bytes, not 3"
+
+
+def test_a_missing_file_is_found(output):
+    (output / "train" / "part.txt").unlink()
+    assert damage(output, "manifest.json", "f" * 64) == "train/part.txt is missing"
+
+
+def test_a_manifest_of_another_fingerprint_does_not_count(output):
+    assert damage(output, "manifest.json", "0" * 64) == "manifest.json is missing or of another fingerprint"
+
+
+def test_publishing_again_replaces_what_was_damaged(output):
+    (output / "train" / "part.txt").write_text("ab")
+    with filling(output) as aside:
+        (aside / "new.txt").write_text("new")
+        publish(aside, output, MANIFEST)
+    assert damage(output, "manifest.json", "f" * 64) == ""
+    assert not (output / "train").exists()
+
+
+def test_a_failure_while_filling_leaves_nothing(tmp_path):
+    output = tmp_path / "data" / "ffff"
+    with pytest.raises(OSError, match="disk full"):
+        _fail_half_way(output)
+    assert list(output.parent.iterdir()) == []
+
+
+def test_what_a_killed_process_left_half_filled_is_swept(tmp_path):
+    output = tmp_path / "data" / "ffff"
+    left = output.parent / ".ffff.4711.1"
+    left.mkdir(parents=True)
+    with filling(output) as aside:
+        assert not left.exists()
+        publish(aside, output, MANIFEST)
+
+
+def test_a_lock_makes_the_second_process_wait_for_the_first(tmp_path):
+    home, waited = Home(tmp_path), []
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    holder = context.Process(target=_hold, args=(tmp_path, held))
+    holder.start()
+    assert held.wait(30)
+    with locked(home, "data-1", waiting=lambda: waited.append(time.monotonic())):
+        assert waited
+    holder.join()
+    assert holder.exitcode == 0
+
+
+def _fail_half_way(output: Path) -> None:
+    with filling(output) as aside:
+        (aside / "half.txt").write_text("half")
+        raise OSError("disk full")
+
+
+def _hold(root: Path, held) -> None:
+    with locked(Home(root), "data-1", waiting=lambda: os._exit(3)):
+        held.set()
+        time.sleep(1.2)
