@@ -3,6 +3,10 @@
 import torch
 from torch import Tensor
 
+from rpg.objectives.kl import ESTIMATORS
+from specs.schema.advantage import Advantage
+from specs.schema.objective import Objective, Rival
+
 EPSILON = 1e-4
 """Reward units, added to a standard deviation before dividing by it, as in TRL."""
 
@@ -33,6 +37,95 @@ def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: str, scale: str)
     if baseline in ("group_mean", "leave_one_out"):
         centred = torch.where(_varies(exact, group), centred, 0.0)
     return (centred / _scale(exact, group, scale)).to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def token_advantages(
+    objective: Objective,
+    advantage: Advantage,
+    *,
+    rewards: Tensor,
+    group_ids: Tensor,
+    lengths: Tensor,
+    old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """The advantage of every response token of a step, its responses laid end to end: all that a spec says of
+    advantages.
+
+    Args:
+        rewards: [responses], reward units; all responses of the step, over all ranks. So are the others.
+        group_ids: [responses]; responses to one prompt share it.
+        lengths: [responses], tokens of each.
+        old_logprobs, ref_logprobs: [tokens], nats; needed where `needs_logprobs(objective)`.
+    Returns:
+        [tokens], at least float32; constant.
+    Raises:
+        ValueError: as `advantages`, and where logprobs are needed and missing.
+    """
+    exact = rewards.detach().double()
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    later = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=rewards.device)
+    if isinstance(objective, Rival) and needs_logprobs(objective):
+        if old_logprobs is None or ref_logprobs is None:
+            raise ValueError("kl_in reward needs old_logprobs and ref_logprobs")
+        penalties = kl_penalties(objective, lengths=lengths, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+        if objective.kl_credit == "to_go":
+            later = penalties
+        else:
+            exact = exact - penalties[lengths.cumsum(0) - lengths]
+    responses = advantages(exact, group_ids, baseline=advantage.baseline, scale=advantage.scale)
+    tokens = responses[owner] - later
+    if advantage.whiten == "tokens":
+        tokens = whitened(tokens)
+    return tokens.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def needs_logprobs(objective: Objective) -> bool:
+    """Whether advantages depend on `old_logprobs` and `ref_logprobs`: the divergence is taken off the reward."""
+    return isinstance(objective, Rival) and objective.kl_in == "reward" and objective.kl_coef > 0
+
+
+def kl_penalties(objective: Rival, *, lengths: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """What an objective with kl_in reward takes off the reward that each token answers for, reward units.
+
+    kl_coef times the sum, over the whole response or from the token on, of the estimate at the policy that sampled.
+    With k1 and on policy, the expected gradient is exactly that of the whole response's KL(pi || pi_ref), either way;
+    off policy it is not, since the divergence is the sampler's.
+
+    Args:
+        lengths: [responses], each at least 1.
+        old_logprobs, ref_logprobs: [tokens], the responses laid end to end.
+    Returns:
+        [tokens], float64.
+    Source: Ahmadian 2024, arXiv:2402.14740 (whole response); Hu 2025, arXiv:2501.03262, eq. 4 (from the token on).
+    """
+    estimates = ESTIMATORS[objective.kl_estimator](old_logprobs.detach().double() - ref_logprobs.detach().double())
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    totals = estimates.new_zeros(len(lengths)).index_add(0, owner, estimates)
+    if objective.kl_credit == "response":
+        return objective.kl_coef * totals[owner]
+    before = totals.cumsum(0) - totals
+    return objective.kl_coef * (totals[owner] - (estimates.cumsum(0) - estimates - before[owner]))
+
+
+def whitened(values: Tensor) -> Tensor:
+    """(x - mean) / sqrt(variance + 1e-8), ddof 1, over all of them. Source: Hu 2025, arXiv:2501.03262; OpenRLHF's
+    epsilon."""
+    variance = values.var(correction=1) if values.numel() > 1 else values.new_zeros(())
+    return (values - values.mean()) * torch.rsqrt(variance + 1e-8)
+
+
+def overlong_penalties(lengths: Tensor, *, max_response_length: int, buffer: int) -> Tensor:
+    """DAPO's soft punishment: 0 up to max_response_length - buffer tokens, then falling linearly to -1 at the maximum.
+
+    Args:
+        lengths: [responses], tokens, the end token included.
+        buffer: tokens before the maximum in which the punishment grows, at least 1.
+    Returns:
+        [responses], reward units, to be added to the reward.
+    Source: Yu 2025, arXiv:2503.14476, eq. 13.
+    """
+    return -((lengths.double() - (max_response_length - buffer)) / buffer).clamp(0, 1)
 
 
 def varying_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:

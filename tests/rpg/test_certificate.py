@@ -1,0 +1,118 @@
+"""What the certificates say, and that they notice a wrong gradient."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from rpg.objectives import certificate
+from rpg.objectives.catalogue import catalogue, objective
+from rpg.objectives.certificate import Certificate, certify
+from rpg.objectives.enumeration import enumerate_world, response_probabilities
+
+EVERYTHING = [item for items in catalogue().values() for item in items]
+
+
+def of(**values: object) -> Certificate:
+    return certify(objective(values))
+
+
+@pytest.mark.parametrize("item", EVERYTHING, ids=lambda item: json.dumps(item.model_dump(mode="json"))[:90])
+def test_every_claim_holds(item: certificate.Objective) -> None:
+    assert certify(item).holds
+
+
+def test_rpg_without_a_clip_is_exact_in_every_situation() -> None:
+    for item in catalogue()["RPG without a clip"]:
+        assert item.claim == "always"
+        assert max(finding.error for finding in certify(item).findings) <= 1e-10
+
+
+def test_a_world_lists_every_response_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    # two tokens that go on: 1 + 2 + 4 + 8 responses that end within 4 tokens, and 16 that are cut
+    world = enumerate_world(3, 4, generator)
+    assert len(world.rewards) == 31
+    assert (
+        len({(*row.tolist(), *mask.tolist()) for row, mask in zip(world.tokens, world.response_mask, strict=True)})
+        == 31
+    )
+    total = response_probabilities(world, world.policy(generator)).sum().item()
+    assert math.isclose(total, 1, rel_tol=1e-12)
+
+
+def test_the_expected_gradient_agrees_with_automatic_differentiation_through_the_policy() -> None:
+    cases = certificate._cases()
+    slopes = certificate._slopes(objective({"type": "rpg", "level": "sequence", "clip": {"type": "none"}}), cases)
+    table = torch.log(cases.policy.clamp(min=1e-300)).requires_grad_()
+    logprobs = torch.log_softmax(table, -1)[cases.prefixes, cases.tokens]
+    expected = cases.probability[:, None] * torch.where(cases.response_mask, slopes * logprobs, 0)
+    (gradient,) = torch.autograd.grad(-expected.sum(), table)
+    assert torch.allclose(gradient, cases.expected(slopes), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "weighted", "on_policy", "off_policy"),
+    [
+        ("k1", False, "nothing", ""),
+        ("k2", False, "reverse KL of each token", ""),
+        ("k3", False, "forward KL of each token", ""),
+        ("k1", True, "reverse KL of each token", "reverse KL of each token"),
+        ("k2", True, "", ""),
+        ("k3", True, "reverse KL of each token", "reverse KL of each token"),
+    ],
+)
+def test_the_penalties_in_the_loss_are_the_gradients_that_enumeration_found(
+    estimator: str, weighted: bool, on_policy: str, off_policy: str
+) -> None:
+    found = of(type="ppo", kl_coef=1.0, kl_estimator=estimator, kl_weighted=weighted)
+    assert found.finding("on_policy", "apart").divergence_gradient_of == on_policy
+    assert found.finding("off_policy", "apart").divergence_gradient_of == off_policy
+
+
+def test_k1_off_policy_against_the_sampler_is_minus_the_forward_divergence() -> None:
+    found = of(type="ppo", kl_coef=1.0, kl_estimator="k1").finding("off_policy", "sampler")
+    assert found.divergence_gradient_of == "minus the forward KL of each token"
+
+
+def test_k1_in_the_reward_is_the_divergence_of_the_whole_response_on_policy_only() -> None:
+    for name in ("rloo", "reinforce_plus_plus"):
+        found = of(type=name)
+        assert found.finding("on_policy", "apart").divergence_gradient_of == "reverse KL of the response"
+        assert found.finding("off_policy", "apart").divergence_gradient_of == ""
+
+
+def test_no_penalty_on_single_tokens_has_the_gradient_of_the_whole_responses_divergence() -> None:
+    for estimator, weighted in (("k2", False), ("k3", False), ("k1", True), ("k3", True)):
+        found = of(type="ppo", kl_coef=1.0, kl_estimator=estimator, kl_weighted=weighted)
+        assert found.finding("on_policy", "apart").divergence_error["sequence"] > 0.3
+    whole = of(type="rpg", level="sequence", clip={"type": "none"})
+    assert whole.finding("off_policy", "apart").divergence_error["sequence"] <= 1e-10
+
+
+def test_the_unnormalised_forms_have_less_variance_than_the_normalised_ones() -> None:
+    variances = {
+        divergence: of(type="rpg", divergence=divergence).finding("on_policy", "apart").variance
+        for divergence in ("forward", "unnormalized_forward", "reverse", "unnormalized_reverse")
+    }
+    assert variances["unnormalized_forward"] < variances["forward"]
+    assert variances["unnormalized_reverse"] < variances["reverse"]
+
+
+def test_dividing_by_a_responses_own_length_turns_the_gradient() -> None:
+    assert of(type="grpo", kl_coef=0.0).length_cosine < 0.999
+    assert of(type="dr_grpo").length_cosine == 1
+
+
+def test_a_wrong_gradient_does_not_get_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = certificate.token_losses
+    monkeypatch.setattr(certificate, "token_losses", lambda *args, **inputs: (1 + 1e-8) * right(*args, **inputs))
+    assert not of(type="rpg", clip={"type": "none"}).holds
+    assert of(type="grpo").holds  # it claims nothing
+
+
+def test_a_certificate_is_plain_data() -> None:
+    data = json.loads(json.dumps(of(type="grpo").as_json()))
+    assert data["objective"]["type"] == "grpo"
+    assert data["claim"] == "never"
