@@ -13,9 +13,10 @@ import torch
 
 from rpg import ranks
 from rpg.data import encode_prompts, load_problems
-from rpg.engines import open_sampler
+from rpg.engines import open_sampler, sentinel
 from rpg.engines.base import Sampler
 from rpg.engines.deepspeed import Learner
+from rpg.engines.sentinel import Probe
 from rpg.prompts import PromptOrder, seed_of
 from rpg.reference import ReferenceSchedule
 from rpg.reference_policy import ReferencePolicy
@@ -25,10 +26,13 @@ from rpg.types import Problem
 from specs.errors import Problem as SpecProblem
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
-from specs.schema.rollout import TransformersRollout
+from specs.schema.rollout import TransformersRollout, VllmRollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+PROBE_TOKENS = 64
+"""At most; any text will do, so it is the first prompt said twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,14 @@ class Parts:
     reference: ReferencePolicy | None
     """None where the reference is the behaviour policy."""
     schedule: ReferenceSchedule
+    probe: Probe
+    """What the sampler and the learner are compared on."""
+
+    def give_sampler_weights(self, policy_version: int) -> None:
+        """Loads the learner's weights into the sampler. A vLLM engine then has to prove that it holds them."""
+        self.sampler.load_weights(self.learner.weights(), policy_version=policy_version)
+        if isinstance(self.spec.rollout, VllmRollout):
+            sentinel.check(self.sampler, self.learner.probe, self.probe, tolerance=self.spec.rollout.sentinel_tolerance)
 
 
 @contextmanager
@@ -103,6 +115,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             learner=learner,
             reference=None if spec.reference.source == "behaviour" else ReferencePolicy(learner.model),
             schedule=ReferenceSchedule.of(spec.reference),
+            probe=Probe(tuple([*prompts[0], *prompts[0]][: min(PROBE_TOKENS, max_length)]), prompt_length=1),
         )
 
 

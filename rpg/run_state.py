@@ -58,7 +58,7 @@ class RunState:
         parts.order.position = record["position"]
         parts.schedule.load_state_dict(record["reference"])
         self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
-        parts.sampler.load_weights(parts.learner.weights(), policy_version=self.policy_version)
+        parts.give_sampler_weights(self.policy_version)
 
 
 def _layout(parts: Parts) -> dict[str, int | str]:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,9 +47,14 @@ def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
     if run.trained(inputs["fingerprint"]):
         print(f"train: {run.path} is trained already", file=sys.stderr)
         return 0
+    import transformers
+
     from rpg import ranks
     from rpg.parts import choose_device, open_parts, use_threads
 
+    transformers.logging.disable_progress_bar()
+    # DeepSpeed 0.19 still calls torch's collectives by their old names.
+    warnings.filterwarnings("ignore", r".*is deprecated. Please use `torch.distributed", FutureWarning)
     device = choose_device(spec)
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -231,9 +231,9 @@ class Trainer:
         return loss, seen
 
     def sync(self) -> None:
-        """The sampler takes the new weights; one that holds a copy of its own proves that they arrived."""
+        """The sampler takes the new weights; an engine apart proves that they arrived."""
         self.state.policy_version += 1
-        self.parts.sampler.load_weights(self.parts.learner.weights(), policy_version=self.state.policy_version)
+        self.parts.give_sampler_weights(self.state.policy_version)
 
     def move_reference(self, kl_reverse: float) -> None:
         """Makes the reference the present policy where its schedule says so."""

@@ -1,8 +1,7 @@
 """The learner: a transformers model whose gradients, optimizer and shards are DeepSpeed's."""
 
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,19 +24,26 @@ class Policy(nn.Module):
         self.model = model
         self.temperature = temperature
 
-    def forward(self, input_ids: Tensor, sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, input_ids: Tensor, sources: Tensor, targets: Tensor, temperature: float | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of `targets`, nats, float32. [n] each
 
         Args:
             input_ids: token ids, padded on the right. [b, L]
             sources: positions in the flattened [b * L] whose hidden states predict the targets. [n]
             targets: token ids. [n]
+            temperature: another than the policy's own.
         """
         hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         head = self.model.get_output_embeddings()
         chosen = hidden.flatten(0, 1).index_select(0, sources)
         return token_logprobs(
-            chosen, head.weight, targets, temperature=self.temperature, bias=getattr(head, "bias", None)
+            chosen,
+            head.weight,
+            targets,
+            temperature=self.temperature if temperature is None else temperature,
+            bias=getattr(head, "bias", None),
         )
 
 
@@ -85,6 +91,14 @@ class Learner:
         """Logprobs and entropies of the batch's response tokens, nats. [n] each; differentiable where gradients are on."""
         logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets)
         return logprobs, entropies
+
+    @torch.no_grad()
+    def probe(self, token_ids: Sequence[int], prompt_length: int) -> list[float]:
+        """Logprobs of the tokens after the prompt at temperature 1, nats: what the sampler must agree with. All ranks call."""
+        ids = torch.tensor(token_ids, device=self.device)
+        sources = torch.arange(prompt_length - 1, len(token_ids) - 1, device=self.device)
+        logprobs, _ = self._engine(ids[None], sources, ids[prompt_length:], 1.0)
+        return [float(logprob) for logprob in logprobs]
 
     def backward(self, loss: Tensor) -> None:
         """Adds the loss's gradient. Over an update and all ranks the losses sum to the update's loss.
@@ -195,9 +209,3 @@ def deepspeed_config(training: Training, *, device_type: str, lends_weights: boo
         },
         "steps_per_print": 10**9,
     }
-
-
-def quiet() -> None:
-    """Before the first import of deepspeed: names the accelerator, so that it need not guess aloud."""
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")

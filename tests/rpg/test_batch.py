@@ -1,0 +1,88 @@
+"""Who trains on what, and where the tokens stand."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpg.batch import Rows, StepRollouts, collate, join, microbatch, plan_microbatches
+from rpg.rewards.score import Score
+from rpg.types import Rollout, RolloutGroup
+
+
+def example() -> StepRollouts:
+    """Two prompts, two responses each, all of another length; a token's id tells where it stands."""
+    groups = [
+        RolloutGroup(
+            (1, 2), (Rollout((3, 4, 5), (-0.3, -0.4, -0.5), "stop"), Rollout((6,), (-0.6,), "length")), policy_version=7
+        ),
+        RolloutGroup((10,), (Rollout((11, 12), (-1.1, -1.2), "stop"), Rollout((13,), (-1.3,), "stop")), policy_version=7),
+    ]
+    scores = [Score(value=float(value), correct=False) for value in range(4)]
+    return collate(groups, problems=[5, 9], responses=["a", "b", "c", "d"], scores=scores)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    ranks=st.integers(1, 4),
+    max_tokens=st.integers(1, 120),
+)
+def test_every_response_is_trained_on_once_by_one_rank(lengths: list[int], ranks: int, max_tokens: int) -> None:
+    array = np.array(lengths)
+    plans = [
+        plan_microbatches(array, range(len(lengths)), ranks=ranks, rank=rank, max_tokens=max_tokens)
+        for rank in range(ranks)
+    ]
+    counted = [index for plan in plans for rows in plan if rows.counts for index in rows.rollouts]
+    assert sorted(counted) == list(range(len(lengths)))
+    assert len({len(plan) for plan in plans}) == 1, "every rank makes the same number of passes"
+    for rows in (rows for plan in plans for rows in plan):
+        assert len(rows.rollouts) == 1 or len(rows.rollouts) * array[list(rows.rollouts)].max() <= max_tokens
+
+
+@given(lengths=st.lists(st.integers(1, 40), min_size=8, max_size=40))
+def test_the_ranks_shares_differ_by_at_most_one_response(lengths: list[int]) -> None:
+    array = np.array(lengths)
+    loads = [
+        sum(
+            int(array[list(rows.rollouts)].sum())
+            for rows in plan_microbatches(array, range(len(lengths)), ranks=2, rank=rank, max_tokens=10)
+            if rows.counts
+        )
+        for rank in range(2)
+    ]
+    assert abs(loads[0] - loads[1]) <= max(lengths)
+
+
+def test_a_pass_predicts_each_response_token_from_the_position_before_it() -> None:
+    step = example()
+    batch = microbatch(step, Rows((0, 2, 1)), torch.device("cpu"))
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [10, 11, 12, 0, 0], [1, 2, 6, 0, 0]]
+    assert batch.targets.tolist() == [3, 4, 5, 11, 12, 6]
+    assert batch.input_ids.flatten()[batch.sources + 1].tolist() == batch.targets.tolist()
+    assert batch.response_mask.tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
+    assert step.token_ids[batch.tokens.numpy()].tolist() == batch.targets.tolist()
+
+
+def test_spreading_and_picking_are_inverse() -> None:
+    batch = microbatch(example(), Rows((0, 2, 1)), torch.device("cpu"))
+    values = torch.arange(1.0, 7.0, requires_grad=True)
+    spread = batch.spread(values)
+    assert spread.tolist() == [[1, 2, 3], [4, 5, 0], [6, 0, 0]]
+    assert batch.pick(spread).tolist() == values.tolist()
+    spread.sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [1.0] * 6
+
+
+def test_a_pass_that_only_keeps_time_weighs_nothing() -> None:
+    batch = microbatch(example(), Rows((1,), counts=False), torch.device("cpu"))
+    assert batch.response_mask.sum() == 0
+
+
+def test_the_ranks_shares_join_in_order() -> None:
+    both = join([example(), example()])
+    assert both.group_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert both.problems == (5, 9, 5, 9)
+    assert both.starts.tolist() == [0, 3, 4, 6, 7, 10, 11, 13, 14]
+    assert both.sequence_lengths.tolist() == [5, 3, 3, 2] * 2

@@ -1,0 +1,110 @@
+"""A run small enough for a test: two-digit-alphabet problems, a model of some thousand parameters, a directory to train in."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specs.schema.experiment import Experiment
+
+TOKENS = ["<pad>", "<eos>", "0", "1", "="]
+PROBLEMS = ["0=", "1=", "01=", "10=", "011=", "100=", "0101=", "11111="]
+
+SPEC: dict[str, Any] = {
+    "name": "tiny",
+    "model": {"source": "pretrained", "path": "base"},
+    "data": {"train": [{"source": "parquet", "name": "train", "path": "train.parquet"}]},
+    "reward": {"type": "exact_match"},
+    "rollout": {"max_response_length": 8},
+    "objective": {"type": "rpg", "kl_coef": 0.1},
+    "reference": {"source": "snapshot", "update": {"every_steps": 3}},
+    "training": {
+        "steps": 6,
+        "prompts_per_step": 4,
+        "group_size": 8,
+        "minibatches": 2,
+        "microbatch_tokens": 60,
+        "optimizer": {"learning_rate": 0.01},
+        "schedule": {"type": "linear", "warmup_updates": 2},
+        "checkpoint": {"every_steps": 2},
+    },
+}
+
+
+def make_inputs(directory: Path) -> None:
+    """Fills `base` (model and tokenizer) and `data`."""
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    vocabulary = {token: index for index, token in enumerate(TOKENS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    base = directory / "base"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(base)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(TOKENS),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=32,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(base)
+    rows = [
+        {"problem_id": f"p{i}", "prompt": prompt, "answer": prompt[0], "dataset": "train", "metadata": "{}"}
+        for i, prompt in enumerate(PROBLEMS)
+    ]
+    data = directory / "data"
+    data.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), data / "train.parquet")
+
+
+def make_run(inputs: Path, run_dir: Path, **changes: dict[str, Any]) -> Path:
+    """A run's directory with the spec above, sections changed field by field."""
+    spec = {name: dict(value) if isinstance(value, dict) else value for name, value in SPEC.items()}
+    for section, fields in changes.items():
+        spec[section] = {**spec.get(section, {}), **fields}
+    run_dir.mkdir(parents=True)
+    (run_dir / "spec.json").write_text(Experiment.model_validate(spec).model_dump_json())
+    where = {name: os.path.relpath(inputs / name, run_dir) for name in ("data", "base")}
+    (run_dir / "inputs.json").write_text(json.dumps({"run_id": run_dir.name, "fingerprint": "f" * 64, **where}))
+    return run_dir
+
+
+def start(command: list[str], **options: Any) -> "subprocess.Popen[str]":
+    """A trainer, or a rank of one, with its words captured."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("environment", {})}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def train(run_dir: Path, *, expect: int = 0, command: list[str] | None = None) -> str:
+    """Trains until the process ends; returns what it said."""
+    process = start(command or [sys.executable, "-m", "rpg.train", str(run_dir)])
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == expect, said
+    return said
+
+
+def rows(run_dir: Path, table: str) -> list[dict[str, Any]]:
+    """The valid rows of a table: of each step, those of the attempt that counts."""
+    attempts = [json.loads(path.read_text()) for path in sorted((run_dir / "attempts").glob("*.json"))]
+    found: list[dict[str, Any]] = []
+    for path in sorted((run_dir / "segments" / table).glob("*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            later = [a["resumed_from_step"] for a in attempts if a["attempt"] > row["attempt"]]
+            if all(row["step"] <= step for step in later):
+                found.append(row)
+    return found
