@@ -36,9 +36,12 @@ def make(experiment: Experiment, data_dir: Path | None, out: Path) -> None:
     Raises:
         SpecError: the model does not exist or its settings are wrong.
     """
+    from transformers.utils import logging
+
     from rpg.device import choose_device, use_threads
 
     start = time.monotonic()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     use_threads(experiment.resources)
     device = choose_device(experiment.resources)
     if isinstance(experiment.model, PretrainedModel) and experiment.warm_up is None:

@@ -1,0 +1,153 @@
+"""mean@k, pass@k and maj@k of a checkpoint, with intervals. Pure functions on [problems, samples] tables; no torch."""
+
+import itertools
+import math
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Correct = NDArray[np.bool_]
+"""[problems, samples]: which responses are right."""
+PerProblem = NDArray[np.float64]
+
+_RESAMPLES = 10_000
+_MOST_SUBSETS = 1_000
+"""Of n samples taken k at a time: all of them up to so many, else so many drawn at random."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A metric's value on a set, and its interval."""
+
+    metric: str
+    """mean@k, pass@k or maj@k."""
+    value: float
+    ci_low: float
+    ci_high: float
+
+
+def measures(
+    correct: Correct, votes: Sequence[Sequence[Hashable | None]], *, confidence: float, seed: int
+) -> list[Measure]:
+    """Every measure of one checkpoint on one set: mean@n, and pass@k and maj@k for k = 1, 2, 4, ... and n.
+
+    Args:
+        correct: [problems, samples].
+        votes: what each response answers, the same shape; None abstains.
+        confidence: level of the intervals, in (0, 1).
+        seed: of the bootstrap, and of the subsets of maj@k where there are too many to take all.
+    """
+    num_samples = correct.shape[1]
+    tables = {f"mean@{num_samples}": mean_at_k(correct)}
+    tables |= {f"pass@{k}": pass_at_k(correct, k) for k in sizes(num_samples)}
+    tables |= {f"maj@{k}": majority_at_k(correct, votes, k, seed=seed) for k in sizes(num_samples)}
+    return [Measure(metric, *interval(values, confidence=confidence, seed=seed)) for metric, values in tables.items()]
+
+
+def sizes(num_samples: int) -> list[int]:
+    """1, 2, 4, ... below the number of samples, and that number.
+
+    Example:
+        >>> sizes(12)
+        [1, 2, 4, 8, 12]
+    """
+    return [*itertools.takewhile(lambda k: k < num_samples, (2**power for power in itertools.count())), num_samples]
+
+
+def mean_at_k(correct: Correct) -> PerProblem:
+    """Each problem's share of right responses: [problems]."""
+    return np.asarray(correct.mean(axis=1), dtype=np.float64)
+
+
+def pass_at_k(correct: Correct, k: int) -> PerProblem:
+    """Each problem's chance that at least one of k responses is right: [problems], an unbiased estimate.
+
+    1 - C(n - c, k) / C(n, k), with c right ones among n samples: the share of subsets of k that hold a right one.
+    Source: Chen 2021, arXiv:2107.03374, eq. 1.
+    Example: of three responses one is right; two of the three pairs hold it.
+        >>> round(pass_at_k(np.array([[True, False, False]]), 2).item(), 4)
+        0.6667
+    """
+    num_samples = correct.shape[1]
+    if not 1 <= k <= num_samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, there are {num_samples}")
+    misses = [math.comb(num_samples - int(right), k) for right in correct.sum(axis=1)]
+    return 1 - np.array(misses, dtype=np.float64) / math.comb(num_samples, k)
+
+
+def majority_at_k(correct: Correct, votes: Sequence[Sequence[Hashable | None]], k: int, *, seed: int) -> PerProblem:
+    """Each problem's chance that the most frequent answer of k responses is right: [problems].
+
+    The mean over subsets of k of the n samples: all subsets, or 1,000 drawn with `seed` where there are more. Answers
+    that tie count in equal parts; abstentions have no vote, and a subset of abstentions is wrong. Where a scorer judges
+    responses of one answer differently, the answer counts as its share of right responses.
+    Example: 7, 7 and 3 were answered and 7 is right: each pair has a 7, but two pairs are ties.
+        >>> right = np.array([[True, True, False]])
+        >>> round(majority_at_k(right, [["7", "7", "3"]], 2, seed=0).item(), 4)
+        0.6667
+    """
+    num_samples = correct.shape[1]
+    if not 1 <= k <= num_samples:
+        raise ValueError(f"maj@{k} needs at least {k} samples, there are {num_samples}")
+    subsets = _subsets(num_samples, k, seed)
+    rows = [_majority(right, cast, subsets) for right, cast in zip(correct, votes, strict=True)]
+    return np.array(rows, dtype=np.float64)
+
+
+def _subsets(num_samples: int, k: int, seed: int) -> NDArray[np.int64]:
+    """[subsets, k] positions."""
+    if math.comb(num_samples, k) <= _MOST_SUBSETS:
+        return np.array(list(itertools.combinations(range(num_samples), k)))
+    generator = np.random.default_rng([seed, num_samples, k])
+    return np.stack([generator.permutation(num_samples)[:k] for _ in range(_MOST_SUBSETS)])
+
+
+def _majority(correct: NDArray[np.bool_], votes: Sequence[Hashable | None], subsets: NDArray[np.int64]) -> float:
+    answers = {vote: index for index, vote in enumerate(dict.fromkeys(vote for vote in votes if vote is not None))}
+    if not answers:
+        return 0.0
+    ballots = np.zeros((len(votes), len(answers)))
+    for sample, vote in enumerate(votes):
+        if vote is not None:
+            ballots[sample, answers[vote]] = 1.0
+    rightness = (ballots * correct[:, None]).sum(axis=0) / ballots.sum(axis=0)
+    counts = ballots[subsets].sum(axis=1)  # [subsets, answers]
+    most = counts.max(axis=1, keepdims=True)
+    winners = (counts == most) & (most > 0)
+    shares = (winners * rightness).sum(axis=1) / np.maximum(winners.sum(axis=1), 1)
+    return float(shares.mean())
+
+
+def interval(values: PerProblem, *, confidence: float, seed: int) -> tuple[float, float, float]:
+    """Mean over problems with its bootstrap interval (BCa): value, low, high.
+
+    The problems are a sample of those that could have been asked. Where all have the same value, or there is one only,
+    the data say nothing of the spread and the interval is the value itself.
+    Raises:
+        ValueError: no values.
+    Source: Efron 1987, Better Bootstrap Confidence Intervals; the percentile interval where BCa has none.
+    """
+    if values.size == 0:
+        raise ValueError("no problems to measure")
+    mean = float(values.mean())
+    if np.ptp(values) == 0:
+        return mean, mean, mean
+    for method in ("BCa", "percentile"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a degenerate jackknife: then the ends are not finite
+            ends = stats.bootstrap(
+                (values,),
+                np.mean,
+                n_resamples=_RESAMPLES,
+                confidence_level=confidence,
+                method=method,
+                batch=max(1, 4_000_000 // values.size),
+                rng=np.random.default_rng(seed),
+            ).confidence_interval
+        if np.isfinite(ends.low) and np.isfinite(ends.high):
+            break
+    return mean, float(ends.low), float(ends.high)
