@@ -41,7 +41,8 @@ def run(file: File, overrides: Overrides = None) -> None:
 def resume(run_id: RunId) -> None:
     """Goes on from the run's last checkpoint, with the spec it was started with."""
     from pipelines.home import Home
-    from pipelines.runs import find_run, frozen_document
+    from pipelines.runs import find_run
+    from pipelines.stopping import frozen_document
 
     home = Home.from_environment()
     found = find_run(home, run_id)
@@ -56,7 +57,8 @@ def cancel(
     import sys
 
     from pipelines.home import Home
-    from pipelines.runs import cancel_run, find_run
+    from pipelines.runs import find_run
+    from pipelines.stopping import cancel_run
 
     home = Home.from_environment()
     print(cancel_run(home, find_run(home, run_id), grace), file=sys.stderr)
