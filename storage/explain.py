@@ -19,6 +19,11 @@ def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
     return text
 
 
+def is_about_files(error: duckdb.Error) -> bool:
+    """Whether a file is at fault and not the statement. (A damaged page header raises a bare Error.)"""
+    return type(error) in (duckdb.Error, duckdb.IOException, duckdb.InternalException) or ".parquet" in str(error)
+
+
 def table_names(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """The tables and views that anyone may query."""
     rows = connection.execute(

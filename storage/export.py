@@ -29,9 +29,8 @@ def export_run(home_root: Path, run_id: str, directory: Path) -> dict[str, int]:
     with connection:
         for table in TABLES:
             target = directory / f"{table}.parquet"
-            connection.execute(
-                f"COPY (FROM {table} WHERE run_id = {quoted(run_id)}) TO {quoted(target)} (FORMAT parquet, COMPRESSION zstd)"
-            )
+            rows = f"FROM {table} WHERE run_id = {quoted(run_id)}"
+            connection.execute(f"COPY ({rows}) TO {quoted(target)} (FORMAT parquet, COMPRESSION zstd)")
             counts[table] = _num_rows(target)
             if not counts[table]:
                 target.unlink()

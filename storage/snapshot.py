@@ -1,17 +1,19 @@
 """One consistent look at everything recorded: the database as published, and from the segments what it lacks."""
 
 import logging
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
 from storage import database, relations
-from storage.catalogue import Rows, read_attempts, read_catalogue
+from storage.catalogue import read_attempts, read_catalogue
 from storage.columns import NATIVE, PARQUET, column_list
-from storage.segments import BadSegmentError, Segment, inspect, scan
+from storage.segments import BadSegmentError, Segment, inspect, read, scan
 
 _log = logging.getLogger("storage")
+_ByTable = defaultdict[str, list[Segment]]
 
 
 @dataclass(frozen=True)
@@ -58,70 +60,76 @@ def sort_segments(on_disk: list[Segment], known: list[Loaded]) -> Sorted:
     )
 
 
-def open_snapshot(root: Path, *, sandboxed: bool = True) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
-    """A connection with every table and view, shut off from the rest of the machine; and what was left out, and why."""
+def open_snapshot(
+    root: Path, *, sandboxed: bool = True, thorough: bool = False
+) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
+    """A connection with every table and view, and what was left out of them, and why.
+
+    Args:
+        sandboxed: SQL that a user wrote reads what is recorded and nothing else of the machine.
+        thorough: read every segment whole first, and leave out those that cannot be; else their footers are trusted.
+    """
     connection = database.connect()
     warnings: list[str] = []
     trouble = database.attach(connection, root)
     if trouble and trouble != "missing":
-        warnings.append(
-            f"experiments.duckdb is {trouble}; reading the segments instead (`rpg db rebuild` makes it again)"
-        )
+        warnings.append(f"experiments.duckdb is {trouble}; reading the segments (`rpg db rebuild` makes it again)")
     known = [] if trouble else loaded_segments(connection, "store.recorded")
     # The order matters. State before segments: the evaluation that it names is on disk.
     # Segments before attempts: no row is seen without the attempt that wrote it, so none beside the row it replaces.
     catalogue = read_catalogue(root)
     found = sort_segments(scan(root), known)
     catalogue["attempts"] = read_attempts(root)
-    _create_catalogue(connection, catalogue)
-    warnings += _create_recorded(connection, root, found, attached=not trouble)
+    connection.execute(database.sql("catalogue.sql"))
+    for table, rows in catalogue.items():
+        database.insert_rows(connection, table, rows)
+    warnings += _create_recorded(connection, root, found, attached=not trouble, thorough=thorough)
     connection.execute(database.sql("queries/views.sql"))
     if sandboxed:
-        _shut_off(connection, root)
+        connection.execute(f"SET allowed_directories = [{relations.quoted(root)}]")
+        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
     for warning in warnings:
         _log.warning(warning)
     return connection, tuple(warnings)
 
 
-def _create_catalogue(connection: duckdb.DuckDBPyConnection, catalogue: Rows) -> None:
-    connection.execute(database.sql("catalogue.sql"))
-    for table, rows in catalogue.items():
-        database.insert_rows(connection, table, rows)
-
-
-def _create_recorded(connection: duckdb.DuckDBPyConnection, root: Path, found: Sorted, *, attached: bool) -> list[str]:
+def _create_recorded(
+    connection: duckdb.DuckDBPyConnection, root: Path, found: Sorted, *, attached: bool, thorough: bool
+) -> list[str]:
     """The views `recorded.<table>` over database and segments. Returns the segments left out."""
     connection.execute("CREATE SCHEMA recorded; CREATE TABLE recorded.gone (segment_id BIGINT)")
     database.insert_rows(connection, "recorded.gone", [{"segment_id": number} for number in found.gone])
-    warnings = [f"skipped {entry.segment.key}: {entry.problem}" for entry in found.loaded if entry.problem]
-    current: dict[str, list[Segment]] = {name: [] for name in (*NATIVE, *PARQUET)}
-    other: dict[str, list[Segment]] = {name: [] for name in (*NATIVE, *PARQUET)}
-    for entry in found.loaded:
-        if entry.segment.table in PARQUET and not entry.problem:
-            (current if entry.current_columns else other)[entry.segment.table].append(entry.segment)
-    for segment in found.fresh:
-        try:
-            _, is_current = inspect(root, segment)
-        except BadSegmentError as error:
-            warnings.append(f"skipped {segment.key}: {error}")
-        except FileNotFoundError:
-            continue  # taken away since the scan
-        else:
-            (current if is_current else other)[segment.table].append(segment)
+    current, other, skipped = _segments_to_read(root, found, thorough=thorough)
     for table in (*NATIVE, *PARQUET):
         relation = relations.parquet(table, root, current[table], other[table])
         if table in NATIVE and attached:
             relation = f"{_stored(table, found.gone)} UNION ALL BY NAME {relation}"
         connection.execute(f"CREATE VIEW recorded.{table} AS {relation}")
-    return warnings
+    return skipped
+
+
+def _segments_to_read(root: Path, found: Sorted, *, thorough: bool) -> tuple[_ByTable, _ByTable, list[str]]:
+    """Of each table the segments with today's columns, those with others; and a line for each that is left out."""
+    current, other = _ByTable(list), _ByTable(list)
+    skipped = [f"skipped {entry.segment.key}: {entry.problem}" for entry in found.loaded if entry.problem]
+    outside = [entry for entry in found.loaded if entry.segment.table in PARQUET and not entry.problem]
+    unread = [*(entry.segment for entry in outside), *found.fresh] if thorough else found.fresh
+    for entry in [] if thorough else outside:
+        (current if entry.current_columns else other)[entry.segment.table].append(entry.segment)
+    for segment in unread:
+        try:
+            if thorough:
+                read(root, segment)
+            _, is_current = inspect(root, segment)
+        except BadSegmentError as error:
+            skipped.append(f"skipped {segment.key}: {error}")
+        except FileNotFoundError:
+            continue  # taken away since the scan
+        else:
+            (current if is_current else other)[segment.table].append(segment)
+    return current, other, skipped
 
 
 def _stored(table: str, gone: list[int]) -> str:
     select = f"SELECT {column_list(table)} FROM store.recorded.{table}"
     return f"{select} WHERE segment_id NOT IN (FROM recorded.gone)" if gone else select
-
-
-def _shut_off(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
-    """SQL that a user wrote reads what is recorded and nothing else."""
-    connection.execute(f"SET allowed_directories = [{relations.quoted(root)}]")
-    connection.execute("SET enable_external_access = false; SET lock_configuration = true")

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from storage.errors import QueryError
-from storage.explain import explain
+from storage.explain import explain, is_about_files
 from storage.ingest import Ingested, ingest
 from storage.snapshot import open_snapshot
 
@@ -70,24 +70,30 @@ class Store:
         Raises:
             QueryError: the statement is wrong, does not read, or touches what is not recorded here.
         """
+        for _ in range(2):  # twice: a file may go away between the look at the directories and the reading
+            try:
+                return self._run(sql, params)
+            except duckdb.Error:
+                continue
         try:
-            return self._run(sql, params)
-        except duckdb.IOException:
-            return self._run(sql, params)  # a file went away between the look at the directory and the reading
+            return self._run(sql, params, thorough=True)
+        except duckdb.Error as error:
+            raise QueryError(f"{error}\n  hint: `rpg db check` says what is damaged") from error
 
     def ingest(self) -> Ingested:
         """Loads what is not in the database yet; waits for another ingester."""
         return ingest(self.root)
 
-    def _run(self, sql: str, params: Sequence[object] | Mapping[str, object]) -> Result:
-        connection, warnings = open_snapshot(self.root)
+    def _run(self, sql: str, params: Sequence[object] | Mapping[str, object], *, thorough: bool = False) -> Result:
+        """Raises QueryError for what the statement gets wrong, duckdb.Error where a file may be at fault."""
+        connection, warnings = open_snapshot(self.root, thorough=thorough)
         try:
             _require_reading(connection, sql)
             relation = connection.sql(sql, params=params or None)
             table = relation.to_arrow_table() if relation is not None else pa.table({})
-        except duckdb.IOException:
-            raise
         except duckdb.Error as error:
+            if is_about_files(error):
+                raise
             raise QueryError(explain(connection, error)) from error
         finally:
             connection.close()

@@ -49,6 +49,7 @@ class RecordedRun:
         }
         write_json(self.path / "run.json", identity)
         self.save()
+        self.attempt = 0
         self.writer = SegmentWriter(self.path, run_id, 0)
 
     def save(self) -> None:
@@ -59,6 +60,7 @@ class RecordedRun:
         """A start of the trainer."""
         document = {"attempt": attempt, "resumed_from_step": resumed_from_step, "started_at": NOON.isoformat()}
         write_json(self.path / "attempts" / f"{attempt:04}.json", document)
+        self.attempt = attempt
         self.writer = SegmentWriter(self.path, self.run_id, attempt)
 
     def step(self, step: int, *, reward: float = 0.5, rollouts: int = 2, tokens: int = 3) -> None:
@@ -84,7 +86,7 @@ class RecordedRun:
 
     def checkpoint(self, step: int) -> None:
         """A row that names a checkpoint."""
-        row = CheckpointRow(self.run_id, 1, step, f"checkpoints/step-{step:06}", "full", 4096, NOON)  # type: ignore[arg-type]
+        row = CheckpointRow(self.run_id, self.attempt, step, f"checkpoints/step-{step:06}", "full", 4096, NOON)  # type: ignore[arg-type]
         self.writer.rows([row])
         self.flush()
 

@@ -1,0 +1,101 @@
+"""The verbs that look after the home: db rebuild, db check, export, gc."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.cli import main
+from tests.storage.recording import RecordedRun, write_json
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "home"
+    monkeypatch.setenv("RPG_HOME", str(root))
+    run = RecordedRun(root, "sums-s0-aaaa1111")
+    run.start(1)
+    run.steps(1, 3)
+    run.start(2, resumed_from_step=2)
+    run.steps(3, 3)
+    run.evaluate()
+    weights = run.path / "weights" / "step-000003"
+    weights.mkdir(parents=True)
+    (weights / "model.safetensors").write_bytes(b"weights")
+    write_json(run.path / "spec.json", {"name": "sums"})
+    for stage, fingerprint in (("data", "d" * 64), ("data", "9" * 64), ("base", "8" * 64)):
+        directory = root / "artifacts" / stage / fingerprint[:16]
+        write_json(directory / "manifest.json", {"stage": stage, "fingerprint": fingerprint, "files": {}})
+        (directory / "content").write_bytes(b"x" * 2**20)
+    return root
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> Call:  # noqa: ARG001
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_rebuild_says_what_it_loaded_and_check_finds_nothing(call: Call, home: Path) -> None:
+    assert call("db", "rebuild") == (0, "18 segments, 18 rows\n", "")
+    assert (home / "experiments.duckdb").is_file()
+    assert call("db", "check") == (0, "all is well\n", "")
+
+
+def test_check_names_every_problem_and_exits_with_1(call: Call, home: Path) -> None:
+    call("db", "rebuild")
+    broken = home / "runs/sums-s0-aaaa1111/segments/metrics/a0001-s000001-000001.parquet"
+    broken.write_bytes(b"PAR1")
+    code, out, _ = call("db", "check")
+    assert code == 1
+    assert [line.split(": ")[0] for line in out.splitlines()] == [broken.relative_to(home).as_posix()] * 2
+    assert len(json.loads(call("db", "check", "--json")[1])) == 2
+    code, out, err = call("db", "rebuild")
+    assert (code, out) == (0, "17 segments, 15 rows, 1 skipped\n")
+    assert (
+        "skipped runs/sums-s0-aaaa1111/segments/metrics/a0001-s000001-000001.parquet: not a whole Parquet file" in err
+    )
+
+
+def test_export_writes_the_rows_that_count_spec_and_weights(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "run"
+    code, said, _ = call("export", "aaaa", str(out))
+    assert code == 0
+    assert said.startswith(f"{out}: 9 metrics, 6 rollouts, 18 tokens, 2 evaluations, 1 evaluation_samples, 3 events")
+    assert pq.read_table(out / "metrics.parquet").num_rows == 9
+    assert pq.read_table(out / "runs.parquet").column("run_id").to_pylist() == ["sums-s0-aaaa1111"]
+    assert (out / "weights/step-000003/model.safetensors").read_bytes() == b"weights"
+    assert json.loads((out / "spec.json").read_text()) == {"name": "sums"}
+    assert not (out / "checkpoints.parquet").exists()
+
+
+def test_export_overwrites_nothing(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for target in (tmp_path / "full", tmp_path / "full" / "file"):
+        code, _, err = call("export", "aaaa", str(target))
+        assert (code, err) == (2, f"{target} exists and is not an empty directory\n")
+
+
+def test_gc_lists_what_no_run_refers_to_and_removes_it_when_told(call: Call, home: Path) -> None:
+    code, out, err = call("gc")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["base", "data"]
+    assert err == "nothing was removed; --yes removes without asking\n"
+    assert len(list(home.glob("artifacts/*/*"))) == 3
+    assert len(json.loads(call("gc", "--json")[1])) == 2
+    code, _, err = call("gc", "--yes")
+    assert (code, err) == (0, "removed 2 artifacts, 2.0 MiB\n")
+    assert [path.name for path in home.glob("artifacts/*/*")] == ["d" * 16]
+    assert call("gc", "--yes") == (0, "", "every artifact is in use\n")

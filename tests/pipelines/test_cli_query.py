@@ -1,0 +1,246 @@
+"""The verbs that read: what they print, where, and with which exit code."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.cli import main
+from tests.storage.recording import RecordedRun, write_json
+
+MAIN = "from pipelines.cli import main; main()"
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "home"
+    monkeypatch.setenv("RPG_HOME", str(root))
+    for seed, name in enumerate(("sums-s0-aaaa1111", "sums-s1-bbbb2222")):
+        run = RecordedRun(root, name, seed=seed)
+        run.start(1)
+        run.steps(1, 3)
+        run.evaluate()
+        (run.path / "logs").mkdir()
+        (run.path / "logs" / "train.log").write_text("step 1\nstep 2\n")
+        (run.path / "logs" / "data.log").write_text("10 problems\n")
+        metrics = {"reward/mean": 0.5, "time/step": 2.0}
+        write_json(run.path / "progress.json", {"step": 3, "steps": 3, "phase": "done", "metrics": metrics})
+    return root
+
+
+def rpg(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The command's exit code; what it prints is captured."""
+    monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> Call:  # noqa: ARG001
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = rpg(monkeypatch, *arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_sql_prints_a_table(call: Call) -> None:
+    code, out, err = call(
+        "sql", "select step, value from metrics where name = 'reward/mean' and run_id like '%1111' order by 1"
+    )
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()] == [
+        ["step", "value"],
+        ["─" * 12],
+        ["1", "0.5"],
+        ["2", "0.5"],
+        ["3", "0.5"],
+    ]
+
+
+def test_sql_writes_csv_and_json_to_stdout(call: Call) -> None:
+    time = "timestamptz '2026-11-20 12:00:00Z'"
+    query = f"select 1 as a, 'x,\"y' as b, null as c, 'nan'::double as d, [1, 2] as e, {time} as f"
+    _, out, _ = call("sql", query, "--format", "csv")
+    assert list(csv.reader(io.StringIO(out))) == [
+        list("abcdef"),
+        ["1", 'x,"y', "", "nan", "[1, 2]", "2026-11-20T12:00:00+00:00"],
+    ]
+    _, out, _ = call("sql", query, "--format", "json")
+    expected = {"a": 1, "b": 'x,"y', "c": None, "d": None, "e": [1, 2], "f": "2026-11-20T12:00:00+00:00"}
+    assert json.loads(out) == [expected]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.csv", "rows.json"])
+def test_sql_writes_the_format_that_the_file_name_says(call: Call, tmp_path: Path, name: str) -> None:
+    code, out, _ = call("sql", "select count(*) as n from tokens", "-o", str(tmp_path / name))
+    assert (code, out) == (0, "")
+    content = (tmp_path / name).read_bytes()
+    expected = {"rows.csv": b"n\n36\n", "rows.json": b'[\n {\n  "n": 36\n }\n]\n'}
+    if name in expected:
+        assert content == expected[name]
+    else:
+        assert pq.read_table(tmp_path / name).to_pylist() == [{"n": 36}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sql", "from metrix"), "there is no table or view `metrix`\n  there are: artifacts, attempts, "),
+        (("sql", "selec"), 'Parser Error: syntax error at or near "selec"'),
+        (("sql", "delete from runs"), "DELETE is not a query"),
+        (("sql", "select 1", "-o", "rows.what"), "rows.what: its name does not say the format"),
+        (
+            ("sql", "select 1", "-o", "/no/such/place/rows.csv"),
+            "/no/such/place/rows.csv cannot be written: No such file",
+        ),
+        (("show", "sums"), "`sums` fits 2 runs; write more of the id:\n  sums-s0-aaaa1111\n  sums-s1-bbbb2222"),
+        (("show", "sums-s2-bbbb"), "there is no run `sums-s2-bbbb`; the nearest:\n  sums-s1-bbbb2222"),
+        (("show", "zzz"), "there is no run `zzz`; `rpg runs` lists them"),
+        (("logs", "aaaa", "--stage", "base"), "has no log of `base`; there are: data, train"),
+    ],
+)
+def test_a_mistake_is_told_in_words_with_exit_code_2(call: Call, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_damaged_segment_is_warned_of_on_stderr(call: Call, home: Path) -> None:
+    broken = home / "runs/sums-s0-aaaa1111/segments/tokens/a0001-s000001-000001.parquet"
+    broken.write_bytes(broken.read_bytes()[:100])
+    code, out, err = call("sql", "select count(*) as n from tokens", "--format", "csv")
+    assert (code, out) == (0, "n\n30\n")
+    assert "warning: skipped runs/sums-s0-aaaa1111/segments/tokens/a0001-s000001-000001.parquet" in err
+
+
+def test_a_response_cannot_command_the_terminal(call: Call) -> None:
+    _, out, _ = call("sql", "select 'a' || chr(27) || '[31m' || chr(10) || 'b [bold]c' as text")
+    assert out.splitlines()[-1] == r"a\x1b[31m\nb [bold]c"
+
+
+def test_a_long_table_says_what_it_leaves_out(call: Call) -> None:
+    _, out, err = call("sql", "select * from range(1500)")
+    assert len(out.splitlines()) == 1002
+    assert err == "500 more rows are not shown; `--format csv` or `-o FILE` gives all\n"
+
+
+def test_statements_from_a_pipe_go_up_to_the_semicolon(home: Path) -> None:
+    script = "select 1 as a,\n 2 as b;\n.tables\nselect count(*) as n\nfrom runs"
+    done = _process(["sql", "--format", "csv"], home, script)
+    assert done.returncode == 0
+    assert done.stdout.startswith("a,b\n1,2\nname\nartifacts\n")
+    assert done.stdout.endswith("n\n2\n")
+    assert _process(["sql"], home, "select 1;\nfrom nowhere;\nselect 2;").returncode == 2
+
+
+def test_a_reader_of_stdout_may_leave_early(home: Path) -> None:
+    command = f"{sys.executable} -c '{MAIN}' sql 'select * from range(200000)' --format csv | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "RPG_HOME": str(home)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("range\n", "")
+
+
+def test_runs_are_listed(call: Call) -> None:
+    code, out, _ = call("runs")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split() == ["run", "what", "status", "step", "reward", "accuracy", "started", "took"]
+    assert re.split(r"\s{2,}", lines[2])[:6] == [
+        "sums-s0-aaaa1111", "kl_coef=0.01 seed=0", "finished", "3/3", "0.500", "0.400 -> 0.700",
+    ]  # fmt: skip
+    _, out, _ = call("runs", "--json")
+    assert [(run["run_id"], run["cell"], run["reward_last"]) for run in json.loads(out)] == [
+        ("sums-s0-aaaa1111", {"objective.kl_coef": 0.01}, 0.5),
+        ("sums-s1-bbbb2222", {"objective.kl_coef": 0.01}, 0.5),
+    ]
+    assert call("runs", "--status", "failed") == (0, "", "no runs\n")
+    assert json.loads(call("runs", "--experiment", "other", "--json")[1]) == []
+
+
+def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
+    spec = {"name": "sums", "training": {"steps": 3}}
+    write_json(home / "runs/sums-s0-aaaa1111/spec.json", spec)
+    code, out, _ = call("show", "sums-s0")
+    assert code == 0
+    for expected in (
+        "sums-s0-aaaa1111  finished\nsums: kl_coef=0.01 seed=0\nDoes it add?\n",
+        "started 2026-11-20 12:00:00 UTC   ended 2026-11-20 12:10:00 UTC   step 3/3\n",
+        "  training.steps  3\n",
+        "sums      mean@8     10     0.7     0.65      0.75            200\n",
+        f"  directory     {home}/runs/sums-s0-aaaa1111\n",
+    ):
+        assert expected in out
+    shown = json.loads(call("show", "aaaa", "--json")[1])
+    assert shown["status"] == "finished"
+    assert [metric["name"] for metric in shown["metrics"]] == ["entropy", "reward/mean", "reward/std"]
+    assert shown["evaluations"][-1]["ci_high"] == pytest.approx(0.75)
+    assert shown["files"]["log of train"].endswith("logs/train.log")
+
+
+def test_a_run_under_way_without_rows_is_shown(call: Call, home: Path) -> None:
+    RecordedRun(home, "new-s0-cccc3333", status="pending")
+    assert call("show", "new")[0] == 0
+    assert call("logs", "new") == (2, "", "new-s0-cccc3333 has no log yet\n")
+
+
+def test_logs_come_in_the_order_of_the_stages(call: Call) -> None:
+    assert call("logs", "aaaa")[1] == "==> data <==\n10 problems\n==> train <==\nstep 1\nstep 2\n"
+    assert call("logs", "aaaa", "--stage", "train")[1] == "step 1\nstep 2\n"
+
+
+def test_a_log_is_followed_until_the_run_ends(home: Path) -> None:
+    run = RecordedRun(home, "live-s0-dddd4444", status="running")
+    (run.path / "logs").mkdir()
+    log = run.path / "logs" / "train.log"
+    log.write_text("first\n")
+    with subprocess.Popen(["sleep", "60"]) as keeper:
+        try:
+            run.state |= {"pid": keeper.pid, "pid_started": None}
+            run.save()
+            following = subprocess.Popen(
+                [sys.executable, "-c", MAIN, "logs", "-f", "live"],
+                env={**os.environ, "RPG_HOME": str(home)}, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            assert following.stdout is not None
+            assert [following.stdout.readline() for _ in range(2)] == ["==> train <==\n", "first\n"]
+            with open(log, "a") as file:
+                file.write("second\n")
+            assert following.stdout.readline() == "second\n"
+            with open(log, "a") as file:
+                file.write("last\n")
+            run.state["status"] = "finished"
+            run.save()
+            assert following.communicate(timeout=30)[0] == "last\n"
+            assert following.returncode == 0
+        finally:
+            keeper.kill()
+
+
+def test_watching_ends_with_the_run_and_its_outcome(call: Call, home: Path) -> None:
+    assert call("watch", "aaaa") == (0, "finished  step 3/3  reward 0.5\n", "")
+    run = RecordedRun(home, "gone-s0-eeee5555", status="running")
+    run.state |= {"pid": None}
+    run.save()
+    assert call("watch", "gone")[:2] == (1, "crashed\n")
+
+
+def _process(arguments: list[str], home: Path, stdin: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *arguments],
+        env={**os.environ, "RPG_HOME": str(home)}, input=stdin, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""What the tests of concurrency run in processes of their own. Each function returns or is killed."""
+
+import time
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+from storage import Store
+from storage.ingest import ingest
+from tests.storage.recording import RecordedRun
+
+ROLLOUTS, TOKENS = 2, 3
+SEEN = """
+    SELECT count(DISTINCT step), max(step), count(*),
+           (SELECT count(*) FROM tokens), (SELECT max(step) FROM tokens), (SELECT count(*) FROM events)
+    FROM metrics
+"""
+
+
+def write_steps(root: Path, run_id: str, steps: int) -> None:
+    """A trainer: one segment a table and step."""
+    run = RecordedRun(root, run_id)
+    run.start(1)
+    for step in range(1, steps + 1):
+        run.step(step, rollouts=ROLLOUTS, tokens=TOKENS)
+        run.flush()
+
+
+def ingest_until(root: Path, stop: Path) -> None:
+    """An ingester that goes on until a file appears."""
+    while not stop.exists():
+        ingest(root)
+
+
+def read_until(root: Path, stop: Path, answers: "Queue[str | int]") -> None:
+    """A reader of one run: every answer must be a whole prefix of its steps. Puts what is wrong, then the count."""
+    last, answered = 0, 0
+    while not stop.exists():
+        (distinct, newest, metrics, tokens, newest_token, events) = Store.open(root).query(SEEN).rows[0]
+        newest, newest_token = newest or 0, newest_token or 0
+        # The tables' segments of a step appear one after the other, so two tables may be a step apart.
+        whole = distinct == newest and metrics == 3 * newest and tokens == ROLLOUTS * TOKENS * newest_token
+        if not (whole and newest >= last and abs(newest - newest_token) <= 1 and abs(events - newest) <= 1):
+            answers.put(f"{(distinct, newest, metrics, tokens, newest_token, events)} after {last}")
+        last, answered = newest, answered + 1
+    answers.put(answered)
+
+
+def ingest_forever(root: Path, started: "Queue[float]") -> None:
+    """An ingester that is there to be killed."""
+    started.put(time.monotonic())
+    while True:
+        ingest(root)

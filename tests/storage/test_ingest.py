@@ -1,0 +1,286 @@
+"""What ends up in the database, and what a query sees of runs that were resumed, damaged, moved or removed."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage import Store, check, rebuild
+from storage.database import connect, database_path, working_path
+from storage.ingest import ingest
+from tests.storage.recording import RecordedRun, write_json
+
+STEPS = "select step, value from metrics where name = 'reward/mean' order by all"
+TABLES = (
+    "metrics",
+    "rollouts",
+    "tokens",
+    "events",
+    "checkpoints",
+    "evaluations",
+    "evaluation_samples",
+    "runs",
+    "stages",
+)
+
+
+def seen(home: Path, query: str = STEPS) -> list[tuple[object, ...]]:
+    """The answer, which must be the same from segments alone, half ingested and ingested."""
+    store = Store.open(home)
+    fresh = store.query(query).rows
+    store.ingest()
+    assert store.query(query).rows == fresh
+    rebuild(home)
+    assert store.query(query).rows == fresh
+    return fresh
+
+
+def test_each_segment_is_loaded_once(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 5)
+    first, second = ingest(tmp_path), ingest(tmp_path)
+    assert (first.segments, first.rows) == (20, 5 * 3 + 5)  # metrics and events are copied, rollouts and tokens stay
+    assert second.segments == 0
+    run.steps(6, 6)
+    assert ingest(tmp_path).segments == 4
+    assert seen(tmp_path) == [(step, 0.5) for step in range(1, 7)]
+
+
+def test_a_resumed_attempt_supersedes_what_was_recorded_after_its_checkpoint(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 6, each=4, reward=0.1)  # one segment reaches over the checkpoint
+    ingest(tmp_path)
+    run.start(2, resumed_from_step=3)
+    assert Store.open(tmp_path).query(STEPS).rows == [(1, 0.1), (2, 0.1), (3, 0.1)]
+    run.steps(4, 5, reward=0.2)
+    expected = [(1, 0.1), (2, 0.1), (3, 0.1), (4, 0.2), (5, 0.2)]
+    assert seen(tmp_path) == expected
+    tokens = "select step, count(*) from tokens group by step order by step"
+    assert seen(tmp_path, tokens) == [(step, 6) for step in range(1, 6)]
+    run.start(3, resumed_from_step=0)
+    assert seen(tmp_path) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_count_are_those_of_the_definition(tmp_path: Path, seed: int) -> None:
+    draws = random.Random(seed)
+    run = RecordedRun(tmp_path, "a-1")
+    resumed, recorded, reached = {}, [], 0
+    for attempt in range(1, 6):
+        resumed[attempt] = draws.randint(0, reached)
+        run.start(attempt, resumed_from_step=resumed[attempt])
+        reached = resumed[attempt] + draws.randint(1, 5)
+        run.steps(resumed[attempt] + 1, reached, each=draws.randint(1, 3), reward=float(attempt))
+        recorded += [(step, attempt) for step in range(resumed[attempt] + 1, reached + 1)]
+        if draws.random() < 0.5:
+            ingest(tmp_path)
+    valid = [
+        (step, float(attempt))
+        for step, attempt in recorded
+        if all(step <= resumed[later] for later in resumed if later > attempt)
+    ]
+    assert seen(tmp_path) == sorted(valid)
+    assert [step for step, _ in sorted(valid)] == list(range(1, reached + 1))
+
+
+def test_another_run_s_attempts_supersede_nothing(tmp_path: Path) -> None:
+    for name in ("a-1", "a-2"):
+        run = RecordedRun(tmp_path, name)
+        run.start(1)
+        run.steps(1, 3)
+    run.start(2, resumed_from_step=1)
+    counts = "select run_id, count(*) from rollouts group by run_id order by run_id"
+    assert seen(tmp_path, counts) == [("a-1", 6), ("a-2", 2)]
+
+
+def test_rebuilding_gives_the_same(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 6, each=2)
+    ingest(tmp_path)
+    run.start(2, resumed_from_step=4)
+    run.steps(5, 7)
+    run.checkpoint(7)
+    run.evaluate()
+    ingest(tmp_path)
+    store = Store.open(tmp_path)
+    before = {name: store.query(f"from {name} order by all").rows for name in TABLES}
+    database_path(tmp_path).unlink()
+    rebuild(tmp_path)
+    assert {name: store.query(f"from {name} order by all").rows for name in TABLES} == before
+    assert all(before.values())
+    assert check(tmp_path) == []
+
+
+def test_a_truncated_segment_is_skipped_and_said_so(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 3)
+    for table in ("metrics", "tokens"):
+        broken = run.path / "segments" / table / "a0001-s000002-000002.parquet"
+        broken.write_bytes(broken.read_bytes()[:-40])
+    result = Store.open(tmp_path).query("select distinct step from metrics order by step")
+    assert result.rows == [(1,), (3,)]
+    assert [warning.partition(": not a whole Parquet file")[0] for warning in result.warnings] == [
+        "skipped runs/a-1/segments/metrics/a0001-s000002-000002.parquet",
+        "skipped runs/a-1/segments/tokens/a0001-s000002-000002.parquet",
+    ]
+    done = ingest(tmp_path)
+    assert (done.segments, len(done.skipped)) == (10, 2)
+    assert Store.open(tmp_path).query("from metrics").warnings == result.warnings
+    assert seen(tmp_path, "select distinct step from tokens order by step") == [(1,), (3,)]
+    assert len(check(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("place", [0, 25])  # in a page's header, in its data
+def test_damage_between_whole_footers_is_found_when_it_is_read(tmp_path: Path, place: int) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 2)
+    ingest(tmp_path)
+    broken = run.path / "segments" / "tokens" / "a0001-s000001-000001.parquet"
+    entropy = pq.read_metadata(broken).row_group(0).column(12).data_page_offset
+    with open(broken, "r+b") as file:
+        file.seek(entropy + place)
+        file.write(b"\xff" * 16)
+    assert "tokens/a0001-s000001-000001.parquet: damaged" in check(tmp_path)[0]
+    result = Store.open(tmp_path).query("select sum(entropy), sum(token_id) from tokens")
+    assert result.rows == [(6.0, 15)]
+    assert "tokens/a0001-s000001-000001.parquet: damaged" in result.warnings[0]
+
+
+def test_foreign_files_are_skipped(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 1)
+    other = RecordedRun(tmp_path, "a-2")
+    other.start(1)
+    other.steps(1, 2)
+    metrics = run.path / "segments" / "metrics"
+    shutil.copy(other.path / "segments/metrics/a0001-s000002-000002.parquet", metrics / "a0001-s000002-000002.parquet")
+    pq.write_table(pa.table({"x": [1]}), metrics / "a0001-s000003-000003.parquet")
+    pq.write_table(pa.table({"run_id": ["a-1"], "step": [4], "name": [1.5]}), metrics / "a0001-s000004-000004.parquet")
+    (metrics / "notes.txt").write_text("hello")
+    assert seen(tmp_path, "select step from metrics where run_id = 'a-1' group by step") == [(1,)]
+    assert check(tmp_path) == [
+        "runs/a-1/segments/metrics/notes.txt: not named like a segment; it is not read",
+        "runs/a-1/segments/metrics/a0001-s000002-000002.parquet: foreign: it has rows of run `a-2`",
+        "runs/a-1/segments/metrics/a0001-s000003-000003.parquet: foreign: it has no column `run_id`",
+        "runs/a-1/segments/metrics/a0001-s000004-000004.parquet: foreign: column `name` is double, expected string",
+    ]
+
+
+@pytest.mark.parametrize("table", ["metrics", "tokens"])
+def test_a_segment_of_an_older_schema_has_nulls_in_the_columns_that_came_later(tmp_path: Path, table: str) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 2)
+    path = run.path / "segments" / table / "a0001-s000001-000001.parquet"
+    column = {"metrics": "recorded_at", "tokens": "entropy"}[table]
+    old = pq.read_table(path).drop_columns([column]).append_column("forgotten", pa.nulls(6 if table == "tokens" else 3))
+    old = old.set_column(old.column_names.index("step"), "step", old.column("step").cast(pa.int64()))
+    pq.write_table(old, path)
+    query = f"select step, count(*), count({column}) from {table} group by step order by step"
+    size = len(old)
+    assert seen(tmp_path, query) == [(1, size, 0), (2, size, size)]
+
+
+def test_a_database_of_another_version_is_made_again(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 3)
+    ingest(tmp_path)
+    with connect(database_path(tmp_path)) as connection:
+        connection.execute("update recorded.version set version = '0-old'")
+    result = Store.open(tmp_path).query(STEPS)
+    assert len(result.rows) == 3
+    assert "of schema version 0-old" in result.warnings[0]
+    assert "of schema version 0-old" in check(tmp_path)[0]
+    assert ingest(tmp_path).segments == 12
+    assert Store.open(tmp_path).query(STEPS).warnings == ()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database", b"\x00" * 5000])
+def test_a_database_that_is_none_is_made_again(tmp_path: Path, content: bytes) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 3)
+    database_path(tmp_path).write_bytes(content)
+    assert len(Store.open(tmp_path).query(STEPS).rows) == 3
+    assert ingest(tmp_path).segments == 12
+    assert check(tmp_path) == []
+    assert len(seen(tmp_path)) == 3
+
+
+def test_what_a_killed_ingest_left_does_not_matter(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 3)
+    working_path(tmp_path).write_bytes(b"half of something")
+    working_path(tmp_path).with_name(working_path(tmp_path).name + ".wal").write_bytes(b"and its log")
+    assert len(seen(tmp_path)) == 3
+    assert not working_path(tmp_path).exists()
+
+
+def test_a_run_that_was_removed_is_forgotten_and_one_made_again_is_read_anew(tmp_path: Path) -> None:
+    for name in ("a-1", "a-2"):
+        run = RecordedRun(tmp_path, name)
+        run.start(1)
+        run.steps(1, 2, reward=0.1)
+    ingest(tmp_path)
+    shutil.rmtree(run.path)
+    counts = (
+        "select run_id, count(*), max(value) from metrics where name = 'reward/mean' group by run_id order by run_id"
+    )
+    assert Store.open(tmp_path).query(counts).rows == [("a-1", 2, 0.1)]
+    run = RecordedRun(tmp_path, "a-2")
+    run.start(1)
+    run.steps(1, 2, reward=0.9)
+    assert seen(tmp_path, counts) == [("a-1", 2, 0.1), ("a-2", 2, 0.9)]
+    assert check(tmp_path) == []
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    for step, seconds in enumerate((4e9, 0.0, 2e9, 1e9), start=1):
+        run.steps(step, step)
+        path = run.path / "segments" / "metrics" / f"a0001-s{step:06}-{step:06}.parquet"
+        os.utime(path, (seconds, seconds))
+        ingest(tmp_path)
+    assert seen(tmp_path) == [(step, 0.5) for step in range(1, 5)]
+    assert ingest(tmp_path).segments == 0
+
+
+def test_files_being_written_aside_are_not_there_yet(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 1)
+    (run.path / "segments/metrics/.a0001-s000002-000002.parquet.partial").write_bytes(b"PAR1")
+    shutil.copytree(run.path / "segments", run.path / "evaluate" / ".e0.123" / "segments")
+    assert seen(tmp_path) == [(1, 0.5)]
+    assert check(tmp_path) == []
+
+
+def test_a_run_without_documents_is_still_read(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 2)
+    (run.path / "run.json").unlink()
+    (run.path / "state.json").write_text('{"status": "runn')
+    assert len(seen(tmp_path)) == 2
+    assert seen(tmp_path, "select run_id, status, seed from runs") == [("a-1", "pending", None)]
+    assert [line.partition(":")[0] for line in check(tmp_path)] == ["runs/a-1/run.json", "runs/a-1/state.json"]
+
+
+def test_an_unreadable_attempt_is_reported(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    write_json(run.path / "attempts" / "0002.json", {})
+    assert "does not say which step it resumed from" in check(tmp_path)[0]
