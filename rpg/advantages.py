@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rpg.objectives.kl import ESTIMATORS
+from rpg.objectives.kl import reward_penalties
 from specs.schema.advantage import Advantage
 from specs.schema.objective import Objective, Rival
 
@@ -65,10 +65,12 @@ def token_advantages(
     exact = rewards.detach().double()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     later = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=rewards.device)
-    if isinstance(objective, Rival) and needs_logprobs(objective):
+    if isinstance(objective, Rival) and objective.penalizes_reward:
         if old_logprobs is None or ref_logprobs is None:
             raise ValueError("kl_in reward needs old_logprobs and ref_logprobs")
-        penalties = kl_penalties(objective, lengths=lengths, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+        penalties = objective.kl_coef * reward_penalties(
+            old_logprobs - ref_logprobs, lengths, estimator=objective.kl_estimator, credit=objective.kl_credit
+        )
         if objective.kl_credit == "to_go":
             later = penalties
         else:
@@ -82,30 +84,7 @@ def token_advantages(
 
 def needs_logprobs(objective: Objective) -> bool:
     """Whether advantages depend on `old_logprobs` and `ref_logprobs`: the divergence is taken off the reward."""
-    return isinstance(objective, Rival) and objective.kl_in == "reward" and objective.kl_coef > 0
-
-
-def kl_penalties(objective: Rival, *, lengths: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """What an objective with kl_in reward takes off the reward that each token answers for, reward units.
-
-    kl_coef times the sum, over the whole response or from the token on, of the estimate at the policy that sampled.
-    With k1 and on policy, the expected gradient is exactly that of the whole response's KL(pi || pi_ref), either way;
-    off policy it is not, since the divergence is the sampler's.
-
-    Args:
-        lengths: [responses], each at least 1.
-        old_logprobs, ref_logprobs: [tokens], the responses laid end to end.
-    Returns:
-        [tokens], float64.
-    Source: Ahmadian 2024, arXiv:2402.14740 (whole response); Hu 2025, arXiv:2501.03262, eq. 4 (from the token on).
-    """
-    estimates = ESTIMATORS[objective.kl_estimator](old_logprobs.detach().double() - ref_logprobs.detach().double())
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    totals = estimates.new_zeros(len(lengths)).index_add(0, owner, estimates)
-    if objective.kl_credit == "response":
-        return objective.kl_coef * totals[owner]
-    before = totals.cumsum(0) - totals
-    return objective.kl_coef * (totals[owner] - (estimates.cumsum(0) - estimates - before[owner]))
+    return isinstance(objective, Rival) and objective.penalizes_reward
 
 
 def whitened(values: Tensor) -> Tensor:

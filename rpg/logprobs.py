@@ -97,9 +97,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[part] = narrow @ weight
             if grad_weight is not None:
-                grad_weight.addmm_(narrow.T, hidden[part]) if wide == hidden.dtype else grad_weight.add_(
-                    narrow.T @ hidden[part]
-                )
+                _add_product(grad_weight, narrow.T, hidden[part])
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -121,6 +119,17 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
     if bias is not None:
         logits += bias
     return logits.div_(temperature) if temperature != 1.0 else logits
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, summed in total's wider type: products rounded to bfloat16 chunk by chunk would add up
+    to a bias."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 def _slope(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rpg.advantages import kl_penalties, needs_logprobs
 from rpg.objectives.cases import SITUATIONS, Cases, enumerated_cases
+from rpg.objectives.kl import reward_penalties
 from rpg.objectives.losses import token_losses
 from specs.schema.objective import Objective, RegularizedObjective, Rival
 
@@ -130,11 +130,13 @@ def _slopes(objective: Objective, cases: Cases) -> Tensor:
 def _advantages(objective: Objective, cases: Cases) -> Tensor:
     """[responses, 4]: the centred reward, less the divergence where the objective takes it off the reward."""
     mask = cases.response_mask
-    lengths = mask.sum(-1)
     penalties = torch.zeros_like(cases.logprobs)
-    if isinstance(objective, Rival) and needs_logprobs(objective):
-        penalties[mask] = kl_penalties(
-            objective, lengths=lengths, old_logprobs=cases.old_logprobs[mask], ref_logprobs=cases.ref_logprobs[mask]
+    if isinstance(objective, Rival) and objective.penalizes_reward:
+        penalties[mask] = objective.kl_coef * reward_penalties(
+            (cases.old_logprobs - cases.ref_logprobs)[mask],
+            mask.sum(-1),
+            estimator=objective.kl_estimator,
+            credit=objective.kl_credit,
         )
     return torch.where(mask, cases.rewards[:, None] - penalties, 0.0)
 

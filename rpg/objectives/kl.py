@@ -10,6 +10,7 @@ Source: Schulman 2020, http://joschu.net/blog/kl-approx.html.
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
 from rpg.objectives.terms import Terms, bounded_exp
@@ -44,6 +45,32 @@ def k3(log_ref_ratio: Tensor) -> Tensor:
 
 
 ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"k1": k1, "k2": k2, "k3": k3})
+
+
+def reward_penalties(log_ref_ratio: Tensor, lengths: Tensor, *, estimator: str, credit: str) -> Tensor:
+    """What a penalty in the reward takes off the reward that each token answers for, per unit of its coefficient.
+
+    The sum of the estimates at the policy that sampled, over the whole response or from the token on. With k1 and on
+    policy its expected gradient is exactly that of the whole response's KL(pi || pi_ref), either way; off policy it
+    is not, since the divergence is the sampler's.
+
+    Args:
+        log_ref_ratio: [tokens], log pi_old/pi_ref, nats, the responses laid end to end. Constant.
+        lengths: [responses], tokens of each, at least 1.
+        estimator: k1, k2 or k3.
+        credit: response or to_go.
+    Returns:
+        [tokens], float64.
+    Source: Ahmadian 2024, arXiv:2402.14740 (whole response); Hu 2025, arXiv:2501.03262, eq. 4 (from the token on).
+    """
+    estimates = ESTIMATORS[estimator](log_ref_ratio.detach().double())
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    totals = estimates.new_zeros(len(lengths)).index_add(0, owner, estimates)
+    if credit == "response":
+        return totals[owner]
+    earlier = estimates.cumsum(0) - estimates
+    starts = lengths.cumsum(0) - lengths
+    return totals[owner] - (earlier - earlier[starts][owner])
 
 
 def penalty(terms: Terms, *, estimator: str, weighted: bool) -> Tensor:

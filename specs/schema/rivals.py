@@ -49,6 +49,11 @@ class Rival(Spec):
         return self.kl_coef > 0
 
     @property
+    def penalizes_reward(self) -> bool:
+        """Whether the divergence is taken off the reward, so that advantages depend on logprobs."""
+        return self.kl_in == "reward" and self.kl_coef > 0
+
+    @property
     def claim(self) -> Claim:
         """When the expected gradient is exactly the objective's."""
         if self.kl_coef == 0:

@@ -1,0 +1,161 @@
+"""Baselines, scales, whitening and penalties in the reward, against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpg.advantages import (
+    advantages,
+    needs_logprobs,
+    overlong_penalties,
+    token_advantages,
+    varying_groups,
+    whitened,
+)
+from rpg.objectives.catalogue import objective
+from specs.schema.advantage import Advantage
+
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 3.0, 5.0])
+GROUPS = torch.tensor([7, 7, 7, 2, 2])
+BASELINES = ("group_mean", "leave_one_out", "batch_mean", "none")
+SCALES = ("none", "group_std", "batch_std")
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        ("group_mean", [2 / 3, -1 / 3, -1 / 3, -1, 1]),
+        ("leave_one_out", [1, -1 / 2, -1 / 2, -2, 2]),
+        ("batch_mean", [-0.8, -1.8, -1.8, 1.2, 3.2]),  # mean 9/5
+        ("none", [1, 0, 0, 3, 5]),
+    ],
+)
+def test_baselines(baseline: str, expected: list[float]) -> None:
+    found = advantages(REWARDS, GROUPS, baseline=baseline, scale="none")
+    assert found.tolist() == pytest.approx(expected)
+
+
+def test_group_std_divides_by_the_unbiased_deviation_of_the_group() -> None:
+    # group 7: mean 1/3, squares 4/9 + 1/9 + 1/9 = 2/3, over 2: 1/3; group 2: mean 4, squares 1 + 1 over 1: 2
+    found = advantages(REWARDS, GROUPS, baseline="group_mean", scale="group_std")
+    first, second = math.sqrt(1 / 3) + 1e-4, math.sqrt(2) + 1e-4
+    assert found.tolist() == pytest.approx([2 / 3 / first, -1 / 3 / first, -1 / 3 / first, -1 / second, 1 / second])
+
+
+def test_batch_std_divides_by_the_unbiased_deviation_of_the_rewards() -> None:
+    # mean 9/5; squares .64 + 3.24 + 3.24 + 1.44 + 10.24 = 18.8, over 4: 4.7
+    found = advantages(REWARDS, GROUPS, baseline="none", scale="batch_std")
+    assert found.tolist() == pytest.approx([reward / (math.sqrt(4.7) + 1e-4) for reward in REWARDS.tolist()])
+
+
+def test_leave_one_out_is_the_group_mean_times_n_over_n_minus_one() -> None:
+    mean = advantages(REWARDS, GROUPS, baseline="group_mean", scale="none")
+    sizes = torch.tensor([3, 3, 3, 2, 2])
+    assert torch.allclose(
+        advantages(REWARDS, GROUPS, baseline="leave_one_out", scale="none"), mean * sizes / (sizes - 1)
+    )
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_group_without_signal_has_exactly_no_advantage(baseline: str, scale: str) -> None:
+    rewards, groups = torch.tensor([0.1, 0.1, 0.1, 0.7, 0.2]), torch.tensor([0, 0, 0, 1, 1])
+    assert advantages(rewards, groups, baseline=baseline, scale=scale)[:3].tolist() == [0, 0, 0]
+    assert varying_groups(rewards, groups).tolist() == [False, False, False, True, True]
+
+
+def test_a_single_response_is_not_scaled_by_a_deviation_it_does_not_have() -> None:
+    found = advantages(torch.tensor([2.0]), torch.tensor([0]), baseline="none", scale="group_std")
+    assert found.tolist() == [2.0]
+
+
+def test_leaving_the_only_one_out_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least two responses"):
+        advantages(REWARDS, torch.tensor([0, 0, 0, 1, 2]), baseline="leave_one_out", scale="none")
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[5\].*\[3\]"):
+        advantages(REWARDS, GROUPS[:3], baseline="none", scale="none")
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data(), st.sampled_from(BASELINES), st.sampled_from(SCALES))
+def test_the_order_of_groups_and_of_responses_changes_nothing(data: st.DataObject, baseline: str, scale: str) -> None:
+    sizes = data.draw(st.lists(st.integers(2, 5), min_size=1, max_size=4))
+    groups = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    rewards = torch.tensor(data.draw(st.lists(st.floats(-3, 3), min_size=len(groups), max_size=len(groups)))).double()
+    order = torch.tensor(data.draw(st.permutations(range(len(groups)))))
+    names = torch.tensor(data.draw(st.permutations(range(100, 100 + len(sizes)))))
+    straight = advantages(rewards, groups, baseline=baseline, scale=scale)
+    shuffled = advantages(rewards[order], names[groups][order], baseline=baseline, scale=scale)
+    assert torch.allclose(straight[order], shuffled, rtol=1e-9, atol=1e-9)
+
+
+def test_whitening_leaves_mean_zero_and_variance_one() -> None:
+    # values 1, 2, 6: mean 3, squares 4 + 1 + 9 = 14, over 2: 7
+    found = whitened(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
+    assert found.tolist() == pytest.approx([-2 / math.sqrt(7), -1 / math.sqrt(7), 3 / math.sqrt(7)], rel=1e-8)
+    assert whitened(torch.tensor([2.0])).tolist() == [0]
+
+
+def test_whitening_counts_a_long_response_more() -> None:
+    found = token_advantages(
+        objective({"type": "ppo"}),
+        Advantage(baseline="none", whiten="tokens"),
+        rewards=torch.tensor([0.0, 1.0]),
+        group_ids=torch.tensor([0, 0]),
+        lengths=torch.tensor([3, 1]),
+    )
+    # tokens 0 0 0 1: mean 1/4, squares 3/16 + 9/16 = 3/4, over 3: 1/4
+    assert found.tolist() == pytest.approx([-0.5, -0.5, -0.5, 1.5], rel=1e-6)
+
+
+LENGTHS = torch.tensor([2, 1])
+OLD = torch.tensor([-1.0, -2.0, -0.5])
+REF = torch.tensor([-1.5, -1.0, -0.75])  # log pi_old/pi_ref = .5, -1, .25
+
+
+def test_rloo_takes_the_whole_responses_divergence_off_its_reward_before_the_baseline() -> None:
+    found = token_advantages(
+        objective({"type": "rloo", "kl_coef": 0.1}),
+        Advantage(baseline="leave_one_out"),
+        rewards=torch.tensor([1.0, 0.0]),
+        group_ids=torch.tensor([0, 0]),
+        lengths=LENGTHS,
+        old_logprobs=OLD,
+        ref_logprobs=REF,
+    )
+    # rewards 1 - .1(-.5) = 1.05 and 0 - .1(.25) = -.025; each less the other: 1.075
+    assert found.tolist() == pytest.approx([1.075, 1.075, -1.075])
+
+
+def test_reinforce_plus_plus_charges_a_token_for_itself_and_what_follows() -> None:
+    found = token_advantages(
+        objective({"type": "reinforce_plus_plus", "kl_coef": 0.1}),
+        Advantage(baseline="none"),
+        rewards=torch.tensor([1.0, 0.0]),
+        group_ids=torch.tensor([0, 0]),
+        lengths=LENGTHS,
+        old_logprobs=OLD,
+        ref_logprobs=REF,
+    )
+    # 1 - .1(.5 - 1), 1 - .1(-1), 0 - .1(.25)
+    assert found.tolist() == pytest.approx([1.05, 1.1, -0.025])
+
+
+def test_a_penalty_in_the_reward_without_logprobs_is_refused() -> None:
+    rloo = objective({"type": "rloo"})
+    assert needs_logprobs(rloo)
+    assert not needs_logprobs(objective({"type": "grpo"}))
+    assert not needs_logprobs(objective({"type": "rpg"}))
+    with pytest.raises(ValueError, match="needs old_logprobs"):
+        token_advantages(rloo, Advantage(), rewards=REWARDS[:2], group_ids=GROUPS[:2], lengths=LENGTHS)
+
+
+def test_the_overlong_punishment_falls_linearly_over_the_buffer() -> None:
+    found = overlong_penalties(torch.tensor([1000, 1536, 1792, 2048]), max_response_length=2048, buffer=512)
+    assert found.tolist() == [0, 0, -0.5, -1]

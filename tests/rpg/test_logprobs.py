@@ -1,0 +1,117 @@
+"""Chunked logprobs against the plain way."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from rpg.logprobs import token_logprobs
+
+TOKENS, HIDDEN, VOCABULARY = 13, 8, 11
+
+
+def plain(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logits = hidden @ weight.T
+    logits = (logits if bias is None else logits + bias) / temperature
+    distribution = torch.log_softmax(logits, -1)
+    return distribution.gather(1, targets[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
+
+
+def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((TOKENS, HIDDEN), (VOCABULARY, HIDDEN), (VOCABULARY,))
+    hidden, weight, bias = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    targets = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
+    return hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), targets
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 5, 13, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_values_and_gradients_are_those_of_the_plain_way(
+    chunk: int | None, temperature: float, with_bias: bool, entropy_gradient: bool
+) -> None:
+    hidden, weight, bias, targets = inputs()
+    used = bias if with_bias else None
+    logprobs, entropy = token_logprobs(
+        hidden, weight, targets, temperature=temperature, bias=used, chunk=chunk, entropy_gradient=entropy_gradient
+    )
+    expected_logprobs, expected_entropy = plain(hidden, weight, used, targets, temperature)
+    assert torch.allclose(logprobs, expected_logprobs, rtol=1e-12)
+    assert torch.allclose(entropy, expected_entropy, rtol=1e-11)
+
+    steps = torch.arange(TOKENS, dtype=torch.float64).cos()
+    wanted = [tensor for tensor in (hidden, weight, used) if tensor is not None]
+    share = 0.3 if entropy_gradient else 0.0
+    found = torch.autograd.grad((steps * logprobs + share * steps * entropy).sum(), wanted)
+    expected = torch.autograd.grad((steps * expected_logprobs + share * steps * expected_entropy).sum(), wanted)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_the_gradient_passes_the_finite_difference_check() -> None:
+    hidden, weight, bias, targets = inputs()
+
+    def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return token_logprobs(hidden, weight, targets, temperature=0.7, bias=bias, chunk=4, entropy_gradient=True)
+
+    assert torch.autograd.gradcheck(both, (hidden, weight, bias))
+
+
+def test_the_entropy_has_no_gradient_unless_asked_for() -> None:
+    hidden, weight, _, targets = inputs()
+    assert not token_logprobs(hidden, weight, targets)[1].requires_grad
+    assert token_logprobs(hidden, weight, targets, entropy_gradient=True)[1].requires_grad
+
+
+def test_only_what_needs_a_gradient_gets_one() -> None:
+    hidden, weight, _, targets = inputs()
+    token_logprobs(hidden, weight.detach(), targets)[0].sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_inputs_give_float32_logprobs_and_gradients_in_their_own_type(dtype: torch.dtype) -> None:
+    hidden, weight, _, targets = inputs(dtype)
+    logprobs, entropy = token_logprobs(hidden, weight, targets, chunk=5)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    logprobs.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype == dtype
+    wide_hidden, wide_weight = hidden.detach().double(), weight.detach().double().requires_grad_()
+    plain(wide_hidden, wide_weight, None, targets, 1.0)[0].sum().backward()
+    assert wide_weight.grad is not None
+    assert (weight.grad - wide_weight.grad).norm() < 0.01 * wide_weight.grad.norm()
+
+
+def test_the_weights_gradient_in_half_precision_does_not_get_worse_with_more_chunks() -> None:
+    hidden, weight, _, targets = inputs(torch.bfloat16)
+    gradients = []
+    for chunk in (1, TOKENS):
+        logprobs, _ = token_logprobs(hidden, weight, targets, chunk=chunk)
+        gradients += torch.autograd.grad(logprobs.sum(), weight)
+    assert (gradients[0].double() - gradients[1].double()).norm() < 0.005 * gradients[1].double().norm()
+
+
+def test_a_likely_token_has_a_logprob_of_zero_and_an_impossible_one_stays_finite() -> None:
+    hidden = torch.tensor([[1.0], [1.0]])
+    weight = torch.tensor([[300.0], [-300.0]])
+    logprobs, entropy = token_logprobs(hidden, weight, torch.tensor([0, 1]))
+    assert logprobs.tolist() == [0, -600]
+    assert entropy.tolist() == [0, 0]
+
+
+def test_no_tokens_are_no_trouble() -> None:
+    hidden, weight, _, _ = inputs()
+    logprobs, entropy = token_logprobs(hidden[:0], weight, torch.zeros(0, dtype=torch.long))
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    hidden, weight, _, targets = inputs()
+    with pytest.raises(ValueError, match=r"hidden \[13, 8\]"):
+        token_logprobs(hidden, weight[:, :4], targets)
