@@ -1,0 +1,143 @@
+"""`rpg validate`, `rpg schema` and `rpg init` as a user meets them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import specs
+from pipelines.cli import main
+
+STARTER = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8")
+
+
+@pytest.fixture
+def rpg(tmp_path, monkeypatch, capsys):
+    """Calls the command line in an empty directory: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        shown = capsys.readouterr()
+        return int(end.value.code or 0), shown.out, shown.err
+
+    return call
+
+
+def test_a_good_file_is_described_and_exits_0(rpg):
+    Path("a.yaml").write_text(STARTER)
+    assert rpg("validate", "a.yaml") == (0, "a.yaml: experiment starter: 1 run (1 seed)\n", "")
+
+
+def test_settings_are_validated_like_the_file(rpg):
+    Path("a.yaml").write_text(STARTER)
+    setting = "matrix.product.objective.kl_coef=[1e-2, 1e-1]"
+    code, out, _ = rpg("validate", "a.yaml", "--set", setting, "--set", "seeds=[0,1,2]")
+    assert (code, out) == (0, "a.yaml: experiment starter: 6 runs (2 cells x 3 seeds)\n")
+    assert rpg("validate", "a.yaml", "--set", "training.stepz=1")[0] == 2
+
+
+def test_what_is_wrong_goes_to_stderr_and_exits_2(rpg):
+    Path("a.yaml").write_text(STARTER)
+    Path("b.yaml").write_text(STARTER.replace("steps: 600", "steps: none"))
+    code, out, err = rpg("validate", "a.yaml", "b.yaml", "c.yaml")
+    assert code == 2
+    assert out == "a.yaml: experiment starter: 1 run (1 seed)\n"
+    line = STARTER.splitlines().index("  steps: 600") + 1
+    assert err == (
+        f"b.yaml:{line}: warm_up.steps: must be a whole number\n"
+        f"    {line} |   steps: none\n"
+        '  given: "none"    allowed: a whole number, at least 1\n'
+        "  hint: Optimizer updates.\n"
+        "c.yaml: no such file\n"
+        "2 errors; nothing was run\n"
+    )
+
+
+def test_warnings_leave_the_exit_code_alone(rpg):
+    Path("a.yaml").write_text(STARTER)
+    code, _, err = rpg("validate", "a.yaml", "--set", "training.minibatches=1")
+    assert code == 0
+    assert "objective.clip: the clip can never fire" in err
+    assert err.endswith("1 warning\n")
+
+
+def test_json_says_the_same_to_programs(rpg):
+    Path("a.yaml").write_text(STARTER)
+    Path("b.yaml").write_text("name: b\n")
+    code, out, _ = rpg("validate", "a.yaml", "b.yaml", "--json")
+    good, bad = json.loads(out)
+    assert code == 2
+    assert (good["valid"], good["kind"], good["runs"], good["seeds"], good["problems"]) == (
+        True,
+        "experiment",
+        1,
+        [0],
+        [],
+    )
+    assert not bad["valid"]
+    assert {tuple(problem["path"]) for problem in bad["problems"]} >= {("model",), ("data",), ("training",)}
+
+
+def test_a_study_is_known_by_its_content(rpg):
+    Path("a.yaml").write_text(STARTER)
+    Path("s.yaml").write_text(
+        "name: s\nexperiment: a.yaml\nparameters: {objective.clip.low: {float: [0.1, 0.3]}}\n"
+        "goal: {dataset: held_out, metric: mean@8}\ntrials: 4\n"
+    )
+    said = "s.yaml: study s: 4 trials of starter over objective.clip.low\n"
+    assert rpg("validate", "s.yaml") == (0, said, "")
+
+
+def test_schema_prints_json_schema(rpg):
+    for kind in ("experiment", "study"):
+        code, out, _ = rpg("schema", kind)
+        assert code == 0
+        assert json.loads(out)["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_the_starter_satisfies_the_published_schema(rpg, tmp_path):
+    _, out, _ = rpg("schema")
+    Path("schema.json").write_text(out)
+    Path("a.yaml").write_text(STARTER)
+    check = [sys.executable, "-m", "check_jsonschema", "--schemafile", "schema.json", "a.yaml"]
+    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_init_writes_a_spec_that_is_valid_and_overwrites_nothing(rpg):
+    assert rpg("init", "new") == (
+        0,
+        "wrote new/experiment.yaml\nwrote new/.gitignore\nnext: rpg run new/experiment.yaml\n",
+        "",
+    )
+    assert Path("new/.gitignore").read_text().splitlines()[-1] == ".rpg/"
+    assert rpg("validate", "new/experiment.yaml")[0] == 0
+    Path("new/experiment.yaml").write_text("mine")
+    Path("new/.gitignore").unlink()
+    assert rpg("init", "new")[:2] == (0, "kept  new/experiment.yaml, which exists\nwrote new/.gitignore\n")
+    assert Path("new/experiment.yaml").read_text() == "mine"
+
+
+def test_init_where_nothing_can_be_written(rpg):
+    Path("file").write_text("")
+    code, out, err = rpg("init", "file/new")
+    assert (code, out) == (2, "")
+    assert err.startswith("file/new: cannot be written: Not a directory\n")
+
+
+def test_validate_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['rpg', 'validate', sys.argv[1]]\n"
+        "from pipelines.cli import main\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'prefect', 'duckdb', 'optuna', 'pyarrow', 'transformers', 'numpy', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    starter = str(Path(specs.__file__).parent / "experiments" / "starter.yaml")
+    done = subprocess.run([sys.executable, "-c", code, starter], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"

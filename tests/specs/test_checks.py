@@ -1,0 +1,122 @@
+"""Rules across fields, and knobs that cannot act."""
+
+import pytest
+from spec_text import GOOD, changed, message, warnings
+
+EVALUATION = "    - {name: held_out, source: reasoning_gym, task: chain_sum, size: 50, seed: 1000}\n"
+
+
+def test_the_good_spec_warns_of_nothing():
+    assert warnings(GOOD) == "0 warnings"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "group_size: 4\n  minibatches: 2",
+            "group_size: 1\nadvantage: {baseline: leave_one_out}",
+            "advantage.baseline: needs more than one",
+        ),
+        (
+            "group_size: 4\n  minibatches: 2",
+            "group_size: 1\nadvantage: {baseline: batch_mean, scale: group_std}",
+            "advantage.scale: needs more",
+        ),
+        ("training:", "reference: {source: snapshot}\ntraining:", "reference.update: missing"),
+        (
+            "training:",
+            "reference: {source: behaviour, update: {every_steps: 2}}\ntraining:",
+            "reference.update: a reference of",
+        ),
+        ("training:", "evaluation: {datasets: [heldout]}\ntraining:", "evaluation.datasets.0: no such evaluation set"),
+        (
+            "training:",
+            "evaluation: {datasets: [held_out, held_out]}\ntraining:",
+            "evaluation.datasets.1: the set is named twice",
+        ),
+        (
+            "training:",
+            "evaluation: {max_response_length: 40}\ntraining:",
+            "evaluation.max_response_length: prompt and response",
+        ),
+        ("name: held_out, ", "", "data.evaluation.0.name: missing"),
+        (EVALUATION, EVALUATION + EVALUATION, "data.evaluation.1.name: the name is taken"),
+        ("seed: 1000", "seed: 99", "data.evaluation.0.seed: shares problems with a training set"),
+        ("group_size: 4", "group_size: 4\n  offload: {optimizer: true}", "training.offload.optimizer: needs ZeRO"),
+        (
+            "group_size: 4",
+            "group_size: 4\n  zero_stage: 2\n  offload: {parameters: true}",
+            "training.offload.parameters: needs",
+        ),
+        ("hidden_size: 32", "hidden_size: 32, vocab_size: 99", "model.config.vocab_size: the tokenizer decides it"),
+        (
+            "  max_prompt_length",
+            "  prompt: {template: Solve it.}\n  max_prompt_length",
+            "data.prompt.template: the problem's",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(old, new, said):
+    assert f": {said}" in message(changed(old, new))
+
+
+def test_seeds_just_far_enough_apart_share_no_problem():
+    assert warnings(changed("seed: 1000", "seed: 100")) == "0 warnings"
+
+
+def test_reasoning_gym_cannot_score_other_problems():
+    text = changed("exact_match", "reasoning_gym").replace(
+        "{source: reasoning_gym, task: chain_sum, size: 100}", "{source: hub, path: org/set}"
+    )
+    assert "data.train.0: reward.type reasoning_gym scores reasoning-gym's own problems only" in message(text)
+
+
+def test_a_clip_that_can_never_fire_is_named():
+    assert warnings(changed("minibatches: 2", "minibatches: 1")) == (
+        "spec.yaml:16: objective.clip: the clip can never fire\n"
+        "    16 |   clip:\n"
+        "  given: 1 minibatch x 1 epoch: the policy that is trained is the one that sampled, so every ratio is 1\n"
+        "  hint: raise training.minibatches or training.epochs, or write clip: {type: none}\n"
+        "1 warning"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("kl_coef: 1e-2", "kl_coef: 1e-3", "objective.kl_coef: the divergence is invisible beside the reward"),
+        ("kl_coef: 1e-2", "kl_coef: 0", "objective.kl_coef: the divergence has no effect"),
+        ("kl_coef: 1e-2", "kl_coef: 1e-2\n  divergence: none", "objective.kl_coef: kl_coef has no effect"),
+        ("group_size: 4", "group_size: 1", "training.group_size: every advantage is zero"),
+        (
+            "training:",
+            "reference: {source: snapshot, update: {every_steps: 4}}\ntraining:",
+            "the reference never moves",
+        ),
+        ("training:", "evaluation: {temperature: 0}\ntraining:", "every sample of a problem is the same"),
+        ("training:", "evaluation: {checkpoints: all}\ntraining:", "only the first and the last checkpoint"),
+        ("group_size: 4", "group_size: 4\n  schedule: {warmup_updates: 8}", "the learning rate never reaches its peak"),
+    ],
+)
+def test_what_has_no_effect_is_warned_of(old, new, said):
+    assert said in warnings(changed(old, new))
+
+
+def test_a_reference_that_nothing_reads():
+    text = changed("  kl_coef: 1e-2\n", "  divergence: none\n")
+    text += "reference: {source: snapshot, update: {every_steps: 2}}\n"
+    assert "reference.source: nothing reads the reference" in warnings(text)
+
+
+def test_a_small_kl_coef_is_no_matter_where_the_reference_stays():
+    text = changed("kl_coef: 1e-2", "kl_coef: 1e-3") + "reference: {source: snapshot, update: {every_steps: 2}}\n"
+    assert warnings(text) == "0 warnings"
+
+
+def test_a_warning_of_some_runs_says_which():
+    said = warnings(GOOD + "matrix:\n  product:\n    training.minibatches: [1, 2]\n    training.steps: [4, 5]\n")
+    assert said.startswith(
+        "spec.yaml:26: objective.clip: the clip can never fire (in the run with training.minibatches=1)\n"
+    )
+    assert said.endswith("1 warning")

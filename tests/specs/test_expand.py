@@ -1,0 +1,118 @@
+"""matrix x seeds -> runs, and what can be wrong with a matrix."""
+
+import pytest
+from spec_text import GOOD, changed, message, write
+
+from specs import load_document
+from specs.expand import expand
+
+
+def cells(matrix: str, text: str = GOOD):
+    return expand(load_document(write(text + matrix)))
+
+
+def test_without_a_matrix_each_seed_is_a_run():
+    runs = cells("seeds: [3, 4]\n")
+    assert [(run.values, run.seed, run.experiment.seeds) for run in runs] == [({}, 3, (3,)), ({}, 4, (4,))]
+
+
+def test_product_is_crossed_with_the_rows_of_zip_and_the_seeds():
+    runs = cells(
+        "seeds: [0, 1]\nmatrix:\n  product:\n    objective.kl_coef: [0.01, 0.1]\n"
+        "  zip:\n    training.steps: [2, 3]\n    training.group_size: [4, 8]\n"
+    )
+    assert len(runs) == 8
+    assert [run.values["objective.kl_coef"] for run in runs] == [0.01] * 4 + [0.1] * 4
+    assert {(run.experiment.training.steps, run.experiment.training.group_size) for run in runs} == {(2, 4), (3, 8)}
+    assert all(run.experiment.matrix is None and run.experiment.seeds == (run.seed,) for run in runs)
+
+
+def test_excluded_combinations_are_left_out():
+    runs = cells(
+        "matrix:\n  product:\n    training.steps: [1, 2]\n    objective.kl_coef: [0.01, 0.1]\n"
+        "  exclude:\n    - {training.steps: 1, objective.kl_coef: 0.1}\n"
+    )
+    assert [tuple(run.values.values()) for run in runs] == [(1, 0.01), (2, 0.01), (2, 0.1)]
+
+
+def test_a_section_that_only_the_matrix_gives_need_not_be_said_twice():
+    start, end = GOOD.index("objective:"), GOOD.index("training:")
+    runs = cells("matrix:\n  product:\n    objective: [{type: grpo}, {type: rloo}]\n", GOOD[:start] + GOOD[end:])
+    assert [run.experiment.objective.type for run in runs] == ["grpo", "rloo"]
+
+
+def test_published_settings_follow_the_objective_of_the_cell():
+    runs = cells("matrix:\n  product:\n    objective.type: [rpg, grpo, dr_grpo]\n")
+    assert [run.experiment.advantage.scale for run in runs] == ["none", "group_std", "none"]
+    assert runs[0].experiment.objective.clip.low == 0.2
+
+
+def test_a_type_is_set_before_the_fields_that_vary_with_it():
+    runs = cells("matrix:\n  product:\n    objective.kl_coef: [0.02]\n    objective.type: [grpo]\n")
+    assert (runs[0].experiment.objective.type, runs[0].experiment.objective.kl_coef) == ("grpo", 0.02)
+
+
+def test_a_value_that_cannot_be_is_told_at_its_line_of_the_matrix():
+    said = message(GOOD + "matrix:\n  product:\n    objective.clip.low:\n      - 0.2\n      - 1.5\n")
+    assert said.startswith("spec.yaml:28: objective.clip.low: must be less than 1\n    28 |       - 1.5\n")
+
+
+def test_a_clash_between_fields_is_told_at_the_value_that_brings_it():
+    matrix = "matrix:\n  product:\n    training.group_size: [4, 5]\n    training.steps: [1, 2]\n"
+    assert message(changed("prompts_per_step: 4", "prompts_per_step: 1") + matrix).startswith(
+        "spec.yaml:26: training.minibatches: the batch does not divide (in the run with training.group_size=5)\n"
+        "    26 |     training.group_size: [4, 5]\n"
+        "  given: 1 x 5 responses in 2 parts    allowed: 1, 5\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("matrix", "said"),
+    [
+        ("product: {objective.kl_cof: [1]}", "matrix.product[objective.kl_cof]: unknown field"),
+        ("product: {seeds: [[1], [2]]}", "matrix.product.seeds: `seeds` cannot vary"),
+        ("product: {data.train.1.size: [5]}", "matrix.product[data.train.1.size]: no such item"),
+        ("product: {training.steps: []}", "matrix.product[training.steps]: must have at least 1 item"),
+        ("product: {training.steps: [1, 2, 1]}", "matrix.product[training.steps].2: the value is given twice"),
+        (
+            "{product: {training.steps: [1]}, zip: {training.steps: [2]}}",
+            "matrix.zip[training.steps]: varies in product",
+        ),
+        ("zip: {training.steps: [1, 2], training.epochs: [1]}", "matrix.zip: lists of unequal length"),
+        (
+            "zip: {training.steps: [1, 1], training.epochs: [2, 2]}",
+            "matrix.zip[training.steps].1: the row is given twice",
+        ),
+        (
+            "{product: {training.steps: [1]}, exclude: [{training.steps: 1}]}",
+            "matrix.exclude: every combination is excluded",
+        ),
+        (
+            "{product: {training.steps: [1]}, exclude: [{training.steps: 2}]}",
+            "matrix.exclude.0[training.steps]: excludes nothing",
+        ),
+        (
+            "{product: {training.steps: [1]}, exclude: [{training.epochs: 2}]}",
+            "matrix.exclude.0[training.epochs]: does not vary",
+        ),
+        ("{product: {training.steps: [1]}, exclude: [{}]}", "matrix.exclude.0: excludes everything"),
+    ],
+)
+def test_what_a_matrix_may_not_say(matrix, said):
+    text = f"matrix: {matrix}\n" if matrix.startswith("{") else f"matrix:\n  {matrix}\n"
+    assert said in message(GOOD + text)
+
+
+def test_too_many_runs_are_refused():
+    axes = "".join(f"    training.{name}: [{', '.join(map(str, range(1, 40)))}]\n" for name in ("steps", "epochs"))
+    assert "matrix: too many runs" in message(GOOD + f"seeds: [0, 1, 2]\nmatrix:\n  product:\n{axes}")
+
+
+def test_seeds_are_given_once():
+    assert "seeds.1: the seed is given twice" in message(GOOD + "seeds: [1, 1]\n")
+    assert "seeds.0: must be at least 0" in message(GOOD + "seeds: [-1]\n")
+
+
+def test_the_base_need_not_be_possible_where_the_matrix_varies_it():
+    runs = cells("matrix:\n  product:\n    training.minibatches: [1, 4]\n", changed("minibatches: 2", "minibatches: 3"))
+    assert [run.experiment.training.minibatches for run in runs] == [1, 4]

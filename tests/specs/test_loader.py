@@ -1,0 +1,149 @@
+"""Reading: YAML 1.2, extends, settings, paths, the frozen form."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spec_text import GOOD, changed, message, write
+
+from specs import Document, SpecError, load_document, load_experiment, parse_objective
+from specs.positions import Position
+from specs.yaml_text import parse_bytes
+
+
+def test_scalars_follow_yaml_1_2():
+    text = b"a: 1e-4\nb: no\nc: 08\nd: 12:30:00\ne: 0x1F\nf: 0o17\ng: 'true'\nh: +1.5\ni: ~\nj: 1_000\nk: TRUE\nl: .5\n"
+    assert parse_bytes(text, "x").plain() == {
+        "a": 1e-4,
+        "b": "no",
+        "c": 8,
+        "d": "12:30:00",
+        "e": 31,
+        "f": 15,
+        "g": "true",
+        "h": 1.5,
+        "i": None,
+        "j": "1_000",
+        "k": True,
+        "l": 0.5,
+    }
+
+
+def test_a_byte_order_mark_and_windows_line_ends_change_nothing():
+    plain = load_experiment(write(GOOD))
+    assert load_experiment(write(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())) == plain
+
+
+def test_each_key_and_item_has_its_line():
+    positions = load_document(write(GOOD)).positions
+    assert positions["objective", "clip", "low"] == Position("spec.yaml", 18, "    low: 0.2")
+    assert positions["objective", "clip"].line == 16
+    assert positions["data", "evaluation", 0].line == 9
+
+
+def test_a_problem_without_its_own_line_is_put_at_its_section():
+    from specs.errors import Problem
+
+    located = load_document(write(GOOD)).locate(Problem("too much", ("training", "checkpoint", "every_steps")))
+    assert (located.file, located.line, located.snippet) == ("spec.yaml", 19, "training:")
+
+
+def test_a_file_is_laid_over_the_one_it_extends():
+    write(GOOD, "base.yaml")
+    Path("sub").mkdir()
+    document = load_document(write("extends: ../base.yaml\nname: child\ntraining:\n  steps: 9\n", "sub/child.yaml"))
+    experiment = document.experiment
+    assert (experiment.name, experiment.training.steps, experiment.training.group_size) == ("child", 9, 4)
+    assert document.positions["training", "steps"] == Position("sub/child.yaml", 4, "  steps: 9")
+    assert document.positions["training", "group_size"].file == "base.yaml"
+
+
+def test_a_mistake_in_the_extended_file_is_told_there():
+    write(changed("low: 0.2", "low: 2"), "base.yaml")
+    assert message("extends: base.yaml\n").startswith("base.yaml:18: objective.clip.low: must be less than 1")
+
+
+def test_a_section_of_another_type_replaces_the_extended_one():
+    write(GOOD, "base.yaml")
+    assert load_experiment(write("extends: base.yaml\nobjective: {type: grpo}\n")).objective.type == "grpo"
+    engine = load_experiment(write("extends: base.yaml\nrollout: {engine: vllm}\n")).rollout
+    assert (engine.engine, engine.max_response_length) == ("vllm", 32)
+
+
+def test_settings_win_over_the_file_and_later_ones_over_earlier():
+    overrides = (
+        "training.steps=5",
+        "seeds=[0, 1]",
+        "training.steps=6",
+        "data.train.0.size=7",
+        "objective.kl_coef=1e-1",
+    )
+    experiment = load_experiment(write(GOOD), overrides)
+    assert (experiment.training.steps, experiment.seeds, experiment.data.train[0].size) == (6, (0, 1), 7)
+    assert experiment.objective.kl_coef == 0.1
+
+
+def test_a_setting_can_make_a_section_and_change_a_type():
+    experiment = load_experiment(write(GOOD), ("warm_up.steps=3", "objective.type=dapo"))
+    assert experiment.warm_up is not None
+    assert experiment.warm_up.steps == 3
+    assert experiment.objective.type == "dapo"
+
+
+def test_a_setting_of_a_matrix_path_needs_no_brackets():
+    document = load_document(write(GOOD), ("matrix.product.objective.kl_coef=[0.01, 0.1]",))
+    assert document.experiment.matrix is not None
+    assert document.experiment.matrix.product == {"objective.kl_coef": [0.01, 0.1]}
+
+
+def test_paths_are_absolute_against_the_file_that_names_them():
+    Path("data").mkdir()
+    write("{}\n", "data/train.jsonl")
+    source = "{source: jsonl, path: train.jsonl}"
+    write(changed("{source: reasoning_gym, task: chain_sum, size: 100}", source), "data/base.yaml")
+    experiment = load_experiment(write("extends: data/base.yaml\n"))
+    assert experiment.data.train[0].path == str(Path("data/train.jsonl").absolute())
+
+
+def test_a_hub_id_stays_as_it_is_and_a_directory_becomes_absolute():
+    model = "  source: scratch\n  config: {hidden_size: 32, max_position_embeddings: 64}\n"
+    text = changed(model, "  source: pretrained\n  path: org/name\n")
+    assert load_experiment(write(text)).model.path == "org/name"
+    Path("org/name").mkdir(parents=True)
+    assert "the directory holds no model" in message(text)
+    Path("org/name/config.json").write_text('{"max_position_embeddings": 48}')
+    assert "32 + 32 = 64 tokens    allowed: at most 48" in message(text)
+    Path("org/name/config.json").write_text("{}")
+    assert load_experiment(write(text)).model.path == os.path.abspath("org/name")
+
+
+def test_a_frozen_document_comes_back_the_same():
+    matrix = "matrix:\n  product:\n    objective: [{type: grpo}, {type: rpg}]\n    training.steps: [2, 4]\n"
+    document = load_document(write(GOOD + matrix), ("seeds=[1,2]",))
+    Path("spec.yaml").unlink()
+    assert Document.from_json(json.loads(json.dumps(document.to_json()))) == document
+
+
+def test_a_resolved_experiment_is_valid_itself():
+    from specs import Experiment
+
+    experiment = load_experiment(write(GOOD))
+    assert Experiment.model_validate(json.loads(experiment.model_dump_json())) == experiment
+
+
+def test_an_objective_is_parsed_from_a_mapping_with_the_same_messages():
+    assert parse_objective({"type": "rpg", "clip": {"type": "none"}}).type == "rpg"
+    with pytest.raises(SpecError) as caught:
+        parse_objective({"type": "rpg", "clip": {"type": "dual", "low": 1.5}})
+    assert str(caught.value).startswith("objective.clip.low: must be less than 1\n  given: 1.5")
+
+
+def test_importing_specs_costs_nothing():
+    code = (
+        "import specs, sys; assert 'pydantic' not in sys.modules; specs.load_experiment; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"

@@ -1,0 +1,257 @@
+"""What is said of each kind of mistake, word for word."""
+
+import pytest
+from spec_text import GOOD, changed, message, write
+
+from specs.errors import SpecError
+from specs.loader import load_experiment
+
+
+def test_an_unknown_key_is_told_with_its_nearest_name():
+    assert message(changed("    low: 0.2", "    hi: 0.2")) == (
+        "spec.yaml:18: objective.clip.hi: unknown field\n"
+        "    18 |     hi: 0.2\n"
+        "  allowed: branch, dual, high, keep_divergence, low, type\n"
+        "  hint: did you mean `high`?\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_wrong_type_is_told_with_what_is_allowed():
+    assert message(changed("steps: 4", "steps: soon")) == (
+        "spec.yaml:20: training.steps: must be a whole number\n"
+        "    20 |   steps: soon\n"
+        '  given: "soon"    allowed: a whole number, at least 1\n'
+        "  hint: Batches of rollouts.\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_text_and_true_are_no_numbers_and_text_is_not_true():
+    text = changed("steps: 4", 'steps: "4"\n  epochs: true\n  gradient_checkpointing: no\n  zero_stage: true')
+    assert message(text).count("\n  given: ") == 4
+    assert "training.zero_stage: must be one of the values allowed" in message(text)
+    assert "training.gradient_checkpointing: must be true or false" in message(text)
+
+
+def test_out_of_range_is_told_with_the_range():
+    assert message(changed("low: 0.2", "low: 1.2")) == (
+        "spec.yaml:18: objective.clip.low: must be less than 1\n"
+        "    18 |     low: 1.2\n"
+        "  given: 1.2    allowed: a number in (0, 1)\n"
+        "  hint: Margin below ratio 1: with a negative advantage a token stops counting under 1 - low.\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_missing_field_is_told_at_its_section():
+    assert message(changed("  steps: 4\n", "")) == (
+        "spec.yaml:19: training.steps: missing\n"
+        "    19 | training:\n"
+        "  allowed: a whole number, at least 1\n"
+        "  hint: Batches of rollouts.\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_an_unknown_type_lists_the_types():
+    assert message(changed("type: dual", "type: duel")) == (
+        "spec.yaml:17: objective.clip.type: unknown type\n"
+        "    17 |     type: duel\n"
+        '  given: "duel"    allowed: none, dual, truncate\n'
+        "  hint: did you mean `dual`?\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_section_that_must_say_its_type_and_does_not():
+    assert message(changed("  source: scratch\n", "")) == (
+        "spec.yaml:2: model.source: missing\n"
+        "    2 | model:\n"
+        "  allowed: pretrained, scratch\n"
+        "  hint: say which source it is\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_missing_file_is_told_where_it_is_named():
+    write("{}\n", "train.jsonl")
+    folder = write("", "x").absolute().parent
+    text = changed("{source: reasoning_gym, task: chain_sum, size: 100}", "{source: jsonl, path: trian.jsonl}")
+    assert message(text) == (
+        "spec.yaml:7: data.train.0.path: no such file\n"
+        "    7 |     - {source: jsonl, path: trian.jsonl}\n"
+        f"  given: {folder}/trian.jsonl\n"
+        "  hint: did you mean `train.jsonl`?\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_missing_model_directory():
+    folder = write("", "x").absolute().parent
+    text = changed(
+        "  source: scratch\n  config: {hidden_size: 32, max_position_embeddings: 64}\n",
+        "  source: pretrained\n  path: ./models/mine\n",
+    )
+    assert message(text) == (
+        "spec.yaml:4: model.path: no such model directory\n"
+        "    4 |   path: ./models/mine\n"
+        f"  given: {folder / 'models' / 'mine'}\n"
+        f"  hint: there is no directory {folder / 'models'}\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_missing_spec_file_and_a_directory():
+    write(GOOD, "small.yaml")
+    with pytest.raises(SpecError) as missing:
+        load_experiment("smal.yaml")
+    assert str(missing.value) == "smal.yaml: no such file\n  hint: did you mean `small.yaml`?"
+    with pytest.raises(SpecError) as directory:
+        load_experiment(".")
+    assert str(directory.value) == ".: cannot be read: Is a directory"
+
+
+def test_a_duplicate_key_names_both_places():
+    assert message(changed("  steps: 4\n", "  steps: 4\n  epochs: 1\n  steps: 5\n")) == (
+        "spec.yaml:22: the key `steps` is given twice\n"
+        "    22 |   steps: 5\n"
+        "  hint: first given on line 20\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_an_empty_file():
+    said = "spec.yaml: the file is empty\n  hint: `rpg init` writes a spec to start from\n1 error; nothing was run"
+    assert message("") == message("# nothing yet\n") == message("---\n") == said
+
+
+def test_a_file_that_is_not_utf8():
+    assert message("name: caf\xe9\n".encode("latin-1")) == (
+        "spec.yaml:1: not UTF-8 text\n  given: byte 0xe9\n  hint: save the file as UTF-8\n1 error; nothing was run"
+    )
+
+
+def test_an_alias_bomb():
+    rows = "".join(
+        f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    assert message("a: &a [x, x, x, x, x, x, x, x, x, x]\n" + rows) == (
+        "spec.yaml:5: too many values\n"
+        "    5 | e: &e [*d, *d, *d, *d, *d, *d, *d, *d, *d, *d]\n"
+        "  allowed: at most 50000\n"
+        "  hint: aliases count as often as they are used\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_an_alias_of_itself():
+    assert message("a: &a\n  b: *a\n") == (
+        "spec.yaml:2: the alias *a refers to itself\n    2 |   b: *a\n1 error; nothing was run"
+    )
+
+
+def test_deep_nesting():
+    assert message("a:\n  " + "[" * 40 + "]" * 40 + "\n") == (
+        "spec.yaml:2: nested too deeply\n"
+        f"    2 |   {'[' * 40}{']' * 40}\n"
+        "  allowed: at most 32 levels\n"
+        "1 error; nothing was run"
+    )
+    assert "nested too deeply" in message("[" * 100_000)
+
+
+def test_a_file_too_large():
+    assert message(b"#" * 300_000) == (
+        "spec.yaml: the file is too large\n"
+        "  given: 300000 bytes    allowed: at most 262144 bytes\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_tag():
+    assert message("name: !!python/object/apply:os.system [ls]\n") == (
+        "spec.yaml:1: tags are not allowed\n"
+        "    1 | name: !!python/object/apply:os.system [ls]\n"
+        "  given: tag:yaml.org,2002:python/object/apply:os.system\n"
+        "  hint: write the value plainly\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_text_that_is_no_yaml():
+    assert message("name: [a\nb: c\n") == (
+        "spec.yaml:2: not valid YAML: expected ',' or ']', but got ':'\n    2 | b: c\n1 error; nothing was run"
+    )
+
+
+def test_a_context_too_short():
+    assert message(changed("max_response_length: 32", "max_response_length: 40")) == (
+        "spec.yaml:11: rollout.max_response_length: prompt and response do not fit the model's context\n"
+        "    11 | rollout: {max_response_length: 40}\n"
+        "  given: 32 + 40 = 72 tokens    allowed: at most 64 tokens together\n"
+        "  hint: lower data.max_prompt_length or rollout.max_response_length, or take a model with a longer context\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_batch_that_does_not_divide():
+    assert message(changed("minibatches: 2", "minibatches: 3")) == (
+        "spec.yaml:23: training.minibatches: the batch does not divide\n"
+        "    23 |   minibatches: 3\n"
+        "  given: 4 x 4 responses in 3 parts    allowed: 1, 2, 4, 8, 16\n"
+        "  hint: minibatches must divide prompts_per_step x group_size\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_setting_of_an_unknown_path():
+    assert message(GOOD, "training.step=5") == (
+        "--set training.step=5: training.step: unknown field\n"
+        "  allowed: checkpoint, epochs, export_every_steps, gradient_checkpointing, group_size, microbatch_tokens, "
+        "minibatches, offload, optimizer, precision, prompts_per_step, ranks, schedule, steps, zero_stage\n"
+        "  hint: did you mean `steps`?\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_a_setting_out_of_range_is_told_as_a_setting():
+    assert message(GOOD, "objective.clip.low=2", "training.steps", "data.train.1.size=3") == (
+        "--set training.steps: a setting needs a value\n"
+        "  allowed: path.to.field=value\n"
+        "--set data.train.1.size=3: data.train.1: no such item\n"
+        "  allowed: 0 to 0\n"
+        "2 errors; nothing was run"
+    )
+    assert message(GOOD, "objective.clip.low=2").startswith(
+        "--set objective.clip.low=2: objective.clip.low: must be less than 1\n"
+        "  given: 2    allowed: a number in (0, 1)\n"
+    )
+
+
+def test_files_that_extend_each_other():
+    write("extends: spec.yaml\n", "other.yaml")
+    assert message("name: a\nextends: other.yaml\n") == (
+        "other.yaml:1: extends: extends itself\n"
+        "    1 | extends: spec.yaml\n"
+        "  given: spec.yaml -> other.yaml -> spec.yaml\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_everything_wrong_is_told_at_once_in_file_order():
+    text = changed("steps: 4", "steps: 0").replace("low: 0.2", "low: 1.2").replace("size: 100", "siz: 100")
+    said = message(text)
+    assert [line.split(": ")[1] for line in said.splitlines() if line.startswith("spec.yaml:")] == [
+        "data.train.0.size",
+        "data.train.0.siz",
+        "objective.clip.low",
+        "training.steps",
+    ]
+    assert said.endswith("\n4 errors; nothing was run")
+
+
+def test_what_a_terminal_would_obey_is_shown_as_an_escape():
+    said = message('"na\\e[31mme": 1\n')
+    assert "\x1b" not in said
+    assert "na\\x1b[31mme: unknown field" in said

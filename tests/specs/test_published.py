@@ -1,0 +1,40 @@
+"""What a spec leaves out takes the setting its objective was published with."""
+
+import pytest
+from spec_text import changed, write
+
+from specs import load_experiment
+
+OBJECTIVE = "  type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual\n    low: 0.2\n"
+
+
+def load(objective: str, rest: str = ""):
+    return load_experiment(write(changed(OBJECTIVE, f"  {objective}\n") + rest))
+
+
+def test_left_out_sections_are_the_published_ones():
+    assert load("type: grpo").advantage.scale == "group_std"
+    assert load("type: dr_grpo").advantage.scale == "none"
+
+
+def test_what_is_said_wins_field_by_field():
+    advantage = load("type: grpo", "advantage: {baseline: batch_mean}\n").advantage
+    assert (advantage.baseline, advantage.scale) == ("batch_mean", "group_std")
+
+
+def test_another_source_of_the_reference_takes_nothing_from_the_published_one():
+    reference = load("type: grpo", "reference: {source: snapshot, update: {every_steps: 2}}\n").reference
+    assert (reference.source, reference.update.every_steps) == ("snapshot", 2)
+    assert load("type: grpo", "reference: {source: behaviour}\n").reference.update is None
+
+
+@pytest.mark.parametrize("kind", ["ppo", "grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus"])
+def test_every_rival_loads_by_its_name_alone(kind):
+    from specs.schema.published import _published
+
+    experiment = load(f"type: {kind}")
+    assert experiment.objective.type == kind
+    for section, setting in _published({"type": kind}).items():
+        for field, value in setting.items():
+            found = getattr(getattr(experiment, section), field)
+            assert found == value or found.model_dump(include=value.keys()) == value

@@ -1,0 +1,46 @@
+"""The schema documents itself."""
+
+from typing import get_args
+
+from specs.fields import is_model, literal_of, members
+from specs.json_schema import json_schema
+from specs.schema.experiment import Experiment
+from specs.schema.study import Study
+
+
+def sections(annotation, found):
+    for part in members(annotation):
+        if is_model(part) and part not in found:
+            found.append(part)
+            for field in part.model_fields.values():
+                sections(field.annotation, found)
+        elif not is_model(part):
+            for inner in get_args(part):
+                sections(inner, found)
+    return found
+
+
+def test_every_field_is_documented():
+    bare = [
+        f"{section.__name__}.{name}"
+        for section in sections(Experiment, sections(Study, []))
+        for name, field in section.model_fields.items()
+        if not field.description and len(literal_of(field)) != 1
+        if not any(is_model(part) and part.__doc__ for part in members(field.annotation))
+    ]
+    assert not bare
+
+
+def test_every_section_is_strict_frozen_and_described():
+    for section in sections(Experiment, sections(Study, [])):
+        assert section.model_config["extra"] == "forbid"
+        assert section.model_config["frozen"]
+        assert section.__doc__
+
+
+def test_the_json_schema_carries_the_documentation_and_knows_extends():
+    schema = json_schema("experiment")
+    assert schema["properties"]["seeds"]["description"].startswith("One run each")
+    assert schema["properties"]["extends"]["type"] == "string"
+    assert {"required": ["extends"]} in schema["anyOf"]
+    assert json_schema("study")["properties"]["trials"]["minimum"] == 1
