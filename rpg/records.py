@@ -103,7 +103,7 @@ def _publish(path: Path, table: pa.Table) -> None:
         raise FileExistsError(f"{path} is written already; a segment is never changed")
     aside = path.with_name(f".{path.name}.partial")
     with aside.open("wb") as file:
-        pq.write_table(table, file, compression="zstd", use_dictionary=["run_id"], write_statistics=["step"])
+        pq.write_table(table, file, compression="zstd", use_dictionary=["run_id"], write_statistics=["run_id", "step"])
         file.flush()
         os.fsync(file.fileno())
     aside.rename(path)
