@@ -8,7 +8,7 @@ from typing import Any
 
 from specs.checks import problems_of, warnings_of
 from specs.errors import Problem
-from specs.fields import below, split, switches, unknown
+from specs.fields import below, no_such_item, split, switches, unknown
 from specs.positions import Path, Positions
 from specs.schema.experiment import Experiment
 from specs.schema.matrix import Matrix
@@ -86,9 +86,11 @@ def base_of(source: dict[str, Any]) -> dict[str, Any]:
 
 def _present(source: Any, path: Path) -> bool:
     for part in path:
-        if not isinstance(source, dict) or part not in source:
+        if source is None or (isinstance(source, dict) and part not in source):
             return False
-        source = source[part]
+        if not isinstance(source, (dict, list)):
+            return True  # a value where a section belongs: for the schema to report
+        source = source[part] if isinstance(source, dict) else source[int(part)]
     return True
 
 
@@ -170,7 +172,7 @@ def _axis_problems(section: str, path: str, values: list[Any], source: Mapping[s
     parts = split(path)
     if parts[0] in FIXED:
         yield Problem(f"`{parts[0]}` cannot vary", where, hint="it belongs to the experiment as a whole")
-    elif problem := unknown(Experiment, parts) or _no_such_item(source, parts):
+    elif problem := unknown(Experiment, parts) or no_such_item(source, parts):
         yield replace(problem, path=where)
     if not values:
         yield Problem("must have at least 1 item", where, "[]")
@@ -178,17 +180,6 @@ def _axis_problems(section: str, path: str, values: list[Any], source: Mapping[s
         for index, value in enumerate(values):
             if any(value == other and type(value) is type(other) for other in values[:index]):
                 yield Problem("the value is given twice", (*where, index), show(value))
-
-
-def _no_such_item(source: Any, path: Path) -> Problem | None:
-    for part in path:
-        if isinstance(source, list):
-            if not isinstance(part, int) or part >= len(source):
-                return Problem("no such item", allowed=f"0 to {len(source) - 1}")
-            source = source[part]
-        else:
-            source = source.get(part) if isinstance(source, dict) else None
-    return None
 
 
 def _exclude_problems(matrix: Matrix) -> Iterator[Problem]:

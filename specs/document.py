@@ -7,7 +7,7 @@ from typing import Any
 
 from specs.cells import base_of, check_cells, with_values
 from specs.errors import Problem, SpecError
-from specs.fields import split, unknown
+from specs.fields import no_such_item, split, unknown
 from specs.positions import Position, Positions, in_file_order, locate
 from specs.schema.experiment import Experiment
 from specs.translate import parse
@@ -37,7 +37,7 @@ class Document:
             at: where problems with these values are said to stand.
         """
         for path in values:
-            if problem := unknown(Experiment, split(path)):
+            if problem := unknown(Experiment, split(path)) or no_such_item(self.source, split(path)):
                 raise SpecError(dataclasses.replace(problem, file=at.file, line=at.line, snippet=at.snippet))
         changed = tuple(split(path) for path in values)
         positions = {

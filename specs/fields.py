@@ -130,3 +130,15 @@ def unknown(root: type[BaseModel], path: Path) -> Problem | None:
             )
         here = under
     return None
+
+
+def no_such_item(data: Any, path: Path) -> Problem | None:
+    """The problem with a path that goes beyond the end of a list of `data`; None where it does not."""
+    for index, part in enumerate(path):
+        if isinstance(data, list):
+            if not isinstance(part, int) or part >= len(data):
+                return Problem("no such item", path[: index + 1], allowed=f"0 to {len(data) - 1}")
+            data = data[part]
+        else:
+            data = data.get(str(part)) if isinstance(data, dict) else None
+    return None

@@ -1,6 +1,7 @@
 """Files that a spec names: that they exist, and what a model's config says of its context."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,31 +25,32 @@ def _data(experiment: Experiment) -> Iterator[Problem]:
         for index, source in enumerate(sources):
             if isinstance(source, ReasoningGymSource):
                 continue
-            where, path = ("data", split, index, "path"), Path(source.path)
-            if isinstance(source, (ParquetSource, JsonlSource)) and not path.is_file():
-                message = "is a directory, not a file" if path.is_dir() else "no such file"
-                yield Problem(message, where, source.path, hint=_sibling(path))
-            elif path.is_absolute() and not path.exists():
-                yield Problem("no such dataset directory", where, source.path, hint=_sibling(path))
+            where, path = ("data", split, index, "path"), source.path
+            if isinstance(source, (ParquetSource, JsonlSource)) and not os.path.isfile(path):
+                message = "is a directory, not a file" if os.path.isdir(path) else "no such file"
+                yield Problem(message, where, path, hint=_sibling(path))
+            elif os.path.isabs(path) and not os.path.exists(path):
+                yield Problem("no such dataset directory", where, path, hint=_sibling(path))
 
 
 def _model(experiment: Experiment) -> Iterator[Problem]:
     model = experiment.model
-    if not isinstance(model, PretrainedModel) or not Path(model.path).is_absolute():
+    if not isinstance(model, PretrainedModel) or not os.path.isabs(model.path):
         return
-    where, path = ("model", "path"), Path(model.path)
-    if not path.is_dir():
-        hint = _sibling(path) or "a Hub id is written without a leading dot or slash: Qwen/Qwen3-4B-Base"
+    where = ("model", "path")
+    if not os.path.isdir(model.path):
+        hint = _sibling(model.path) or "a Hub id is written without a leading dot or slash: Qwen/Qwen3-4B-Base"
         yield Problem("no such model directory", where, model.path, hint=hint)
-    elif not (path / "config.json").is_file():
+    elif not os.path.isfile(os.path.join(model.path, "config.json")):
         yield Problem("the directory holds no model", where, model.path, allowed="a directory with a config.json")
 
 
-def _sibling(path: Path) -> str:
+def _sibling(path: str) -> str:
+    folder, name = os.path.split(path)
     try:
-        return nearest(path.name, [entry.name for entry in path.parent.iterdir()], cutoff=0.8)
-    except OSError:
-        return f"there is no directory {path.parent}"
+        return nearest(name, os.listdir(folder), cutoff=0.8)
+    except (OSError, ValueError):
+        return f"there is no directory {folder}"
 
 
 def context_length(model: PretrainedModel | ScratchModel) -> int:

@@ -33,7 +33,11 @@ FilePath = str | os.PathLike[str]
 
 def load_document(path: FilePath, overrides: Iterable[str] = ()) -> Document:
     """Reads an experiment's file, with `path.to.field=value` overrides. Raises SpecError with every problem."""
-    return checked(*_source(path, overrides, Experiment))
+    source, positions = _source(path, overrides, Experiment)
+    if _is_study(source):
+        problem = Problem("this is a study, not an experiment", file=os.fspath(path), hint=f"`rpg study run {path}`")
+        raise SpecError(problem)
+    return checked(source, positions)
 
 
 def load_experiment(path: FilePath, overrides: Iterable[str] = ()) -> Experiment:
@@ -44,6 +48,9 @@ def load_experiment(path: FilePath, overrides: Iterable[str] = ()) -> Experiment
 def load_study_document(path: FilePath, overrides: Iterable[str] = ()) -> StudyDocument:
     """Reads a study's file and that of its experiment. Raises SpecError with every problem as file:line."""
     source, positions = _source(path, overrides, Study)
+    if not _is_study(source):
+        problem = Problem("this is an experiment, not a study", file=os.fspath(path), hint=f"`rpg run {path}`")
+        raise SpecError(problem)
     return checked_study(source, positions, load_document)
 
 
@@ -53,11 +60,13 @@ def load_study(path: FilePath, overrides: Iterable[str] = ()) -> Study:
 
 
 def load_either(path: FilePath, overrides: Iterable[str] = ()) -> Document | StudyDocument:
-    """Reads whichever of the two the file holds: a study names its `experiment` or its `parameters`."""
-    root = read_tree(os.fspath(path), Experiment)
-    assert isinstance(root.value, dict)
-    is_study = "experiment" in root.value or "parameters" in root.value
+    """Reads whichever of the two the file holds."""
+    is_study = _is_study(read_tree(os.fspath(path), Experiment).plain())
     return load_study_document(path, overrides) if is_study else load_document(path, overrides)
+
+
+def _is_study(source: Mapping[str, Any]) -> bool:
+    return "experiment" in source or "parameters" in source
 
 
 def parse_objective(data: Mapping[str, Any]) -> Objective:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pydantic import BaseModel
 
 from specs.errors import Problem, SpecError
-from specs.fields import split, unknown
+from specs.fields import no_such_item, split, unknown
 from specs.positions import Path, Position
 from specs.tree import assign, merge
-from specs.yaml_text import Node, parse_bytes, parse_text
+from specs.yaml_text import MAX_BYTES, Node, parse_bytes, parse_text
 
 LOCAL_SOURCES = ("parquet", "jsonl")
 """Sources whose path is a file; that of the others may be a Hub id."""
@@ -28,23 +28,10 @@ def override(root: Node, setting: str, schema: type[BaseModel]) -> Node:
     if not equals:
         raise SpecError(Problem("a setting needs a value", file=at.file, allowed="path.to.field=value"))
     path = split(name.strip())
-    if problem := unknown(schema, path) or _beyond_a_list(root, path):
+    if problem := unknown(schema, path) or no_such_item(root.plain(), path):
         raise SpecError(replace(problem, file=at.file))
     node = parse_text(text, lambda _line: at)
     return _absolute(assign(root, path, _on_one_line(node, at) if node else Node(None, at), [schema]))
-
-
-def _beyond_a_list(root: Node, path: Path) -> Problem | None:
-    node: Node | None = root
-    for index, part in enumerate(path):
-        value = node.value if node else None
-        if isinstance(value, list):
-            if not isinstance(part, int) or part >= len(value):
-                return Problem("no such item", path[: index + 1], allowed=f"0 to {len(value) - 1}")
-            node = value[part]
-        else:
-            node = value.get(str(part)) if isinstance(value, dict) else None
-    return None
 
 
 def _on_one_line(node: Node, at: Position) -> Node:
@@ -57,7 +44,7 @@ def _on_one_line(node: Node, at: Position) -> Node:
 
 def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | None, schema: type[BaseModel]) -> Node:
     """The file's tree over that of the file it extends. `chain`: the files on the way here, real paths."""
-    real = os.path.realpath(path)
+    real = os.path.realpath(path) if "\0" not in path else path
     if real in chain:
         names = [os.path.basename(file) for file in (*chain[chain.index(real) :], real)]
         raise SpecError(_at(named_at, "extends itself", given=" -> ".join(names)))
@@ -76,7 +63,7 @@ def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | Non
 def _read(path: str, named_at: Position | None) -> Node:
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SpecError(_not_found(path, named_at)) from None
     except (OSError, ValueError) as error:
@@ -129,7 +116,7 @@ def _with_paths(node: Node) -> Node:
 
 
 def _path(node: Node, source: str) -> Node:
-    if not isinstance(node.value, str) or not node.value or "\0" in node.value:
+    if not isinstance(node.value, str) or not node.value:
         return node
     folder = os.path.dirname(node.at.file) if node.at.line else ""
     full = os.path.abspath(os.path.join(folder, os.path.expanduser(node.value)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from specs.document import Document
 from specs.errors import Problem, SpecError
-from specs.fields import split, unknown
+from specs.fields import no_such_item, split, unknown
 from specs.positions import Path, Position, Positions, in_file_order, locate
 from specs.schema.experiment import Experiment
 from specs.schema.study import Choice, FloatRange, IntRange, Study
@@ -68,28 +68,37 @@ def checked_study(
 ) -> StudyDocument:
     """The document of a study's source. Raises SpecError with every problem, located."""
     study = _study(source, positions)
-    unknown_paths = [
-        dataclasses.replace(problem, path=(section, path))
-        for section, paths in (("overrides", study.overrides), ("parameters", study.parameters))
-        for path in paths
-        if (problem := unknown(Experiment, split(path)) or _fixed(section, path))
-    ]
-    if unknown_paths:
-        raise SpecError(*in_file_order([locate(problem, positions) for problem in unknown_paths]))
+    _refuse(
+        _path_problems(study, lambda section, path: unknown(Experiment, split(path)) or _fixed(section, path)),
+        positions,
+    )
     experiment = load_document(study.experiment)
+    _refuse(_path_problems(study, lambda _, path: no_such_item(experiment.source, split(path))), positions)
     if study.overrides:
         experiment = experiment.with_values(study.overrides, positions[("overrides",)])
     document = StudyDocument(study, experiment, source, positions)
-    problems = list(_goal(study, experiment.experiment)) or list(_ends(document))
-    if problems:
-        raise SpecError(*in_file_order([document.locate(problem) for problem in problems]))
+    _refuse(list(_goal(study, experiment.experiment)) or list(_ends(document)), positions)
     return document
+
+
+def _refuse(problems: list[Problem], positions: Positions) -> None:
+    if problems:
+        raise SpecError(*in_file_order([locate(problem, positions) for problem in problems]))
+
+
+def _path_problems(study: Study, check: Callable[[str, str], Problem | None]) -> list[Problem]:
+    """What `check(section, path)` finds wrong with the paths that a study names, told at those paths."""
+    return [
+        dataclasses.replace(problem, path=(section, path))
+        for section, paths in (("overrides", study.overrides), ("parameters", study.parameters))
+        for path in paths
+        if (problem := check(section, path))
+    ]
 
 
 def _study(source: dict[str, Any], positions: Positions) -> Study:
     study, problems = parse(Study, source)
-    if problems:
-        raise SpecError(*in_file_order([locate(problem, positions) for problem in problems]))
+    _refuse(problems, positions)
     assert isinstance(study, Study)
     return study
 

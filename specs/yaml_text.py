@@ -48,11 +48,7 @@ class Node:
 def parse_bytes(data: bytes, file: str) -> Node:
     """The root mapping of a file. Raises SpecError with the place of whatever makes it unreadable."""
     if len(data) > MAX_BYTES:
-        raise SpecError(
-            Problem(
-                "the file is too large", file=file, given=f"{len(data)} bytes", allowed=f"at most {MAX_BYTES} bytes"
-            )
-        )
+        raise SpecError(Problem("the file is too large", file=file, allowed=f"at most {MAX_BYTES} bytes"))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -4,7 +4,7 @@ import pytest
 from spec_text import GOOD, changed, message, write
 
 from specs.errors import SpecError
-from specs.loader import load_experiment
+from specs.loader import load_experiment, load_study
 
 
 def test_an_unknown_key_is_told_with_its_nearest_name():
@@ -163,9 +163,7 @@ def test_deep_nesting():
 
 def test_a_file_too_large():
     assert message(b"#" * 300_000) == (
-        "spec.yaml: the file is too large\n"
-        "  given: 300000 bytes    allowed: at most 262144 bytes\n"
-        "1 error; nothing was run"
+        "spec.yaml: the file is too large\n  allowed: at most 262144 bytes\n1 error; nothing was run"
     )
 
 
@@ -255,3 +253,31 @@ def test_what_a_terminal_would_obey_is_shown_as_an_escape():
     said = message('"na\\e[31mme": 1\n')
     assert "\x1b" not in said
     assert "na\\x1b[31mme: unknown field" in said
+
+
+def test_a_study_where_an_experiment_belongs_and_the_reverse():
+    with pytest.raises(SpecError) as study:
+        load_experiment(write("experiment: a.yaml\ntrials: 3\n", "study.yaml"))
+    assert str(study.value) == "study.yaml: this is a study, not an experiment\n  hint: `rpg study run study.yaml`"
+    with pytest.raises(SpecError) as experiment:
+        load_study(write(GOOD))
+    assert str(experiment.value) == "spec.yaml: this is an experiment, not a study\n  hint: `rpg run spec.yaml`"
+
+
+@pytest.mark.parametrize("name", ["a\\0b", "x" * 5000, "/dev/null/x"])
+def test_a_path_that_no_file_can_have_is_a_missing_file(name):
+    model = "  source: scratch\n  config: {hidden_size: 32, max_position_embeddings: 64}\n"
+    source = "{source: reasoning_gym, task: chain_sum, size: 100}"
+    assert "spec.yaml:1: extends: " in message(f'extends: "{name}"\n')
+    assert "data.train.0.path: no such file" in message(changed(source, f'{{source: parquet, path: "{name}"}}'))
+    assert "model.path: no such model dir" in message(changed(model, f'  source: pretrained\n  path: "./{name}"\n'))
+
+
+def test_a_device_without_end_is_too_large():
+    with pytest.raises(SpecError, match="too large"):
+        load_experiment("/dev/zero")
+
+
+def test_numbers_that_are_none_are_refused():
+    assert "model.config.eps: " in message(changed("hidden_size: 32", "hidden_size: 32, eps: .nan"))
+    assert "objective.kl_coef: must be a finite number" in message(changed("kl_coef: 1e-2", "kl_coef: .inf"))

@@ -107,3 +107,8 @@ def test_the_experiment_is_found_beside_the_study(tmp_path):
     (tmp_path / "studies").mkdir()
     path = write(SMALL.replace("base.yaml", "../base.yaml"), "studies/clip.yaml")
     assert load_study(path).experiment == str(tmp_path / "base.yaml")
+
+
+def test_a_parameter_beyond_the_end_of_a_list_is_refused():
+    said = message(changed("objective.clip.low:", "data.train.5.size:").replace("[0.05, 0.4]", "[1, 2]"))
+    assert "parameters[data.train.5.size]: no such item" in said
