@@ -1,7 +1,7 @@
 """Two or more runs or groups of seeds side by side: where their specs differ, and what came out, with intervals."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class Measure:
     value: Interval
     """Mean over the seeds of each run's last steps; the interval is Student's over seeds, NaN for one seed."""
     against_first: Interval | None
-    """None for the first group itself."""
+    """None for the first group itself, and where nothing differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,24 @@ class Comparison:
     measures: tuple[Measure, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; what has no interval has null ends."""
+        """Plain data; where there is no interval its ends are NaN."""
         groups = [
             {"label": group.label, "runs": group.run_ids, "seeds": [run.seed for run in group.runs]}
             for group in self.groups
         ]
-        found = {
+        return {
             "groups": groups,
             "spec": self.spec,
             "accuracy": [asdict(outcome) for outcome in self.outcomes],
             "metrics": [asdict(measure) for measure in self.measures],
         }
-        plain: dict[str, Any] = _without_nan(found)
-        return plain
 
 
 def compare(home: Home, names: Sequence[str]) -> Comparison:
     """Holds runs and experiments against each other; each cell of an experiment's matrix is a group of its own.
 
     Raises:
-        SpecError: a name stands for nothing, or for several runs.
+        RpgError: a name stands for nothing, or for several runs.
     """
     groups = _distinct([group for name in names for group in evidence.find_groups(home, name)])
     run_ids = [run.run_id for group in groups for run in group.runs]
@@ -80,7 +78,8 @@ def _measures(groups: Sequence[Group], curves: Curves, confidence: float) -> lis
             figures = [_ending(curves[metric][run_id]) for run_id in group.run_ids if run_id in curves.get(metric, {})]
             figures = [figure for figure in figures if math.isfinite(figure)]
             if figures:
-                against = seed_difference(first, figures, confidence=confidence) if first else None
+                moves = max(first + figures) - min(first + figures) > 1e-9 * abs(figures[0])
+                against = seed_difference(first, figures, confidence=confidence) if first and moves else None
                 measures.append(Measure(metric, group.label, seed_mean(figures, confidence=confidence), against))
                 first = first or figures
     return measures
@@ -104,13 +103,3 @@ def _distinct(groups: Sequence[Group]) -> list[Group]:
 
 def _apart(groups: Sequence[Group]) -> bool:
     return len({(group.runs[0].experiment, group.label) for group in groups}) == len(groups)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return value

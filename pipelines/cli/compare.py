@@ -1,7 +1,9 @@
 """`rpg compare` and `rpg report`."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,14 +25,13 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Puts runs or groups of seeds side by side: where the specs differ, and what came out, with intervals."""
-    import json
-
+    from pipelines.cli.output import print_json
     from pipelines.compare import compare as hold_against
     from pipelines.home import Home
 
     found = hold_against(Home.from_environment(), names)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+        print_json(found.to_json())
     else:
         _print(found)
 
@@ -39,7 +40,7 @@ def report(
     name: Annotated[
         str, typer.Argument(metavar="RUN-or-EXPERIMENT", help="A run, or an experiment with all its seeds.")
     ],
-    output: Annotated[Optional[Path], typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")] = None,  # noqa: UP045
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")] = None,
 ) -> None:
     """Writes one self-contained HTML page with plots and prints where it lies."""
     from pipelines.home import Home
@@ -54,18 +55,23 @@ def report(
         typer.echo(write_run_report(home, groups[0].run_ids[0], output))
 
 
-def _print(found: "Comparison") -> None:
+def _print(found: Comparison) -> None:
+    import sys
+
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    # A pipe has no width to fit into.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
     if found.spec:
         console.print(_spec_table(found))
     else:
         console.print("The specs differ in nothing but the seed.\n")
     console.print(_result_table(found))
+    if len(found.groups) > 1:
+        console.print("Second lines: difference from the first column; * its interval excludes 0.")
 
 
-def _spec_table(found: "Comparison") -> "Table":
+def _spec_table(found: Comparison) -> Table:
     from pipelines.report.evidence import show
 
     table = _table("spec", *(group.label for group in found.groups))
@@ -74,7 +80,7 @@ def _spec_table(found: "Comparison") -> "Table":
     return table
 
 
-def _result_table(found: "Comparison") -> "Table":
+def _result_table(found: Comparison) -> Table:
     """A row per figure; every group but the first also shows its difference from the first."""
     labels = [group.label for group in found.groups]
     rows: dict[str, dict[str, str]] = {}
@@ -93,7 +99,7 @@ def _result_table(found: "Comparison") -> "Table":
     return table
 
 
-def _cell(value: "Interval", against: "Interval | None") -> str:
+def _cell(value: Interval, against: Interval | None) -> str:
     text = _interval(value, "")
     if against is None:
         return text
@@ -101,16 +107,16 @@ def _cell(value: "Interval", against: "Interval | None") -> str:
     return f"{text}\n  {_interval(against, '+')}{mark}"
 
 
-def _interval(value: "Interval", sign: str) -> str:
+def _interval(value: Interval, sign: str) -> str:
     ends = f" [{value.low:{sign}.4g}, {value.high:{sign}.4g}]" if value.low == value.low else ""
     return f"{value.value:{sign}.4g}{ends}".replace("[", "\\[")
 
 
-def _table(*columns: str) -> "Table":
+def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, overflow="fold")
     return table

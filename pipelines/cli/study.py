@@ -30,8 +30,7 @@ def register(app: typer.Typer) -> None:
 @study.command()
 def run(file: File, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Runs the trials that are still wanted; called again, goes on where it stopped."""
-    import json
-
+    from pipelines.cli.output import print_json
     from pipelines.home import Home
     from pipelines.report.study import answer, best_trial, command, write_study_report
     from specs.loader import load_study_document
@@ -40,7 +39,7 @@ def run(file: File, overrides: Overrides = None, as_json: AsJson = False) -> Non
     record = _run_here(load_study_document(file, overrides or ()), home)
     page, best = write_study_report(home, record["name"]), best_trial(record)
     if as_json:
-        typer.echo(json.dumps(record, indent=1, ensure_ascii=False))
+        print_json(record)
     else:
         typer.echo(answer(home, record))
         if best is not None:
@@ -48,6 +47,22 @@ def run(file: File, overrides: Overrides = None, as_json: AsJson = False) -> Non
         typer.echo(f"report: {page}")
     if best is None or len(_ended(record)) < record["trials_wanted"]:
         raise typer.Exit(1)
+
+
+@study.command()
+def submit(
+    file: File,
+    overrides: Overrides = None,
+    profile: Annotated[
+        str, typer.Option(envvar="RPG_PROFILE", help="A Prefect API's URL or a Prefect profile's name.")
+    ] = "",
+) -> None:
+    """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its link."""
+    from pipelines.home import Home
+    from pipelines.study_submit import submit_study
+    from specs.loader import load_study_document
+
+    typer.echo(submit_study(load_study_document(file, overrides or ()), Home.from_environment(), profile))
 
 
 @study.command()
@@ -62,13 +77,12 @@ def report(name: Name, output: Output = None) -> None:
 @study.command("list")
 def list_studies(as_json: AsJson = False) -> None:
     """Lists the studies with their best value."""
-    import json
-
+    from pipelines.cli.output import print_json
     from pipelines.home import Home
 
     records = _records(Home.from_environment())
     if as_json:
-        typer.echo(json.dumps(records, indent=1, ensure_ascii=False))
+        print_json(records)
         return
     from rich.console import Console
     from rich.table import Table

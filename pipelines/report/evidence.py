@@ -5,11 +5,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pipelines.home import Home
+from pipelines.runs import find_run, status_of
+from pipelines.state import read_json
 from specs.errors import Problem, SpecError
 from storage import Store
 
@@ -55,25 +56,15 @@ class Group:
 
 
 def find_groups(home: Home, name: str) -> list[Group]:
-    """The groups of seeds that an experiment's name, a run's id or the unique start of one stands for.
+    """The groups of seeds that an experiment's name, a run's id or an unambiguous part of one stands for.
 
     Raises:
-        SpecError: nothing has that name, or several runs start with it.
+        RpgError: nothing has that name, or several runs have.
     """
     if (home.experiment(name) / "experiment.json").is_file():
         return experiment_groups(home, name)
-    known = _names(home.root / "runs")
-    fitting = [name] if name in known else [run_id for run_id in known if run_id.startswith(name)]
-    if len(fitting) == 1:
-        run = load_run(home, fitting[0])
-        return [Group(f"{run.experiment} {run.name}".strip(), (run,))]
-    if fitting:
-        raise SpecError(
-            Problem(f"{name!r} is the start of {len(fitting)} runs", given=name, allowed=", ".join(fitting))
-        )
-    near = get_close_matches(name, [*_names(home.root / "experiments"), *known], n=1)
-    hint = f"did you mean `{near[0]}`?" if near else "`rpg runs` lists them"
-    raise SpecError(Problem("no such run or experiment", given=name, hint=hint))
+    run = load_run(home, find_run(home, name))
+    return [Group(f"{run.experiment} {run.name}".strip(), (run,))]
 
 
 def experiment_groups(home: Home, name: str) -> list[Group]:
@@ -102,7 +93,7 @@ def load_run(home: Home, run_id: str) -> Run:
         seed=known.get("seed", 0),
         values=known.get("values", {}),
         created_at=known.get("created_at", ""),
-        status=state.get("status", "pending"),
+        status=status_of(home, run_id),
         spec=read_json(path / "spec.json"),
         stages=state.get("stages", {}),
         path=path,
@@ -199,15 +190,3 @@ def seconds(stage: Mapping[str, Any]) -> float:
     if not started or not ended:
         return math.nan
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds()
-
-
-def read_json(path: Path) -> JsonObject:
-    """A JSON object; empty where there is no such file."""
-    if not path.is_file():
-        return {}
-    content: JsonObject = json.loads(path.read_text())
-    return content
-
-
-def _names(directory: Path) -> list[str]:
-    return sorted(entry.name for entry in directory.iterdir() if entry.is_dir()) if directory.is_dir() else []

@@ -1,0 +1,227 @@
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recorded_home import record_experiment, record_run, record_two_cells, write
+from tiny_study import Evaluator, write_study
+
+from pipelines.home import Home
+from pipelines.report import charts, evidence, write_experiment_report, write_run_report, write_study_report
+from pipelines.report.answer import headline, outcomes, points
+from pipelines.report.charts import Line, axis, line_chart, thin
+from pipelines.report.evidence import Group, differences, flatten
+from pipelines.report.plots import Mark, bar_chart, interval_chart
+from pipelines.report.study import answer, command, read_record
+from pipelines.statistics import Interval
+from pipelines.study import run_study
+from specs import SpecError, load_study_document
+from storage import Store
+
+
+class Page(HTMLParser):
+    """What a page refers to, and whether its elements close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.charts = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [value for name, value in attrs if name in ("src", "href") and value]
+        self.charts += tag == "svg"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    home = Home(tmp_path_factory.mktemp("home"))
+    record_two_cells(home)
+    return home
+
+
+def test_an_experiments_page_answers_first_and_stands_alone(home: Home) -> None:
+    text = write_experiment_report(home, "sums").read_text()
+    page = Page(text)
+    assert page.references == []
+    assert "url(" not in text
+    assert "On two-terms, objective.clip.high 0.28 is best" in text
+    assert text.index("is best") < text.index("<svg")
+    assert page.charts == 10  # one of intervals, nine learning curves
+    assert "Constant throughout: learning_rate 0.0001" in text
+    assert len(text) < 300_000
+
+
+def test_a_runs_page_shows_its_gain_its_responses_and_its_times(home: Home) -> None:
+    path = write_run_report(home, "sums-wide-s1")
+    text = path.read_text()
+    assert path == home.run("sums-wide-s1") / "report.html"
+    assert re.search(r"Accuracy on two-terms rose from \d\d\.\d % to \d\d\.\d %, \+\d\d\.\d points", text)
+    assert "60 held-out problems, paired" in text
+    assert "gold answer 99" in text
+    assert "2 min 30 s" in text
+    assert "&#34;kl_coef&#34;: 0.01" in text
+
+
+def test_recorded_text_cannot_become_markup(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0", status="failed")
+    spec = json.loads((home.run("x-s0") / "run.json").read_text())
+    write(home.run("x-s0") / "run.json", spec | {"question": "<script>alert(1)</script>", "name": "<b>s</b>"})
+    text = write_run_report(home, "x-s0").read_text()
+    assert "<script>alert" not in text
+    assert "<b>s" not in text
+    assert "ran out of memory" in text
+
+
+def test_a_run_without_an_evaluation_says_so(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0")
+    shutil.rmtree(home.run("x-s0") / "evaluate")
+    assert "Nothing has been evaluated yet." in write_run_report(home, "x-s0").read_text()
+
+
+def test_a_certificate_is_shown_where_there_is_one(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0")
+    assert "Objective certificate" not in write_run_report(home, "x-s0").read_text()
+    write(home.run("x-s0") / "certificate.json", {"token": {"on_policy": {"max_error": 1.5e-12}}})
+    text = write_run_report(home, "x-s0").read_text()
+    assert "token.on_policy.max_error" in text
+    assert "1.5e-12" in text
+
+
+def test_only_the_current_runs_of_an_experiment_are_reported(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    run_ids = [record_run(home, f"x-s{seed}", seed=seed) for seed in range(2)]
+    record_experiment(home, run_ids)
+    about = json.loads((home.experiment("sums") / "experiment.json").read_text())
+    write(home.experiment("sums") / "experiment.json", about | {"current": run_ids[:1]})
+    (group,) = evidence.experiment_groups(home, "sums")
+    assert group.run_ids == ["x-s0"]
+
+
+def test_an_experiment_without_runs_is_a_users_error(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_experiment(home, [])
+    with pytest.raises(SpecError, match="has no runs yet"):
+        write_experiment_report(home, "sums")
+
+
+def test_the_answer_pools_seeds_and_pairs_problems(home: Home) -> None:
+    groups = evidence.experiment_groups(home, "sums")
+    with Store.open(home.root) as store:
+        evaluated = evidence.accuracies(store, [run_id for group in groups for run_id in group.run_ids])
+    narrow, wide = outcomes(groups, evaluated)
+    by_hand = [np.mean(list(evaluated["two-terms"][f"sums-narrow-s{seed}"][60].values())) for seed in range(3)]
+    assert narrow.after.value == pytest.approx(np.mean(by_hand))
+    assert (narrow.num_seeds, narrow.num_problems, narrow.step) == (3, 60, 60)
+    assert narrow.against_first is None
+    assert wide.against_first is not None
+    assert wide.against_first.value == pytest.approx(wide.after.value - narrow.after.value)
+    assert wide.gain is not None
+    assert wide.before is not None
+    assert wide.gain.value == pytest.approx(wide.after.value - wide.before.value)
+    assert wide.gain.high - wide.gain.low < 0.2
+
+
+def test_a_change_within_its_interval_is_not_called_one(home: Home) -> None:
+    group = Group("g", (evidence.load_run(home, "sums-wide-s0"),))
+    scores = {f"p{index}": float(index % 2) for index in range(40)}
+    moved = scores | {"p0": 1.0}
+    (result,) = outcomes([group], {"d": {"sums-wide-s0": {0: scores, 5: moved}}})
+    assert headline([result]).startswith("Accuracy on d did not move measurably: 50.0 % to 52.5 %")
+    fallen = dict.fromkeys(scores, 0.0)
+    (result,) = outcomes([group], {"d": {"sums-wide-s0": {0: scores, 5: fallen}}})
+    assert headline([result]).startswith("Accuracy on d fell from 50.0 % to 0.0 %, -50.0 points")
+
+
+def test_points_show_their_sign() -> None:
+    assert points(Interval(-0.05, -0.1, 0.0)) == "-5.0 points [-10.0, +0.0]"
+
+
+def test_differences_name_each_field_that_differs() -> None:
+    one = {"name": "a", "seeds": [0], "objective": {"clip": {"type": "none"}}, "data": {"train": [{"size": 1}]}}
+    two = {
+        "name": "b",
+        "seeds": [1],
+        "objective": {"clip": {"type": "dual", "low": 0.2}},
+        "data": {"train": [{"size": 2}]},
+    }
+    assert differences([one, two]) == {
+        "objective.clip.type": ["none", "dual"],
+        "data.train.0.size": [1, 2],
+        "objective.clip.low": [None, 0.2],
+    }
+    assert flatten({"a": {}}) == {"a": {}}
+
+
+def test_axes_end_on_round_numbers_and_hold_all_values() -> None:
+    rng = np.random.default_rng(0)
+    for scale in (1e-6, 0.3, 1.0, 4e4):
+        values = (rng.normal(0, scale, 5) + rng.normal(0, scale)).tolist()
+        found = axis(values)
+        assert found.low <= min(values)
+        assert found.high >= max(values)
+        assert 2 <= len(found.ticks) <= 8
+    assert axis([0.5, 0.5]).low < 0.5 < axis([0.5, 0.5]).high
+
+
+def test_a_long_line_is_thinned_and_keeps_its_mean() -> None:
+    points_ = [(float(step), float(step % 7)) for step in range(10_000)]
+    kept = thin(points_)
+    assert len(kept) <= charts.MOST_POINTS
+    assert np.mean([y for _, y in kept]) == pytest.approx(3.0, abs=0.05)
+    assert thin([(0.0, float("nan")), (1.0, 2.0)]) == [(1.0, 2.0)]
+
+
+def test_charts_without_data_are_empty_and_single_points_are_dots() -> None:
+    assert line_chart([Line([])], title="t") == ""
+    assert interval_chart([], title="t") == ""
+    assert bar_chart([], title="t") == ""
+    assert "<circle" in line_chart([Line([(1.0, 2.0)])], title="t")
+    assert "NaN" not in interval_chart([("r", [Mark("m", Interval(0.5, float("nan"), float("nan")))])], title="t")
+
+
+def test_a_studys_page_names_the_best_values_and_a_line_to_paste(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    run_study(load_study_document(write_study(tmp_path / "specs")), home, Evaluator(home))
+    record = read_record(home, "clips")
+    text = write_study_report(home, "clips").read_text()
+    page = Page(text)
+    best = max(record["trials"], key=lambda trial: trial["value"])
+    assert page.references == []
+    assert f"objective.clip.high={best['params']['objective.clip.high']!r}" in command(record, best)
+    assert f"objective.clip.high={best['params']['objective.clip.high']!r}" in text
+    assert "against the experiment&#39;s own values" in text
+    assert page.charts == 8  # baseline and best, history, importances, four slices, parallel
+    assert answer(home, record).startswith("The best mean@8 on two-terms is 0.")
+
+
+def test_a_study_that_nobody_ran_is_a_users_error(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no such study"):
+        write_study_report(Home(tmp_path), "clips")
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+def test_a_browser_shows_the_page_without_an_error(home: Home, tmp_path: Path) -> None:
+    page = write_experiment_report(home, "sums")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    probe = page.with_name("probe.html")
+    # Errors and the hover box, as the page's own script leaves them, written where --dump-dom sees them.
+    script = (
+        "<script>window.onerror = (message) => { document.title = 'ERROR ' + message; };</script>",
+        "<script>const chart = document.querySelector('svg[data-hover]'); const at = chart.getBoundingClientRect();"
+        "const place = {clientX: at.left + at.width / 2, clientY: at.top + 40};"
+        "chart.dispatchEvent(new MouseEvent('mousemove', place));</script>",
+    )
+    text = page.read_text().replace("<head>", f"<head>{script[0]}").replace("</body>", f"{script[1]}</body>")
+    probe.write_text(text)
+    command = ["chromium", *flags, f"--user-data-dir={tmp_path}", "--dump-dom", f"file://{probe}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "<title>sums</title>" in done.stdout
+    assert re.search(r'<div id="hover" style="display: block;.*objective.clip.high 0.28: 0\.\d+ at 3\d', done.stdout)

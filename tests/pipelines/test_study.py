@@ -1,0 +1,252 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_study import Evaluator, write_study
+
+from pipelines.execute import RunOutcome
+from pipelines.home import Home
+from pipelines.plan import make_plan
+from pipelines.study import StudyInterruptedError, run_study
+from pipelines.study_journal import StudyBusyError, held, load_study
+from pipelines.supervisor import StageError
+from specs import SpecError, load_study_document
+from specs.document import Document
+from specs.errors import Problem
+from storage import Store
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def shown(record: dict[str, Any]) -> list[tuple[int, str, float, dict[str, Any]]]:
+    return [(trial["number"], trial["state"], trial["value"], trial["params"]) for trial in record["trials"]]
+
+
+def test_a_study_runs_its_trials_and_keeps_them_in_sql(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(write_study(tmp_path / "specs"))
+    record = run_study(document, home, Evaluator(home))
+    assert [trial["state"] for trial in record["trials"]] == ["finished"] * 8
+    with Store.open(home.root) as store:
+        rows = store.query(
+            "SELECT number, state, run_id, value, params, started_at, ended_at FROM trials ORDER BY 1"
+        ).rows
+        (study,) = store.query("SELECT name, goal, trials_wanted, num_trials, sampler FROM studies").rows
+    assert study == ("clips", "maximize mean@8 on two-terms", 8, 8, "tpe")
+    assert [row[0] for row in rows] == list(range(8))
+    assert all(home.run(row[2]).is_dir() and 0 < row[3] < 1 and row[5] <= row[6] for row in rows)
+    assert set(json.loads(rows[0][4])) == set(document.study.parameters)
+
+
+def test_the_first_trial_has_the_experiments_own_values(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 1")))
+    (trial,) = run_study(document, home, Evaluator(home))["trials"]
+    assert trial["baseline"]
+    assert trial["params"] == {
+        "objective.clip.low": 0.2,
+        "objective.clip.high": 0.28,
+        "reference.update.every_steps": 2,
+        "advantage.scale": "none",
+    }
+
+
+def test_a_trials_value_is_the_mean_over_seeds_with_its_interval(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 1")))
+    (trial,) = run_study(document, home, Evaluator(home))["trials"]
+    with Store.open(home.root) as store:
+        values = [row[0] for row in store.query("SELECT value FROM evaluations WHERE step = 2").rows]
+    assert len(values) == len(trial["run_ids"]) == 2
+    assert trial["value"] == pytest.approx(sum(values) / 2)
+    assert trial["value_low"] < trial["value"] < trial["value_high"]
+
+
+def test_a_finished_study_runs_nothing_more_until_more_trials_are_wanted(home: Home, tmp_path: Path) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", "trials: 2"))
+    first = run_study(load_study_document(path), home, Evaluator(home))
+    idle, busy = Evaluator(home), Evaluator(home)
+    assert shown(run_study(load_study_document(path), home, idle)) == shown(first)
+    assert idle.calls == []
+    more = run_study(load_study_document(path, ("trials=4",)), home, busy)
+    assert shown(more)[:2] == shown(first)
+    assert len(busy.calls) == 2
+
+
+def test_equal_trials_share_their_runs(home: Home, tmp_path: Path) -> None:
+    few = ("objective.clip.low: {float: [0.05, 0.5]}", "objective.clip.low: {choice: [0.1, 0.2]}")
+    high = ("  objective.clip.high: {float: [0.05, 1.0], log: true}\n", "")
+    pace = ("  reference.update.every_steps: {int: [1, 2]}\n", "")
+    scale = ("  advantage.scale: {choice: [none, group_std]}\n", "")
+    path = write_study(tmp_path / "specs", few, high, pace, scale)
+    evaluator = Evaluator(home)
+    record = run_study(load_study_document(path), home, evaluator)
+    assert len(record["trials"]) == 8
+    assert len(evaluator.trained) == 4  # two values x two seeds
+
+
+def test_a_killed_study_proposes_what_an_uninterrupted_one_would(home: Home, tmp_path: Path) -> None:
+    path = write_study(tmp_path / "specs")
+    whole = run_study(load_study_document(path), home, Evaluator(home))
+    broken = tmp_path / "broken"
+    chance = random.Random(0)
+    for _ in range(3):
+        kill_midway(path, broken, chance.uniform(0.2, 0.9))
+    record = run_study(load_study_document(path), Home(broken), Evaluator(Home(broken)))
+    assert shown(record) == shown(whole)
+    assert len(record["trials"]) == 8
+    with Store.open(broken) as store:
+        assert store.query("SELECT count(*), count(DISTINCT number), count(value) FROM trials").rows == [(8, 8, 8)]
+
+
+def kill_midway(path: Path, root: Path, seconds: float) -> None:
+    """Starts the study in a process, lets it begin a trial, and kills it after `seconds`."""
+    command = [sys.executable, "-W", "ignore", str(HERE / "tiny_study.py"), str(path), str(root), "0.3"]
+    search = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": search}
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline(), process.stderr.read().decode()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+
+
+def test_half_a_line_at_the_journals_end_is_dropped(home: Home, tmp_path: Path) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", "trials: 2"))
+    first = run_study(load_study_document(path), home, Evaluator(home))
+    with open(home.study("clips") / "journal.log", "a") as journal:
+        journal.write('{"op_code": 4, "worker')
+    again = run_study(load_study_document(path, ("trials=3",)), home, Evaluator(home))
+    assert shown(again)[:2] == shown(first)
+    assert len(again["trials"]) == 3
+
+
+def test_an_interrupted_trial_goes_on_under_its_number(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 2")))
+
+    def interrupted(trial: Document) -> tuple[RunOutcome, ...]:
+        run = make_plan(trial, home).runs[0]
+        return (RunOutcome(run, "cancelled", interrupted=True),)
+
+    with pytest.raises(StudyInterruptedError):
+        run_study(document, home, interrupted)
+    left = json.loads((home.study("clips") / "study.json").read_text())
+    assert [trial["state"] for trial in left["trials"]] == ["running"]
+    record = run_study(document, home, Evaluator(home))
+    assert [(trial["number"], trial["state"]) for trial in record["trials"]] == [(0, "finished"), (1, "finished")]
+    assert record["trials"][0]["params"] == left["trials"][0]["params"]
+
+
+@pytest.mark.parametrize(("on_failure", "told"), [("record", ["failed", "finished"]), ("stop", ["failed"])])
+def test_a_failed_trial_is_recorded_with_its_reason(
+    home: Home, tmp_path: Path, on_failure: str, told: list[str]
+) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", f"trials: 2\non_failure: {on_failure}"))
+    succeed = Evaluator(home)
+
+    def first_fails(trial: Document) -> tuple[RunOutcome, ...]:
+        outcomes = succeed(trial)
+        if len(succeed.calls) == 1:
+            return (RunOutcome(outcomes[0].run, "failed", StageError("ran out of memory")), *outcomes[1:])
+        return outcomes
+
+    record = run_study(load_study_document(path), home, first_fails)
+    assert [trial["state"] for trial in record["trials"]] == told
+    assert "ran out of memory" in record["trials"][0]["reason"]
+    assert record["trials"][0]["value"] is None
+
+
+def test_a_run_without_the_goals_measure_fails_its_trial(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 1"), ("mean@8", "mean@4")))
+    (trial,) = run_study(document, home, Evaluator(home))["trials"]
+    assert (trial["state"], trial["reason"]) == ("failed", "no finite mean@4 on two-terms")
+
+
+def test_a_users_mistake_that_all_trials_share_ends_the_study(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(write_study(tmp_path / "specs"))
+
+    def missing(_trial: Document) -> tuple[RunOutcome, ...]:
+        raise SpecError(Problem("no such directory", ("model", "path")))
+
+    with pytest.raises(SpecError, match="no such directory"):
+        run_study(document, home, missing)
+    assert len(run_study(document, home, Evaluator(home))["trials"]) == 8
+
+
+def test_a_mistake_in_a_searched_field_fails_the_trial_alone(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 2")))
+
+    def refused(_trial: Document) -> tuple[RunOutcome, ...]:
+        raise SpecError(Problem("does not fit", ("objective", "clip")))
+
+    record = run_study(document, home, refused)
+    assert [trial["state"] for trial in record["trials"]] == ["failed"] * 2
+    assert all("does not fit" in trial["reason"] for trial in record["trials"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("{choice: [none, group_std]}", "{choice: [none, batch_std]}", "parameters[advantage.scale]: differs"),
+        ("[0.05, 1.0], log: true", "[0.05, 1.0]", "parameters[objective.clip.high]: differs"),
+        ("  reference.update.every_steps: {int: [1, 2]}\n", "", "parameters: is searched by the stored study"),
+        ("direction: maximize", "direction: minimize", "goal: differs"),
+    ],
+)
+def test_a_changed_study_is_refused_with_its_line(home: Home, tmp_path: Path, old: str, new: str, message: str) -> None:
+    from specs.render import render
+
+    explicit = ("metric: mean@8", "metric: mean@8, direction: maximize")
+    run_study(
+        load_study_document(write_study(tmp_path / "specs", explicit, ("trials: 8", "trials: 1"))),
+        home,
+        Evaluator(home),
+    )
+    changed = write_study(tmp_path / "specs", explicit, (old, new))
+    with pytest.raises(SpecError) as refused:
+        run_study(load_study_document(changed), home, Evaluator(home))
+    text = render(refused.value.problems)
+    assert message in text
+    assert f"{changed}:" in text
+    assert "another name" in text
+
+
+def test_a_wider_numeric_range_goes_on(home: Home, tmp_path: Path) -> None:
+    run_study(load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 2"))), home, Evaluator(home))
+    wider = write_study(tmp_path / "specs", ("[0.05, 0.5]", "[0.01, 0.6]"), ("trials: 8", "trials: 3"))
+    assert len(run_study(load_study_document(wider), home, Evaluator(home))["trials"]) == 3
+
+
+def test_another_experiment_under_the_same_study_is_refused(home: Home, tmp_path: Path) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
+    run_study(load_study_document(path), home, Evaluator(home))
+    experiment = path.with_name("tiny.yaml")
+    experiment.write_text(experiment.read_text().replace("steps: 20", "steps: 21"))
+    with pytest.raises(SpecError, match="not the experiment of the stored study"):
+        run_study(load_study_document(path), home, Evaluator(home))
+
+
+def test_two_processes_do_not_run_one_study(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(write_study(tmp_path / "specs"))
+    with held(home, "clips"), pytest.raises(StudyBusyError, match=f"process {os.getpid()} since 20"):
+        run_study(document, home, Evaluator(home))
+
+
+def test_the_journal_is_optunas_own(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 3")))
+    run_study(document, home, Evaluator(home))
+    stored = load_study(home, "clips")
+    assert [trial.state.name for trial in stored.trials] == ["COMPLETE"] * 3

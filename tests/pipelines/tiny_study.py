@@ -1,0 +1,130 @@
+"""A study of a tiny experiment, and what stands in for its training: the value follows from the parameters."""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recorded_home import record_run
+
+from pipelines.execute import RunOutcome
+from pipelines.home import Home
+from pipelines.plan import make_plan
+from pipelines.study import run_study
+from specs import load_study_document
+from specs.document import Document
+
+EXPERIMENT = """\
+# Can it add?
+name: tiny
+seeds: [0, 1]
+model:
+  source: scratch
+  model_type: qwen3
+  config:
+    hidden_size: 32
+    intermediate_size: 64
+    num_hidden_layers: 2
+    num_attention_heads: 2
+    num_key_value_heads: 1
+    head_dim: 16
+    max_position_embeddings: 64
+    tie_word_embeddings: true
+data:
+  train:
+    - source: reasoning_gym
+      task: chain_sum
+      config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}
+      size: 200
+      seed: 100000
+  evaluation:
+    - name: two-terms
+      source: reasoning_gym
+      task: chain_sum
+      config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}
+      size: 20
+      seed: 900000
+  prompt: {type: template, template: "{metadata.expression} ="}
+  overlap: drop
+  max_prompt_length: 16
+warm_up: {steps: 20, batch_size: 32, learning_rate: 3e-3}
+rollout: {max_response_length: 6}
+reward: {type: exact_match}
+objective: {type: rpg, kl_coef: 1e-2, clip: {type: dual, low: 0.2, high: 0.28}}
+reference: {source: snapshot, update: {every_steps: 2}}
+training:
+  steps: 2
+  prompts_per_step: 4
+  group_size: 4
+  minibatches: 2
+  checkpoint: {every_steps: 1}
+evaluation: {samples_per_problem: 8}
+"""
+STUDY = """\
+# Which clip?
+name: clips
+question: Which clip?
+experiment: tiny.yaml
+parameters:
+  objective.clip.low: {float: [0.05, 0.5]}
+  objective.clip.high: {float: [0.05, 1.0], log: true}
+  reference.update.every_steps: {int: [1, 2]}
+  advantage.scale: {choice: [none, group_std]}
+goal: {dataset: two-terms, metric: mean@8}
+sampler: {startup_trials: 3}
+trials: 8
+"""
+
+
+def write_study(directory: Path, *changes: tuple[str, str]) -> Path:
+    """The two files, the study's with texts replaced. Returns the study's path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tiny.yaml").write_text(EXPERIMENT)
+    text = STUDY
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = directory / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+class Evaluator:
+    """Records each run of a trial as trained and evaluated, its accuracy highest where the clip is widest."""
+
+    def __init__(self, home: Home, seconds: float = 0.0) -> None:
+        self.home = home
+        self.seconds = seconds
+        self.calls: list[dict[str, Any]] = []
+        self.trained: list[str] = []
+        """Runs that were not there before."""
+
+    def __call__(self, document: Document) -> tuple[RunOutcome, ...]:
+        runs = make_plan(document, self.home).runs
+        clip: Any = document.experiment.objective.clip  # type: ignore[union-attr]
+        self.calls.append({"low": clip.low, "high": clip.high})
+        time.sleep(self.seconds)
+        for run in runs:
+            done = self.home.run(run.run_id) / "done"
+            if not done.is_file():
+                shutil.rmtree(done.parent, ignore_errors=True)
+                after = 0.5 + 0.3 * clip.high
+                record_run(self.home, run.run_id, seed=run.seed, after=after, steps=2, problems=20, experiment="clips")
+                done.touch()
+                self.trained.append(run.run_id)
+        return tuple(RunOutcome(run, "finished") for run in runs)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs a study in a process of its own: FILE HOME SECONDS."""
+    file, root, seconds = arguments
+    home = Home(Path(root))
+    run_study(
+        load_study_document(file), home, Evaluator(home, float(seconds)), say=lambda line: print(line, flush=True)
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
