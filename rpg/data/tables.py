@@ -46,11 +46,13 @@ def read_jsonl(source: JsonlSource, path: Path) -> Iterator[SourceProblem]:
                 continue
             where = f"{file.name}, line {number}"
             try:
-                row = json.loads(line.decode("utf-8-sig"))
+                row = json.loads(line.decode("utf-8-sig").rstrip())
             except UnicodeDecodeError:
                 raise _bad_line(f"{where}: not UTF-8", line, path) from None
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise _bad_line(f"{where}: not JSON: {error}", line, path) from None
+            except json.JSONDecodeError as error:
+                raise _bad_line(f"{where}: not JSON: {error.msg} at character {error.pos + 1}", line, path) from None
+            except RecursionError:
+                raise _bad_line(f"{where}: nested too deeply", line, path) from None
             if not isinstance(row, dict):
                 raise _bad_line(f"{where}: not a JSON object", line, path)
             yield columns.problem(row, source.columns, source.name or file.stem, path, where)

@@ -1,0 +1,112 @@
+"""Published problems as a model is asked them."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from rpg.data import encode_prompts, load_problems
+from rpg.data.staging import SCHEMA
+from rpg.tokenization import make_tokenizer
+from specs.errors import Problem, SpecError
+from specs.schema.data import ChatPrompt, Data, JsonlSource
+from specs.schema.model import ByteTokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant{{ ' thinks' if enable_thinking }}>{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer(ByteTokenizer(), ())
+
+
+def publish(directory: Path, split: str, *prompts: str) -> None:
+    rows = [
+        {"problem_id": f"id{i}", "prompt": prompt, "answer": str(i), "dataset": "d", "metadata": '{"n": 1}'}
+        for i, prompt in enumerate(prompts)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), directory / f"{split}.parquet")
+
+
+def data(max_prompt_length: int = 10, prompt: ChatPrompt | None = None) -> Data:
+    fields = {"train": (JsonlSource(path="t.jsonl"),), "max_prompt_length": max_prompt_length}
+    return Data.model_validate(fields | ({"prompt": prompt} if prompt else {}))
+
+
+def test_long_training_prompts_are_left_out(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    publish(tmp_path, "train", "short", "much too long", "exactly 10")
+    problems = load_problems(tmp_path, "train", tokenizer, data())
+    assert [(p.problem_id, p.prompt, p.answer, p.dataset, p.metadata) for p in problems] == [
+        ("id0", "short", "0", "d", {"n": 1}),
+        ("id2", "exactly 10", "2", "d", {"n": 1}),
+    ]
+
+
+def test_a_long_evaluation_prompt_is_an_error(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    publish(tmp_path, "evaluation", "short", "much too long")
+    with pytest.raises(SpecError) as caught:
+        load_problems(tmp_path, "evaluation", tokenizer, data())
+    assert caught.value.problems == (
+        Problem(
+            "1 of 2 evaluation prompts are longer than max_prompt_length; the longest has 13 tokens",
+            path=("data", "max_prompt_length"),
+            given="10",
+            allowed="at least 13",
+        ),
+    )
+
+
+def test_every_training_prompt_too_long_is_an_error(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    publish(tmp_path, "train", "much too long", "far too long")
+    with pytest.raises(SpecError) as caught:
+        load_problems(tmp_path, "train", tokenizer, data())
+    (problem,) = caught.value.problems
+    assert problem.message == ("every training prompt is longer than max_prompt_length; the longest has 13 tokens")
+    assert problem.allowed == "at least 12"
+
+
+def test_no_evaluation_problems_are_no_error(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    publish(tmp_path, "evaluation")
+    assert load_problems(tmp_path, "evaluation", tokenizer, data()) == []
+
+
+def test_chat_prompts_are_rendered_with_the_tokenizers_template(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    tokenizer.chat_template = TEMPLATE
+    publish(tmp_path, "train", '[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]')
+    plain = load_problems(tmp_path, "train", tokenizer, data(100, ChatPrompt()))
+    assert plain[0].prompt == "<system>Be brief.<user>1+1<assistant>"
+    thinking = load_problems(tmp_path, "train", tokenizer, data(100, ChatPrompt(enable_thinking=True)))
+    assert thinking[0].prompt == "<system>Be brief.<user>1+1<assistant thinks>"
+
+
+def test_chat_without_a_template_is_an_error(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    publish(tmp_path, "train", '[{"role": "user", "content": "1+1"}]')
+    with pytest.raises(SpecError) as caught:
+        load_problems(tmp_path, "train", tokenizer, data(100, ChatPrompt()))
+    assert caught.value.problems == (
+        Problem(
+            "the model's tokenizer has no chat template",
+            path=("data", "prompt", "type"),
+            given="chat",
+            hint="write `type: template`, or take a model that was tuned for chat",
+        ),
+    )
+
+
+def test_special_tokens_are_added_to_plain_text_only(tokenizer: PreTrainedTokenizerFast) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    end = tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.eos_token} $A", special_tokens=[(tokenizer.eos_token, end)]
+    )
+    (plain,) = encode_prompts(tokenizer, ["a"], data())
+    (chat,) = encode_prompts(tokenizer, ["a"], data(10, ChatPrompt()))
+    assert plain == [end, *chat]

@@ -1,0 +1,235 @@
+"""What each source gives, and the exact words for what is wrong with it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import TypeAdapter
+
+from rpg.data import gym, tables
+from rpg.data.problems import SourceProblem
+from specs.errors import Problem, SpecError
+from specs.schema.data import Source
+
+HERE = ("data", "train", 0)
+DAPO_ROW: dict[str, Any] = {
+    "data_source": "math_dapo",
+    "prompt": [{"role": "user", "content": "What is 1 + 1?"}],
+    "reward_model": {"ground_truth": "2", "style": "rule"},
+}
+
+
+def read(**fields: Any) -> list[SourceProblem]:
+    source: Any = TypeAdapter(Source).validate_python(fields)
+    reader: Any = {
+        "parquet": tables.read_parquet,
+        "jsonl": tables.read_jsonl,
+        "hub": tables.read_hub,
+        "reasoning_gym": gym.read,
+    }[fields["source"]]
+    return list(reader(source, HERE))
+
+
+def wrong(**fields: Any) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        read(**fields)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def parquet(path: Path, *rows: dict[str, Any]) -> Path:
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def jsonl(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_parquet_in_the_dapo_schema_needs_no_settings(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "maths.parquet", DAPO_ROW)
+    (problem,) = read(source="parquet", path=str(file))
+    assert problem == SourceProblem([{"role": "user", "content": "What is 1 + 1?"}], "2", "maths")
+
+
+def test_jsonl_in_the_dapo_schema_reads_the_same(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "maths.jsonl", DAPO_ROW)
+    assert read(source="jsonl", path=str(file)) == read(
+        source="parquet", path=str(parquet(tmp_path / "maths.parquet", DAPO_ROW))
+    )
+
+
+def test_plain_columns_a_number_as_answer_and_a_column_for_the_origin(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "plain.parquet", {"q": "1 + 1", "extra": {"gold": 2}, "from": "sums"})
+    columns = {"prompt": "q", "answer": "extra.gold", "data_source": "from"}
+    assert read(source="parquet", path=str(file), columns=columns) == [SourceProblem("1 + 1", "2", "sums")]
+
+
+def test_a_column_whose_name_has_a_dot_is_found_before_a_struct(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "dots.parquet", {"prompt": "p", "a.b": "flat", "a": {"b": "deep"}})
+    assert read(source="parquet", path=str(file), columns={"answer": "a.b"})[0].answer == "flat"
+
+
+def test_a_hub_source_reads_a_local_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    directory = tmp_path / "sums"
+    directory.mkdir()
+    jsonl(directory / "train.jsonl", {"q": "1 + 1", "a": "2"}, {"q": "1 + 2", "a": "3"})
+    problems = read(source="hub", path=str(directory), columns={"prompt": "q", "answer": "a"})
+    assert problems == [SourceProblem("1 + 1", "2", "sums"), SourceProblem("1 + 2", "3", "sums")]
+
+    problem = wrong(source="hub", path=str(directory), columns={"prompt": "query", "answer": "a"})
+    assert (problem.message, problem.allowed) == ("sums has no column `query`", "q, a")
+    problem = wrong(source="hub", path=str(directory), split="test")
+    assert problem.path == (*HERE, "split")
+    assert problem.message == "the dataset cannot be loaded: Unknown split \"test\". Should be one of ['train']."
+
+
+def test_a_hub_directory_that_holds_no_data(tmp_path: Path) -> None:
+    problem = wrong(source="hub", path=str(tmp_path))
+    assert problem.path == (*HERE, "path")
+    assert problem.message.startswith("the dataset cannot be loaded: ")
+
+
+def test_reasoning_gym_gives_the_entry_the_scorer_needs() -> None:
+    config = {"min_terms": 2, "max_terms": 2}
+    problems = read(source="reasoning_gym", task="chain_sum", config=config, size=3, seed=5)
+    assert len(problems) == 3
+    first = problems[0]
+    assert first.dataset == "chain_sum"
+    assert first.metadata["task"] == "chain_sum"
+    assert first.metadata["config"] == config
+    assert first.metadata["entry"]["answer"] == first.answer == str(eval(first.fields["expression"]))
+    assert read(source="reasoning_gym", task="chain_sum", config=config, size=3, seed=5) == problems
+
+
+def test_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    parquet(tmp_path / "maths.parquet", DAPO_ROW)
+    given = str(tmp_path / "math.parquet")
+    assert wrong(source="parquet", path=given) == Problem(
+        "no such file", path=(*HERE, "path"), given=given, hint="did you mean `maths.parquet`?"
+    )
+
+
+def test_missing_directory_and_directory_instead_of_file(tmp_path: Path) -> None:
+    assert wrong(source="jsonl", path=str(tmp_path / "no" / "a.jsonl")).hint == f"there is no directory {tmp_path}/no"
+    assert wrong(source="jsonl", path=str(tmp_path)).message == "is a directory, not a file"
+
+
+def test_missing_column_in_parquet_says_which_there_are(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "maths.parquet", DAPO_ROW)
+    assert wrong(source="parquet", path=str(file), columns={"answer": "ground_truth"}) == Problem(
+        "maths.parquet has no column `ground_truth`",
+        path=(*HERE, "columns", "answer"),
+        given="ground_truth",
+        allowed="data_source, prompt, reward_model.ground_truth, reward_model.style",
+        hint="did you mean `reward_model.ground_truth`?",
+    )
+
+
+def test_missing_column_near_to_none_says_how_to_name_one(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "plain.parquet", {"q": "1 + 1", "a": "2"})
+    assert wrong(source="parquet", path=str(file)).hint == "say which column holds the prompt: `columns: {prompt: ...}`"
+
+
+def test_missing_column_in_jsonl_names_the_line(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "maths.jsonl", DAPO_ROW, {"promt": "1", "reward_model": {"ground_truth": "2"}})
+    assert wrong(source="jsonl", path=str(file)) == Problem(
+        "maths.jsonl, line 2 has no column `prompt`",
+        path=(*HERE, "columns", "prompt"),
+        given="prompt",
+        allowed="promt, reward_model.ground_truth",
+        hint="did you mean `promt`?",
+    )
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.95])
+def test_truncated_parquet(tmp_path: Path, keep: float) -> None:
+    file = parquet(tmp_path / "maths.parquet", *[DAPO_ROW] * 100)
+    os.truncate(file, int(file.stat().st_size * keep))
+    assert wrong(source="parquet", path=str(file)) == Problem(
+        "the Parquet file is cut short",
+        path=(*HERE, "path"),
+        given=f"{file} ({file.stat().st_size} bytes)",
+        hint="copy or download it again",
+    )
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    file = parquet(tmp_path / "maths.parquet", *[DAPO_ROW] * 100)
+    content = bytearray(file.read_bytes())
+    content[4:200] = bytes(196)
+    file.write_bytes(bytes(content))
+    assert wrong(source="parquet", path=str(file)).message.startswith("the Parquet file cannot be read: ")
+
+
+def test_text_is_no_parquet(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "maths.parquet", DAPO_ROW)
+    problem = wrong(source="parquet", path=str(file))
+    assert (problem.message, problem.hint) == ("not a Parquet file", "use the source that fits the file: jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"prompt": "p"', "maths.jsonl, line 3: not JSON: Expecting ',' delimiter at character 15"),
+        (b'["p", "a"]', "maths.jsonl, line 3: not a JSON object"),
+        (b'{"prompt": "\xff"}', "maths.jsonl, line 3: not UTF-8"),
+        (b"[" * 100_000, "maths.jsonl, line 3: nested too deeply"),
+    ],
+)
+def test_a_bad_jsonl_line_is_named_by_its_number(tmp_path: Path, line: bytes, message: str) -> None:
+    file = tmp_path / "maths.jsonl"
+    file.write_bytes(json.dumps(DAPO_ROW).encode() + b"\n\n" + line + b"\n")
+    problem = wrong(source="jsonl", path=str(file))
+    assert problem.message.startswith(message)
+    assert problem.path == (*HERE, "path")
+
+
+@pytest.mark.parametrize("prompt", [7, "", [], [{"role": "user"}], None])
+def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any) -> None:
+    file = jsonl(tmp_path / "maths.jsonl", {**DAPO_ROW, "prompt": prompt})
+    assert wrong(source="jsonl", path=str(file)) == Problem(
+        "maths.jsonl, line 1: `prompt` holds no prompt",
+        path=(*HERE, "columns", "prompt"),
+        given=repr(prompt),
+        allowed="text, or a list of messages {role, content}",
+    )
+
+
+@pytest.mark.parametrize("answer", [None, "", " ", ["2"]])
+def test_an_answer_that_is_none(tmp_path: Path, answer: Any) -> None:
+    file = jsonl(tmp_path / "maths.jsonl", {**DAPO_ROW, "reward_model": {"ground_truth": answer}})
+    problem = wrong(source="jsonl", path=str(file))
+    assert problem.message == "maths.jsonl, line 1: `reward_model.ground_truth` holds no answer"
+
+
+def test_unknown_reasoning_gym_task_names_the_nearest() -> None:
+    problem = wrong(source="reasoning_gym", task="chain_sums", size=1)
+    assert problem.path == (*HERE, "task")
+    assert (problem.message, problem.given, problem.hint) == ("unknown task", "chain_sums", "did you mean `chain_sum`?")
+
+
+def test_unknown_reasoning_gym_setting_names_the_nearest() -> None:
+    problem = wrong(source="reasoning_gym", task="chain_sum", size=1, config={"min_term": 2})
+    assert problem == Problem(
+        "unknown setting of chain_sum",
+        path=(*HERE, "config", "min_term"),
+        given="min_term",
+        allowed="allow_negation, max_digits, max_terms, min_digits, min_terms",
+        hint="did you mean `min_terms`?",
+    )
+
+
+def test_reasoning_gym_settings_that_contradict_each_other() -> None:
+    problem = wrong(source="reasoning_gym", task="chain_sum", size=1, config={"min_terms": 5, "max_terms": 2})
+    assert problem == Problem(
+        "reasoning_gym rejects the settings of chain_sum: max_terms must be >= min_terms",
+        path=(*HERE, "config"),
+        given="min_terms: 5, max_terms: 2",
+    )
