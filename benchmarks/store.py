@@ -1,7 +1,9 @@
-"""How fast the store takes in and answers: `python benchmarks/store.py [--runs 2] [--steps 100] [--tokens 10000] [--dir DIR]`.
+"""How fast the store takes in and answers.
 
-Writes a home of runs x steps, one segment a table and step with the given number of token rows, then times the first and
-the next ingest, a rebuild, and queries before and after ingesting. Prints one line per figure.
+    python benchmarks/store.py [--runs 2] [--steps 100] [--tokens 10000] [--dir DIR]
+
+Writes a home of runs x steps, one segment a table and step with that many token rows, then times the first and the next
+ingest, a rebuild, and queries before and after ingesting. Prints one line per figure.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -85,7 +88,7 @@ def write_run(root: Path, run_id: str, steps: int, tokens: int, first: int = 0) 
     for step in range(first + 1, first + steps + 1):
         for table, columns in step_columns(step, tokens).items():
             schema = arrow_schema(table)
-            length = len(columns["step"])
+            length = np.size(columns["step"])
             columns |= {"run_id": [run_id] * length, "attempt": np.ones(length, np.int32)}
             path = run / "segments" / table / f"a0001-s{step:06}-{step:06}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +97,7 @@ def write_run(root: Path, run_id: str, steps: int, tokens: int, first: int = 0) 
             )
 
 
-def step_columns(step: int, tokens: int) -> dict[str, dict[str, object]]:
+def step_columns(step: int, tokens: int) -> dict[str, dict[str, Any]]:
     """One step's rows of metrics, rollouts and tokens, by column."""
     draws = np.random.default_rng(step)
     rollouts = max(1, tokens // RESPONSE_LENGTH)

@@ -1,9 +1,11 @@
 """The verbs that read: what they print, where, and with which exit code."""
 
+import contextlib
 import csv
 import io
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -144,6 +146,25 @@ def test_statements_from_a_pipe_go_up_to_the_semicolon(home: Path) -> None:
     assert done.stdout.startswith("a,b\n1,2\nname\nartifacts\n")
     assert done.stdout.endswith("n\n2\n")
     assert _process(["sql"], home, "select 1;\nfrom nowhere;\nselect 2;").returncode == 2
+
+
+def test_the_prompt_answers_explains_and_remembers(home: Path) -> None:
+    main_end, other_end = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, "sql"], stdin=other_end, stdout=other_end, stderr=other_end,
+        env={**os.environ, "RPG_HOME": str(home), "TERM": "dumb"}, close_fds=True,
+    ) as prompt:  # fmt: skip
+        os.close(other_end)
+        os.write(main_end, b"select 40 + 2\nas answer;\nfrom metrix;\n.quit\n")
+        said = b""
+        with contextlib.suppress(OSError):  # the terminal is gone once the prompt has ended
+            while chunk := os.read(main_end, 4096):
+                said += chunk
+    os.close(main_end)
+    assert prompt.returncode == 0
+    for expected in (b"rpg> ", b"...> ", b"answer", b"42", b"did you mean `metrics`?"):
+        assert expected in said
+    assert "as answer;" in (home / "sql_history").read_text()
 
 
 def test_a_reader_of_stdout_may_leave_early(home: Path) -> None:

@@ -1,8 +1,11 @@
 """What the tests of concurrency run in processes of their own. Each function returns or is killed."""
 
+import resource
 import time
 from multiprocessing.queues import Queue
 from pathlib import Path
+
+import duckdb
 
 from storage import Store
 from storage.ingest import ingest
@@ -43,6 +46,24 @@ def read_until(root: Path, stop: Path, answers: "Queue[str | int]") -> None:
             answers.put(f"{(distinct, newest, metrics, tokens, newest_token, events)} after {last}")
         last, answered = newest, answered + 1
     answers.put(answered)
+
+
+def ingest_on_a_full_disk(root: Path, outcome: "Queue[str]") -> None:
+    """An ingester that may write files of 4 KiB at most. Puts how it failed."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    try:
+        ingest(root)
+        outcome.put("")
+    except Exception as error:
+        outcome.put(f"{type(error).__name__}: {error}")
+
+
+def hold_open(path: Path, held: "Queue[bool]", stop: Path) -> None:
+    """Another program that has the database open for writing until a file appears."""
+    with duckdb.connect(str(path)):
+        held.put(True)
+        while not stop.exists():
+            time.sleep(0.05)
 
 
 def ingest_forever(root: Path, started: "Queue[float]") -> None:

@@ -96,3 +96,46 @@ def test_a_reader_goes_on_reading_the_file_that_an_ingest_replaced(tmp_path: Pat
         ingest(tmp_path)
         assert reader.execute("SELECT max(step) FROM recorded.metrics").fetchone() == (3,)
     assert everything_once(tmp_path, 4)
+
+
+def test_an_ingest_on_a_full_disk_fails_and_leaves_the_database_as_it_was(
+    tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext"
+) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 2)
+    ingest(tmp_path)
+    before = database_path(tmp_path).read_bytes()
+    run.steps(3, 4)
+    outcome = spawn.Queue()
+    process = spawn.Process(target=processes.ingest_on_a_full_disk, args=(tmp_path, outcome))
+    process.start()
+    assert outcome.get(timeout=60) != ""
+    process.join(60)
+    assert database_path(tmp_path).read_bytes() == before
+    assert everything_once(tmp_path, 4)
+    assert ingest(tmp_path).segments == 8
+    assert check(tmp_path) == []
+
+
+def test_a_database_held_open_by_another_program_keeps_nobody_from_reading_or_ingesting(
+    tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext"
+) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 2)
+    ingest(tmp_path)
+    held, stop = spawn.Queue(), tmp_path / "stop"
+    process = spawn.Process(target=processes.hold_open, args=(database_path(tmp_path), held, stop))
+    process.start()
+    assert held.get(timeout=60)
+    result = Store.open(tmp_path).query(COUNTS)
+    assert len(result.rows) == 3
+    assert "unreadable" in result.warnings[0]
+    run.steps(3, 3)
+    ingest(tmp_path)
+    assert everything_once(tmp_path, 3)
+    stop.touch()
+    process.join(60)
+    assert everything_once(tmp_path, 3)
+    assert check(tmp_path) == []

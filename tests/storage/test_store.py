@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from specs.records import TABLES
 from storage import QueryError, Store
 from storage.columns import columns
 from storage.database import connect, sql
-from storage.ingest import ingest
 from tests.storage.recording import NOON, RecordedRun
 
 REWARDS = "select step, value from metrics where name = 'reward/mean' order by step"
@@ -146,14 +144,6 @@ def test_a_wrong_query_is_explained(home: Path, query: str, message: str) -> Non
     with pytest.raises(QueryError) as caught:
         Store.open(home).query(query)
     assert message in str(caught.value)
-
-
-def test_a_database_locked_by_another_program_keeps_nobody_from_reading(home: Path) -> None:
-    ingest(home)
-    RecordedRun(home, "sums-2").start(1)
-    with duckdb.connect(str(home / "experiments.duckdb")):
-        result = Store.open(home).query(REWARDS)
-    assert len(result.rows) == 4
 
 
 def test_pivot_works(home: Path) -> None:
