@@ -82,6 +82,12 @@ def token_advantages(
     return tokens.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
+def response_means(values: Tensor, lengths: Tensor) -> Tensor:
+    """[responses], float64: the mean of each response's tokens, which are laid end to end."""
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    return values.new_zeros(len(lengths), dtype=torch.float64).index_add(0, owner, values.double()) / lengths
+
+
 def needs_logprobs(objective: Objective) -> bool:
     """Whether advantages depend on `old_logprobs` and `ref_logprobs`: the divergence is taken off the reward."""
     return isinstance(objective, Rival) and objective.penalizes_reward

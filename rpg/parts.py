@@ -87,7 +87,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
         spec.training,
         temperature=spec.rollout.temperature,
         device=device,
-        lends_weights=spec.reference.source == "snapshot",
+        lends_weights=spec.reference.source != "behaviour",
     )
     # Up to ZeRO 2 every rank holds the whole policy: the sampler reads it where it is.
     shared = isinstance(spec.rollout, TransformersRollout) and spec.training.zero_stage < 3

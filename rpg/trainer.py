@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rpg import ranks
-from rpg.advantages import advantages
+from rpg.advantages import needs_logprobs, response_means, token_advantages
 from rpg.batch import Microbatch, StepRollouts, collate, join, microbatch, plan_microbatches
 from rpg.keeping import Keeper
 from rpg.ledger import TokenLedger
@@ -78,16 +78,11 @@ class Trainer:
         clock = Stopwatch(self.parts.device)
         self.state.step += 1
         rollouts = self.sample(clock)
-        advantage = advantages(
-            torch.from_numpy(rollouts.rewards),
-            torch.from_numpy(rollouts.group_ids),
-            baseline=self.spec.advantage.baseline,
-            scale=self.spec.advantage.scale,
-        )
         minibatches = self.cut(rollouts)
         ledger = TokenLedger(len(rollouts.token_ids))
         with clock("logprobs"):
             self.recompute(minibatches, ledger)
+            advantage = self.advantages(rollouts, ledger)
         with clock("update"):
             updates, rate = self.update(minibatches, advantage, ledger)
         with clock("sync"):
@@ -100,7 +95,8 @@ class Trainer:
             "reference/version": float(schedule.version),
             "reference/age_steps": float(schedule.age_steps),
         }
-        self.keeper.rollouts(self.state.step, rollouts, advantage, ledger, reference_version=schedule.version)
+        means = response_means(advantage, torch.from_numpy(rollouts.lengths))
+        self.keeper.rollouts(self.state.step, rollouts, means, ledger, reference_version=schedule.version)
         self.move_reference(figures["kl/reverse"])
         stopping = stop.agreed(self.parts.run.cancel)
         with clock("checkpoint"):
@@ -161,9 +157,10 @@ class Trainer:
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
         """Old and reference logprobs, before the policy moves.
 
-        The first minibatch is left out: its first training pass runs under the same policy and gives its old logprobs.
+        The first minibatch is left out: its first training pass runs under the same policy and gives its old logprobs. Not so
+        where advantages depend on them.
         """
-        for minibatch in minibatches[1:]:
+        for minibatch in minibatches if needs_logprobs(self.spec.objective) else minibatches[1:]:
             for batch in minibatch.passes:
                 ledger.write(batch, old_logprobs=self.parts.learner.logprobs(batch)[0])
         if self.parts.reference:
@@ -171,6 +168,23 @@ class Trainer:
                 for minibatch in minibatches:
                     for batch in minibatch.passes:
                         ledger.write(batch, ref_logprobs=self.parts.learner.logprobs(batch)[0])
+
+    def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
+        """Of every response token of the step. [N]"""
+        old_logprobs = ref_logprobs = None
+        if needs_logprobs(self.spec.objective):
+            known = ledger.gather()
+            old_logprobs = known["old_logprobs"]
+            ref_logprobs = known["ref_logprobs"] if self.parts.reference else old_logprobs
+        return token_advantages(
+            self.spec.objective,
+            self.spec.advantage,
+            rewards=torch.from_numpy(rollouts.rewards),
+            group_ids=torch.from_numpy(rollouts.group_ids),
+            lengths=torch.from_numpy(rollouts.lengths),
+            old_logprobs=old_logprobs,
+            ref_logprobs=ref_logprobs,
+        )
 
     def update(
         self, minibatches: list[Minibatch], advantage: Tensor, ledger: TokenLedger
@@ -215,7 +229,7 @@ class Trainer:
             "logprobs": batch.spread(logprobs),
             "old_logprobs": old,
             "ref_logprobs": batch.spread(ledger.read("ref_logprobs", batch)) if self.parts.reference else old,
-            "advantages": advantage.to(old)[batch.rollouts, None].expand_as(old),
+            "advantages": batch.spread(advantage[batch.tokens].to(old)),
             "response_mask": batch.response_mask,
         }
         loss = aggregate(
@@ -238,8 +252,10 @@ class Trainer:
     def move_reference(self, kl_reverse: float) -> None:
         """Makes the reference the present policy where its schedule says so."""
         if self.parts.schedule.after_step(kl_reverse) and self.parts.reference:
-            self.parts.reference.move()
+            self.parts.reference.move(ema_decay=self.parts.schedule.ema_decay)
             version = self.parts.schedule.version
             self.keeper.event(
-                self.state.step, "reference_moved", f"version {version}: the policy after step {self.state.step}"
+                self.state.step,
+                "reference_moved",
+                f"version {version} after step {self.state.step}: {self.parts.schedule.reason}",
             )
