@@ -67,15 +67,22 @@ class Dot:
 
 
 def slice_chart(
-    dots: Sequence[Dot], *, title: str, x_label: str, names: Sequence[str] = (), log: bool = False
+    dots: Sequence[Dot], *, title: str, names: Sequence[str] = (), log: bool = False, whole: bool = False
 ) -> Markup:
-    """Value over one parameter. `names`: the choices at x = 0, 1, ...; `log`: x is already a logarithm to base 10."""
+    """Value over one parameter.
+
+    Args:
+        names: the choices that lie at x = 0, 1, ...
+        log: x is a logarithm to base 10.
+        whole: x is a whole number, and marked only there.
+    """
     if not dots:
         return Markup("")
     if names:
         x = Axis(-0.5, len(names) - 0.5, tuple(float(index) for index in range(len(names))))
     else:
         x = axis([dot.x for dot in dots])
+        x = Axis(x.low, x.high, tuple(tick for tick in x.ticks if not whole or log or tick.is_integer()))
     frame = Frame(400, 220, x, axis([dot.y for dot in dots]))
     drawn = "".join(
         f'<circle class="dot shade" style="--shade:{dot.shade:.2f}" cx="{cx}" cy="{cy}" r="4.5">'
@@ -84,7 +91,7 @@ def slice_chart(
         for cx, cy in [frame.at((dot.x, dot.y))]
     )
     marks = names or ([number(10.0**tick) for tick in x.ticks] if log else ())
-    return frame.svg(title, drawn, x_label, x_names=marks)
+    return frame.svg(title, drawn, "", x_names=marks)
 
 
 @dataclass(frozen=True, slots=True)

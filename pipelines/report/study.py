@@ -1,6 +1,7 @@
 """The report of a study: the best values and how sure they are, then the search that found them."""
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,8 +43,8 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         command=command(record, best) if best else "",
         comparison=_comparison(best, baseline),
         history=_history(record, finished),
-        importances=bar_chart(importances(home, record), title="Importance of the parameters"),
-        slices=[_slice(path, searched, finished, record) for path, searched in record["parameters"].items()],
+        importances=bar_chart(importances(home, record), title="Importance of the parameters", unit=" %"),
+        slices=[_slice(path, searched, finished) for path, searched in record["parameters"].items()],
         parallel=_parallel(record, finished),
         parameters=list(record["parameters"]),
         trials=record["trials"],
@@ -109,12 +110,20 @@ def _difference(home: Home, record: Record, baseline: Record, best: Record) -> I
 def command(record: Record, trial: Record) -> str:
     """The line that runs the experiment with a trial's values."""
     values = {**record["overrides"], **trial["params"]}
-    settings = " ".join(f"--set {shlex.quote(setting)}" for setting in study_space.overrides(values))
+    settings = " ".join(f"--set {shlex.quote(_plainly(setting))}" for setting in study_space.overrides(values))
     return f"rpg run {shlex.quote(record['experiment'])} {settings}"
 
 
+def _plainly(setting: str) -> str:
+    """`a.b="word"` as `a.b=word`, where it is the same word without its quotes."""
+    path, _, text = setting.partition("=")
+    bare = text.strip('"')
+    is_word = text == f'"{bare}"' and re.fullmatch(r"[A-Za-z_]\w*", bare) and bare not in ("true", "false", "null")
+    return f"{path}={bare}" if is_word else setting
+
+
 def importances(home: Home, record: Record) -> list[tuple[str, float]]:
-    """PED-ANOVA's share of each parameter, the largest first; empty where there is too little to tell."""
+    """PED-ANOVA's share of each parameter in percent, the largest first; empty where there is too little to tell."""
     from optuna.importance import get_param_importances
 
     from pipelines.study_journal import load_study
@@ -125,7 +134,8 @@ def importances(home: Home, record: Record) -> list[tuple[str, float]]:
         found = get_param_importances(load_study(home, record["name"], record["direction"]))
     except (ValueError, RuntimeError):
         return []
-    return list(found.items()) if all(math.isfinite(share) for share in found.values()) else []
+    shares = [(path, round(100 * share, 1)) for path, share in found.items()]
+    return shares if all(math.isfinite(share) for _, share in shares) else []
 
 
 def _facts(record: Record, finished: Sequence[Record]) -> list[str]:
@@ -162,7 +172,7 @@ def _history(record: Record, finished: Sequence[Record]) -> Markup:
     return line_chart(lines, title="Value by trial", x_label="trial")
 
 
-def _slice(path: str, searched: Mapping[str, Any], finished: Sequence[Record], record: Record) -> Markup:
+def _slice(path: str, searched: Mapping[str, Any], finished: Sequence[Record]) -> Markup:
     names = [show(value) for value in searched["choice"]] if "choice" in searched else []
     log = bool(searched.get("log"))
     last = max((trial["number"] for trial in finished), default=0) or 1
@@ -176,8 +186,7 @@ def _slice(path: str, searched: Mapping[str, Any], finished: Sequence[Record], r
         for trial in finished
         if path in trial["params"]
     ]
-    goal = record["goal"].split(" ", 1)[1]
-    return slice_chart(dots, title=path, x_label=f"{goal} above", names=names, log=log)
+    return slice_chart(dots, title=path, names=names, log=log, whole="int" in searched)
 
 
 def _place(value: Any, searched: Mapping[str, Any]) -> float:

@@ -1,0 +1,103 @@
+"""Studies of real runs through the command line: killed, gone on with, submitted."""
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+from live import Lab, finished, kill, wait_for
+
+from pipelines.state import read_json
+
+STUDY = """\
+name: clips
+question: Which clip?
+experiment: tiny.yaml
+overrides:
+  training.steps: 4
+  training.checkpoint.every_steps: 1
+  objective.kl_coef: 1e-2
+  objective.clip: {type: dual}
+  reference: {source: snapshot, update: {every_steps: 2}}
+  stages.evaluate.retries: 0
+parameters:
+  objective.clip.low: {float: [0.05, 0.5]}
+  objective.clip.high: {float: [0.05, 1.0], log: true}
+  reference.update.every_steps: {int: [1, 3]}
+goal: {dataset: held_out, metric: mean@2}
+sampler: {startup_trials: 4}
+trials: 8
+"""
+SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
+"""Of the moments; a failing test names it, and setting it gives the same moments again."""
+
+
+@pytest.fixture
+def study(lab: Lab) -> Path:
+    path = lab.spec.with_name("study.yaml")
+    path.write_text(STUDY)
+    return path
+
+
+def test_a_killed_study_of_two_trials_goes_on_and_tells_each_once(lab: Lab, study: Path) -> None:
+    kill_while_training(lab, study, trials=2, seconds=random.Random(SEED).uniform(0, 4))
+    assert_goes_on(lab, study, trials=2)
+
+
+@pytest.mark.long
+def test_a_study_of_eight_trials_survives_three_kills(lab: Lab, study: Path) -> None:
+    moments = random.Random(SEED)
+    for _ in range(3):
+        kill_while_training(lab, study, trials=8, seconds=moments.uniform(0, 60))
+    assert_goes_on(lab, study, trials=8)
+    again = lab.rpg("study", "run", str(study))
+    assert again.code == 0, again.err
+    assert "trial" not in again.err.replace("startup_trials", "")
+    page = (lab.home.study("clips") / "report.html").read_text()
+    assert "Importance of the parameters" in page or "Importances need" in page
+    listed = lab.rpg("study", "list").out
+    assert "8/8" in listed
+    assert "maximize mean@2 on held_out" in listed
+
+
+@pytest.mark.long
+def test_a_submitted_study_runs_in_the_worker(lab: Lab, study: Path) -> None:
+    assert lab.rpg("up").code == 0
+    try:
+        submitted = lab.rpg("study", "submit", str(study), overrides=("trials=2",))
+        assert submitted.code == 0, submitted.err
+        assert "/runs/flow-run/" in submitted.out
+        wait_for(lambda: (lab.home.study("clips") / "report.html").is_file(), timeout=400, what="the study's report")
+    finally:
+        lab.rpg("down")
+    assert lab.query("SELECT count(*), count(value) FROM trials WHERE state = 'finished'") == [(2, 2)]
+
+
+def kill_while_training(lab: Lab, study: Path, *, trials: int, seconds: float) -> None:
+    """Starts the study, kills the command `seconds` after a training has begun, and sees everything end."""
+    command = lab.start("study", "run", str(study), overrides=(f"trials={trials}",))
+    wait_for(lambda: lab.training_pid() or command.poll() is not None, what="a training")
+    time.sleep(seconds)
+    kill(command.pid)
+    finished(command)
+    deadline = time.monotonic() + 10
+    while (alive := lab.processes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert alive == [], (SEED, [process.cmdline() for process in alive])
+
+
+def assert_goes_on(lab: Lab, study: Path, *, trials: int) -> None:
+    """The next call finishes; every trial is there once, told once, and its run recorded once."""
+    result = lab.rpg("study", "run", str(study), overrides=(f"trials={trials}",), timeout=60 + 60 * trials)
+    assert result.code == 0, (SEED, result.err)
+    assert "mean@2 on held_out" in result.out
+    assert f"report: {lab.home.study('clips') / 'report.html'}" in result.out
+    told = lab.query("SELECT number, state, value, run_id FROM trials ORDER BY number")
+    assert [row[:2] for row in told] == [(number, "finished") for number in range(trials)], SEED
+    measured = dict(lab.query("SELECT run_id, value FROM evaluations WHERE metric = 'mean@2' AND step > 0"))
+    assert all(measured[run_id] == pytest.approx(value) for _, _, value, run_id in told), SEED
+    assert {row[0] for row in lab.query("SELECT count(*) FROM metrics GROUP BY run_id, step, name")} == {1}, SEED
+    made = [read_json(path)["stage"] for path in lab.root.glob("artifacts/*/*/manifest.json")]
+    assert sorted(set(made)) == ["base", "data"]
+    assert made.count("base") == 1, "the trials share one base model"
