@@ -50,11 +50,13 @@ def _interval(interval: "Interval", sign: str = "") -> str:
 
 def next_lines(document: "Document", outcomes: Sequence[RunOutcome]) -> list[str]:
     """Three things worth typing now, in view of how it went."""
-    broken = [outcome.run.run_id for outcome in outcomes if outcome.status != "finished"]
     finished = [outcome.run.run_id for outcome in outcomes if outcome.status == "finished"]
     commands: list[tuple[str, str]] = []
-    if broken:
-        commands += [(f"rpg logs {broken[0]}", "what went wrong"), (f"rpg resume {broken[0]}", "go on with it")]
+    for outcome in outcomes:
+        if outcome.status == "failed":
+            commands.append((f"rpg logs {outcome.run.run_id}", "what went wrong"))
+        if outcome.status in ("failed", "cancelled"):
+            commands.append((f"rpg resume {outcome.run.run_id}", "go on with it"))
     if len(finished) > 1:
         commands.append((f"rpg compare {' '.join(finished[:2])}", "two runs side by side"))
     elif finished and len(document.experiment.seeds) == 1:

@@ -135,7 +135,7 @@ def _finish(document: Document, plan: Plan, outcomes: tuple[RunOutcome, ...], ho
 
     for outcome in outcomes:
         if outcome.error is not None:
-            print(f"{outcome.run.run_id} {outcome.status}: {outcome.error}", file=sys.stderr)
+            print(f"{outcome.run.run_id}: {outcome.error}", file=sys.stderr)
     finished = [outcome.run for outcome in outcomes if outcome.status == "finished"]
     for line in [*answer_lines(document, finished, home), *next_lines(document, outcomes)]:
         print(line)

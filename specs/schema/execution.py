@@ -36,6 +36,13 @@ class StagePolicy(Spec):
     """The stage is stopped after so long; 0: no limit."""
 
 
+class RetriedPolicy(StagePolicy):
+    """Retries and time limit of a stage that is worth another attempt."""
+
+    retries: int = Field(1, ge=0, le=10)
+    """Further attempts after a failure that is not the user's; training goes on from its last checkpoint."""
+
+
 class Stages(Spec):
     """Retries and time limits, stage by stage."""
 
@@ -43,9 +50,9 @@ class Stages(Spec):
     """Fetching, filtering and staging problems."""
     base: StagePolicy = StagePolicy()
     """Fetching or making the model, the warm-up included."""
-    train: StagePolicy = StagePolicy(retries=1)
+    train: RetriedPolicy = RetriedPolicy()
     """Reinforcement; a further attempt goes on from the last checkpoint."""
-    evaluate: StagePolicy = StagePolicy(retries=1)
+    evaluate: RetriedPolicy = RetriedPolicy()
     """Measuring checkpoints."""
     report: StagePolicy = StagePolicy()
     """The page that shows the run."""

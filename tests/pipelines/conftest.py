@@ -1,0 +1,34 @@
+"""Homes for tests that run real experiments: data, base model and the Prefect database are made once a session."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live import SPEC, Lab
+
+
+@pytest.fixture(scope="session")
+def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which the tiny experiment has run once, to its end."""
+    directory = tmp_path_factory.mktemp("prepared")
+    lab = Lab(directory / "home", directory / "tiny.yaml")
+    lab.spec.write_text(SPEC)
+    try:
+        result = lab.rpg("run", str(lab.spec))
+    finally:
+        lab.clean_up()
+    assert result.code == 0, result.err
+    return lab.root
+
+
+@pytest.fixture
+def lab(prepared_home: Path, tmp_path: Path) -> Iterator[Lab]:
+    """A home of its own with the shared stages published and an empty run history."""
+    lab = Lab(tmp_path / "home", tmp_path / "tiny.yaml")
+    shutil.copytree(prepared_home / "artifacts", lab.root / "artifacts")
+    (lab.root / "prefect").mkdir()
+    shutil.copy(prepared_home / "prefect" / "prefect.db", lab.root / "prefect" / "prefect.db")
+    lab.spec.write_text(SPEC)
+    yield lab
+    lab.clean_up()

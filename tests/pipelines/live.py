@@ -1,0 +1,157 @@
+"""Real runs of a tiny experiment through the command line, and looking at what they leave."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipelines.home import Home
+from pipelines.state import read_json
+from storage import Store
+
+SPEC = """\
+name: tiny
+question: Does a run survive what is done to it?
+model:
+  source: scratch
+  model_type: qwen3
+  config:
+    hidden_size: 32
+    intermediate_size: 64
+    num_hidden_layers: 1
+    num_attention_heads: 2
+    num_key_value_heads: 1
+    head_dim: 16
+    max_position_embeddings: 64
+    tie_word_embeddings: true
+  tokenizer: {type: bytes}
+data:
+  train:
+    - {source: reasoning_gym, task: chain_sum, size: 60, seed: 100000,
+       config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}
+  evaluation:
+    - {name: held_out, source: reasoning_gym, task: chain_sum, size: 10, seed: 900000,
+       config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}
+  prompt: {type: template, template: "{metadata.expression} ="}
+  overlap: drop
+  max_prompt_length: 16
+warm_up: {steps: 5, batch_size: 16}
+rollout: {engine: transformers, max_response_length: 4}
+reward: {type: exact_match}
+objective: {type: rpg, kl_coef: 1.0e-2}
+training:
+  steps: 6
+  prompts_per_step: 4
+  group_size: 4
+  minibatches: 2
+  optimizer: {learning_rate: 1.0e-4}
+  checkpoint: {every_steps: 2}
+evaluation: {samples_per_problem: 2}
+"""
+
+
+@dataclass
+class Lab:
+    """A home of its own, a spec file, and the command line."""
+
+    root: Path
+    spec: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def home(self) -> Home:
+        return Home(self.root)
+
+    def start(self, *arguments: str, overrides: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        """`rpg ...` in the background, in a session of its own."""
+        command = [sys.executable, "-c", "from pipelines.cli import main; main()", *arguments]
+        for override in overrides:
+            command += ["--set", override]
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"RPG_HOME": str(self.root), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def rpg(self, *arguments: str, overrides: tuple[str, ...] = (), timeout: float = 240) -> "Finished":
+        """`rpg ...` to its end."""
+        return finished(self.start(*arguments, overrides=overrides), timeout)
+
+    def run_ids(self) -> list[str]:
+        return sorted(path.name for path in self.root.glob("runs/*"))
+
+    def state(self, run_id: str) -> dict[str, Any]:
+        return read_json(self.home.run(run_id) / "state.json")
+
+    def training_pid(self) -> int:
+        """The process that the supervisor started for training; 0 while there is none."""
+        for path in self.root.glob("runs/*/process.json"):
+            record = read_json(path)
+            if record.get("stage") == "train":
+                return int(record["pid"])
+        return 0
+
+    def progress(self, run_id: str) -> int:
+        """Steps that the trainer has reported."""
+        return int(read_json(self.home.run(run_id) / "progress.json").get("step", 0))
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that lives and was started for this home."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = process.environ().get("RPG_HOME") == str(self.root)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def query(self, sql: str) -> list[Any]:
+        with Store.open(self.root) as store:
+            return list(store.query(sql).rows)
+
+    def clean_up(self) -> None:
+        """Ends whatever a failed test left."""
+        for process in self.processes():
+            process.kill()
+        for started in self.started:
+            started.kill()
+            started.communicate()
+
+
+@dataclass(frozen=True)
+class Finished:
+    code: int
+    out: str
+    err: str
+
+
+def finished(process: subprocess.Popen[str], timeout: float = 240) -> Finished:
+    out, err = process.communicate(timeout=timeout)
+    return Finished(process.returncode, out, err)
+
+
+def wait_for(condition: Callable[[], Any], *, timeout: float = 120, what: str = "") -> Any:
+    """The condition's first true value; fails when the time is up."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what or condition}"
+        time.sleep(0.05)
+    return value
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
