@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,8 +54,11 @@ def strangers(root: Path) -> list[str]:
     return [segment.key for segment, is_segment in _candidates(root) if not is_segment]
 
 
+@lru_cache(maxsize=2**17)
 def inspect(root: Path, segment: Segment) -> tuple[int, bool]:
-    """Reads the footer. Returns the number of rows and whether the columns are exactly today's.
+    """Reads the footer (once in a process: a segment never changes).
+
+    Returns the number of rows, and whether the columns are exactly today's.
 
     Raises:
         BadSegmentError: truncated, no Parquet, or the columns or the run are not what they should be.
@@ -110,7 +114,7 @@ def _segment(root: Path, entry: "os.DirEntry[str]", table: str, run_id: str) -> 
         size, modified = stat.st_size, stat.st_mtime_ns
     except FileNotFoundError:
         size, modified = -1, 0
-    return Segment(os.path.relpath(entry.path, root).replace(os.sep, "/"), table, run_id, size, modified)
+    return Segment(entry.path[len(str(root)) + 1 :].replace(os.sep, "/"), table, run_id, size, modified)
 
 
 def _entries(directory: Path) -> "list[os.DirEntry[str]]":
@@ -151,11 +155,19 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _require_run(file: pq.ParquetFile, run_id: str) -> None:
-    """The first rows must be of the run in whose directory the file lies."""
-    if file.metadata.num_rows:
-        for seen in pc.unique(file.read_row_group(0, columns=["run_id"]).column(0)).to_pylist():
-            if seen != run_id:
-                raise BadSegmentError(f"foreign: it has rows of run `{seen}`")
+    """The first rows must be of the run in whose directory the file lies: by the file's statistics, or as they are."""
+    if not file.metadata.num_rows:
+        return
+    group = file.metadata.row_group(0)
+    columns = (group.column(index) for index in range(group.num_columns))
+    statistics = next(column.statistics for column in columns if column.path_in_schema == "run_id")
+    if statistics is not None and statistics.has_min_max:
+        found = [statistics.min, statistics.max]
+    else:
+        found = pc.unique(file.read_row_group(0, columns=["run_id"]).column(0)).to_pylist()
+    for seen in found:
+        if seen != run_id:
+            raise BadSegmentError(f"foreign: it has rows of run `{seen}`")
 
 
 def _same_columns(found: pa.Schema, expected: pa.Schema) -> bool:
