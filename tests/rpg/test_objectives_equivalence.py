@@ -1,4 +1,4 @@
-"""Where two objectives must be one: RPG on policy and REINFORCE, RPG-Style Clip and PPO dual clip without a divergence."""
+"""Where two objectives must be one: RPG and REINFORCE on policy, RPG-Style Clip and PPO dual clip without divergence."""
 
 import pytest
 import torch
