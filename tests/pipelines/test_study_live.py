@@ -89,7 +89,7 @@ def kill_while_training(lab: Lab, study: Path, *, trials: int, seconds: float) -
 
 def assert_goes_on(lab: Lab, study: Path, *, trials: int) -> None:
     """The next call finishes; every trial is there once, told once, and its run recorded once."""
-    result = lab.rpg("study", "run", str(study), overrides=(f"trials={trials}",), timeout=60 + 60 * trials)
+    result = lab.rpg("study", "run", str(study), overrides=(f"trials={trials}",), timeout=500 + 60 * trials)
     assert result.code == 0, (SEED, result.err)
     assert "mean@2 on held_out" in result.out
     assert f"report: {lab.home.study('clips') / 'report.html'}" in result.out
