@@ -173,6 +173,7 @@ def _start_engine(**settings: Any) -> "LLM":
     return LLM(
         **settings,
         skip_tokenizer_init=True,
+        use_tqdm_on_load=False,
         generation_config="vllm",
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
@@ -208,8 +209,7 @@ def _our_process_untouched() -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
-        with torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*torch.distributed.reduce_op", category=FutureWarning)
+        with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):  # of what it uses that is deprecated
             yield
     finally:
         random.setstate(python_state)

@@ -1,0 +1,202 @@
+"""What every engine has to do: one suite, run against each."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import scipy.stats
+import torch
+from transformers import PreTrainedModel
+
+from rpg.engines.base import Sampler
+from rpg.types import Sampling
+from tests.rpg.tiny_engine import (
+    EOS,
+    MAX_LENGTH,
+    PROMPT,
+    PROMPTS,
+    VOCABULARY,
+    every_rollout,
+    fresh_logprobs,
+    moved,
+    open_engine,
+    qwen3,
+    reference_probabilities,
+    sampling,
+)
+
+ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+ENGINES_OF_MANY = ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.long])]
+DISTRIBUTIONS = [sampling(2), sampling(2, temperature=0.6), sampling(2, temperature=1.3, top_p=0.8)]
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return qwen3()
+
+
+@pytest.fixture(scope="module")
+def weights_dir(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("policy")
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest, weights_dir: Path) -> Iterator[Sampler]:
+    if request.param == "vllm":
+        pytest.importorskip("vllm", exc_type=ImportError)
+    sampler = open_engine(request.param, weights_dir)
+    yield sampler
+    sampler.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES_OF_MANY, indirect=True)
+@pytest.mark.parametrize("drawn", DISTRIBUTIONS, ids=["as_it_is", "cooler", "hotter_nucleus"])
+def test_20000_responses_follow_the_exact_distribution(
+    engine: Sampler, model: PreTrainedModel, drawn: Sampling
+) -> None:
+    groups = engine.generate([PROMPT] * 40, group_size=500, sampling=drawn, seeds=range(40))
+
+    counts = Counter(rollout.response_ids for _, rollout in every_rollout(groups))
+    expected = {response: 20_000 * p for response, p in exact_distribution(model, drawn).items()}
+    assert set(counts) <= set(expected)
+    assert chi_square_p(counts, expected) > 0.001
+
+
+def exact_distribution(model: PreTrainedModel, drawn: Sampling) -> dict[tuple[int, ...], float]:
+    """The probability of each response to PROMPT of two tokens, or one if that ends it."""
+    firsts = range(VOCABULARY)
+    ids = torch.tensor([[*PROMPT, first] for first in firsts])
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits
+    first_logits, second_logits = logits[:1, len(PROMPT) - 1], logits[:, len(PROMPT)]
+    how = {"temperature": drawn.temperature, "top_p": drawn.top_p}
+    one, two = reference_probabilities(first_logits, **how)[0], reference_probabilities(second_logits, **how)
+    exact = {(EOS,): float(one[EOS])}
+    exact |= {(a, b): float(one[a] * two[a, b]) for a in firsts if a != EOS for b in firsts}
+    return {response: p for response, p in exact.items() if p > 0}
+
+
+def chi_square_p(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+    """Responses expected fewer than five times are counted together."""
+    common = [response for response, count in expected.items() if count >= 5]
+    rare = [response for response in expected if expected[response] < 5]
+    observed = [counts[response] for response in common] + [sum(counts[response] for response in rare)]
+    wanted = [expected[response] for response in common] + [sum(expected[response] for response in rare)]
+    if wanted[-1] == 0:
+        observed, wanted = observed[:-1], wanted[:-1]
+    return float(scipy.stats.chisquare(observed, wanted, sum_check=False).pvalue)
+
+
+@pytest.mark.parametrize(
+    "drawn", [sampling(), sampling(temperature=0.7), sampling(temperature=1.2, top_p=0.9)], ids=str
+)
+def test_logprobs_are_those_of_a_fresh_forward_pass(engine: Sampler, model: PreTrainedModel, drawn: Sampling) -> None:
+    groups = engine.generate(PROMPTS, group_size=4, sampling=drawn, seeds=range(5))
+
+    for prompt, rollout in every_rollout(groups):
+        fresh = fresh_logprobs(model, prompt, rollout.response_ids, drawn)
+        assert torch.tensor(rollout.rollout_logprobs).sub(fresh).abs().max() < 1e-4
+
+
+def test_one_seed_gives_one_output(engine: Sampler) -> None:
+    first = engine.generate(PROMPTS, group_size=3, sampling=sampling(), seeds=[3, 1, 4, 1, 5])
+
+    assert engine.generate(PROMPTS, group_size=3, sampling=sampling(), seeds=[3, 1, 4, 1, 5]) == first
+    assert engine.generate(PROMPTS, group_size=3, sampling=sampling(), seeds=[9, 9, 9, 9, 9]) != first
+
+
+def test_siblings_and_neighbouring_seeds_are_drawn_apart(engine: Sampler) -> None:
+    groups = engine.generate([PROMPT] * 8, group_size=8, sampling=sampling(), seeds=range(8))
+
+    responses = Counter(rollout.response_ids for _, rollout in every_rollout(groups))
+    long = [response for response in responses if len(response) > 8]
+    assert long
+    assert all(responses[response] == 1 for response in long)
+
+
+def test_a_response_ends_at_the_end_token_or_at_its_limit(engine: Sampler) -> None:
+    groups = engine.generate(PROMPTS, group_size=8, sampling=sampling(10), seeds=range(5))
+
+    reasons = Counter(rollout.finish_reason for _, rollout in every_rollout(groups))
+    assert set(reasons) == {"stop", "length"}
+    for _, rollout in every_rollout(groups):
+        assert EOS not in rollout.response_ids[:-1]
+        assert (rollout.response_ids[-1] == EOS) == (rollout.finish_reason == "stop")
+        assert len(rollout.response_ids) == 10 or rollout.finish_reason == "stop"
+        assert len(rollout.rollout_logprobs) == len(rollout.response_ids)
+
+
+def test_a_response_ends_where_prompt_and_response_fill_the_length(engine: Sampler) -> None:
+    prompt = [5] * (MAX_LENGTH - 6)
+
+    groups = engine.generate([prompt, PROMPT], group_size=4, sampling=sampling(MAX_LENGTH), seeds=[1, 2])
+
+    lengths = {len(rollout.response_ids) for rollout in groups[0].rollouts if rollout.finish_reason == "length"}
+    assert lengths == {6}
+
+
+def test_greedy_takes_the_likeliest_token_with_certainty(engine: Sampler, model: PreTrainedModel) -> None:
+    groups = engine.generate(PROMPTS, group_size=2, sampling=sampling(temperature=0.0), seeds=range(5))
+
+    for prompt, rollout in every_rollout(groups):
+        ids = torch.tensor([prompt + rollout.response_ids])
+        with torch.no_grad():
+            likeliest = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].argmax(-1)
+        assert rollout.response_ids == tuple(likeliest.tolist())
+        assert rollout.rollout_logprobs == (0.0,) * len(rollout.response_ids)
+
+
+def test_a_thousand_requests_at_once_come_back_in_order(engine: Sampler) -> None:
+    prompts = [[2 + i % 10] * (1 + i % 7) for i in range(250)]
+
+    groups = engine.generate(prompts, group_size=4, sampling=sampling(8), seeds=range(250))
+
+    assert [list(group.prompt_ids) for group in groups] == prompts
+    assert all(len(group.rollouts) == 4 for group in groups)
+
+
+def test_the_weights_loaded_are_the_weights_used(engine: Sampler, model: PreTrainedModel) -> None:
+    update = moved(model)
+    version = engine.policy_version
+
+    engine.load_weights(update.named_parameters(), policy_version=version + 1)
+    try:
+        groups = engine.generate(PROMPTS, group_size=2, sampling=sampling(), seeds=range(5))
+    finally:
+        engine.load_weights(model.named_parameters(), policy_version=version + 2)
+
+    assert {group.policy_version for group in groups} == {version + 1}
+    for prompt, rollout in every_rollout(groups):
+        fresh = fresh_logprobs(update, prompt, rollout.response_ids, sampling())
+        assert torch.tensor(rollout.rollout_logprobs).sub(fresh).abs().max() < 1e-4
+    assert engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[0])[0].policy_version == version + 2
+
+
+def test_logprobs_of_given_tokens_are_the_models(engine: Sampler, model: PreTrainedModel) -> None:
+    prompt, response = (5, 7, 3), (4, 4, 9, EOS)
+
+    given = engine.logprobs(prompt + response, prompt_length=3)
+
+    assert given == pytest.approx(fresh_logprobs(model, prompt, response, sampling()).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "seeds", "message"),
+    [
+        ([[5], []], [1, 2], "prompt 1 has 0 tokens; 1 to 63 leave room for a response"),
+        ([[5] * 64], [1], "prompt 0 has 64 tokens; 1 to 63 leave room for a response"),
+        ([[5], [6]], [1], "2 prompts and 1 seeds; one each is needed"),
+    ],
+)
+def test_prompts_that_cannot_be_answered_are_named(
+    engine: Sampler, prompts: list[list[int]], seeds: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        engine.generate(prompts, group_size=1, sampling=sampling(), seeds=seeds)
+
+
+def test_no_prompts_give_no_groups(engine: Sampler) -> None:
+    assert engine.generate([], group_size=4, sampling=sampling(), seeds=[]) == []
