@@ -26,6 +26,10 @@ _FROM_TOKENIZER = ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
 """Fields of a config that follow from the tokenizer."""
 
 
+_WRITTEN_HERE = ("summary.json", "manifest.json")
+"""A link of this name would have the stage, or who publishes it, write into the model's own directory."""
+
+
 def make(experiment: Experiment, data_dir: Path | None, out: Path) -> None:
     """Fills `out` with a directory that transformers and vLLM load, and summary.json.
 
@@ -119,7 +123,7 @@ def _link(spec: PretrainedModel, out: Path) -> dict[str, Any]:
         AutoTokenizer.from_pretrained(directory)
         facts = _facts(AutoConfig.from_pretrained(directory), _count(directory))
     for file in sorted(directory.iterdir()):
-        if file.is_file():
+        if file.is_file() and file.name not in _WRITTEN_HERE:
             os.symlink(file.resolve(), out / file.name)
     return facts
 

@@ -1,0 +1,158 @@
+"""The stages as processes: what they leave, and how they end."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from stage_jobs import SPEC, Result, job_of, run_stage
+
+import rpg.stage
+from rpg.records import schema_of
+from specs.errors import Problem, SpecError
+from specs.records import EvaluationRow, EvaluationSampleRow
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stages")
+
+
+@pytest.fixture(scope="module")
+def data(home: Path) -> Result:
+    return run_stage("data", home, SPEC)
+
+
+@pytest.fixture(scope="module")
+def base(home: Path, data: Result) -> Result:
+    return run_stage("base", home, SPEC, data=data.out)
+
+
+@pytest.fixture(scope="module")
+def evaluated(home: Path, data: Result, base: Result) -> Result:
+    run = home / "run"
+    (run / "weights").mkdir(parents=True)
+    (run / "weights" / "step-000001").symlink_to(base.out)
+    (run / "train.json").write_text(json.dumps({"weights": {"1": "weights/step-000001"}}))
+    return run_stage("evaluate", home, SPEC, data=data.out, base=base.out, run=run)
+
+
+def inputs_of(evaluated: Result) -> dict[str, Path]:
+    home = evaluated.out.parent
+    return {"data": home / "data", "base": home / "base", "run": home / "run"}
+
+
+def wrong(job: dict[str, Any]) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        rpg.stage.run(job)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def test_data_leaves_both_splits_and_plain_log_lines(data: Result) -> None:
+    assert (data.code, data.problems, data.errors) == (0, [], "")
+    assert pq.read_metadata(data.out / "train.parquet").num_rows > 0
+    assert pq.read_metadata(data.out / "evaluation.parquet").num_rows > 0
+    assert re.fullmatch(
+        r"data: started\n"
+        r"data\.train\.0: 200 problems of chain_sum, \d+ copies removed, \d+ kept\n"
+        r"data\.evaluation\.0: 12 problems of held_out, \d+ copies removed, \d+ kept\n"
+        r"data: done in \d+\.\d s\n",
+        data.log,
+    )
+
+
+def test_base_leaves_a_model_directory_and_a_summary(base: Result) -> None:
+    assert base.code == 0, base.errors
+    names = {file.name for file in base.out.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "summary.json"} <= names
+    summary = json.loads((base.out / "summary.json").read_text())
+    assert summary["vocabulary"] == 258
+    assert summary["context"] == 32
+    assert len(summary["warm_up"]["losses"]) == 3
+    assert summary["seconds"] > 0
+
+
+def test_evaluate_leaves_rows_and_a_summary_of_each_checkpoint(evaluated: Result) -> None:
+    assert evaluated.code == 0, evaluated.errors
+    summary = json.loads((evaluated.out / "summary.json").read_text())["checkpoints"]
+    assert [(each["step"], each["dataset"]) for each in summary] == [(0, "held_out"), (1, "held_out")]
+    assert set(summary[0]["metrics"]) == {"mean@4", "pass@1", "pass@2", "pass@4", "maj@1", "maj@2", "maj@4"}
+    assert len(summary[0]["problems"]) == summary[0]["num_problems"]
+    # The same weights, problems and seeds: the same responses, through load_weights too.
+    assert summary[0] == summary[1] | {"step": 0}
+
+    rows = pq.read_table(evaluated.out / "segments" / "evaluations")
+    assert rows.schema.equals(schema_of(EvaluationRow))
+    assert rows.num_rows == 2 * 7
+    assert set(rows["fingerprint"].to_pylist()) == {"f" * 64}
+
+    samples = pq.read_table(evaluated.out / "segments" / "evaluation_samples").to_pylist()
+    assert set(samples[0]) == set(EvaluationSampleRow.__annotations__)
+    assert len(samples) == 2 * 4 * summary[0]["num_problems"]
+    assert {row["sample"] for row in samples} == {0, 1, 2, 3}
+    means = [row["correct"] for row in samples if row["step"] == 0]
+    assert sum(means) / len(means) == pytest.approx(summary[0]["metrics"]["mean@4"]["value"])
+
+
+def test_only_the_final_checkpoint_is_measured_where_that_is_asked_for(tmp_path: Path, evaluated: Result) -> None:
+    spec = SPEC | {"evaluation": {"samples_per_problem": 2, "checkpoints": "final", "temperature": 0.0}}
+    rpg.stage.run(job_of("evaluate", tmp_path, spec, **inputs_of(evaluated)))
+    (summary,) = json.loads((tmp_path / "evaluate" / "summary.json").read_text())["checkpoints"]
+    assert summary["step"] == 1
+    assert set(summary["problems"].values()) <= {0.0, 1.0}  # greedy: both samples agree
+
+
+def test_without_evaluation_sets_there_is_nothing_to_measure(tmp_path: Path, evaluated: Result) -> None:
+    spec = SPEC | {"data": {**SPEC["data"], "evaluation": []}}
+    rpg.stage.run(job_of("data", tmp_path, spec))
+    rpg.stage.run(job_of("evaluate", tmp_path, spec, **inputs_of(evaluated) | {"data": tmp_path / "data"}))
+    assert json.loads((tmp_path / "evaluate" / "summary.json").read_text()) == {"checkpoints": []}
+
+
+def test_a_set_that_is_not_there(tmp_path: Path, evaluated: Result) -> None:
+    spec = SPEC | {"evaluation": {"datasets": ["heldout"]}}
+    assert wrong(job_of("evaluate", tmp_path, spec, **inputs_of(evaluated))) == Problem(
+        "no such evaluation set", path=("evaluation", "datasets"), given="heldout", allowed="held_out"
+    )
+
+
+def test_a_context_too_short_for_an_evaluation_prompt(tmp_path: Path, evaluated: Result) -> None:
+    spec = SPEC | {"evaluation": {"max_response_length": 30}}
+    problem = wrong(job_of("evaluate", tmp_path, spec, **inputs_of(evaluated)))
+    assert problem.message == (
+        "the model's context is too short for the longest evaluation prompt and a whole response"
+    )
+    assert problem.path == ("evaluation", "max_response_length")
+    assert problem.given.endswith(" + 30 tokens")
+    assert problem.allowed == "at most 32 tokens together"
+    assert problem.hint == "lower evaluation.max_response_length"
+
+
+def test_a_users_error_is_listed_and_exits_with_two(tmp_path: Path) -> None:
+    spec = SPEC | {"data": {"train": [{"source": "jsonl", "path": "/no/where.jsonl"}]}}
+    result = run_stage("data", tmp_path, spec)
+    assert result.code == 2
+    assert result.errors == ""
+    assert result.problems == [
+        {
+            "message": "no such file",
+            "path": ["data", "train", 0, "path"],
+            "given": "/no/where.jsonl",
+            "allowed": "",
+            "hint": "there is no directory /no",
+            "file": "",
+            "line": 0,
+            "snippet": "",
+        }
+    ]
+    assert result.log.startswith("data: started\ndata: data.train.0.path: no such file\n")
+
+
+def test_a_failure_of_ours_is_neither(tmp_path: Path) -> None:
+    result = run_stage("train", tmp_path, SPEC)
+    assert result.code == 1
+    assert result.problems == []
+    assert "ValueError: no stage `train`" in result.errors
