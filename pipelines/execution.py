@@ -48,6 +48,8 @@ class Execution:
         """What ended it, if anything did; for the command that waits for it."""
         self.plan: RunPlan = next(run for run in make_plan(document, home).runs if run.run_id == run_id)
         self.state = RunState(home, run_id)
+        self._before = ("", "")
+        self._ended_before: str | None = None
 
     @property
     def directory(self) -> Path:
@@ -85,6 +87,8 @@ class Execution:
         """Records that this process executes the run from now on."""
         register_run(self.home, self.document, self.plan)
         write_json(self.directory / "plan.json", self.plan.record())
+        self._before = (self.state.status, self._work())
+        self._ended_before = self.state.record["ended_at"]
         process = psutil.Process()
         self.state.update(
             status="running",
@@ -98,8 +102,13 @@ class Execution:
         )
 
     def finish(self, status: str, reason: str = "") -> None:
-        """Records how it ended."""
-        self.state.update(status=status, reason=reason, ended_at=now(), pid=None, pid_started=None)
+        """Records how it ended. Where a finished run was only looked at again, it keeps the time it ended."""
+        untouched = status == "finished" and self._before == ("finished", self._work())
+        ended_at = self._ended_before if untouched else now()
+        self.state.update(status=status, reason=reason, ended_at=ended_at, pid=None, pid_started=None)
+
+    def _work(self) -> str:
+        return json.dumps(self.state.record["stages"], sort_keys=True)
 
 
 def register_run(home: Home, document: "Document", plan: RunPlan) -> None:

@@ -1,0 +1,149 @@
+"""`rpg run` and what stops it, on real runs; the dashboard's view is read from Prefect's own database."""
+
+import json
+import shutil
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from live import SPEC, Lab, finished, wait_for
+
+LONG = ("training.steps=400", "training.checkpoint.every_steps=50")
+
+
+@pytest.fixture
+def done(prepared_home: Path, tmp_path: Path):
+    """A copy of the home in which everything is done."""
+    lab = Lab(tmp_path / "home", tmp_path / "tiny.yaml")
+    shutil.copytree(prepared_home, lab.root)
+    lab.spec.write_text(SPEC)
+    yield lab
+    lab.clean_up()
+
+
+def prefect_rows(lab: Lab, sql: str) -> list[tuple]:
+    with sqlite3.connect(lab.home.prefect / "prefect.db") as connection:
+        return connection.execute(sql).fetchall()
+
+
+def outcomes(err: str) -> dict[str, str]:
+    """Stage -> how it ended, from the progress lines."""
+    words = [line.split() for line in err.splitlines() if line.startswith("  ")]
+    return {parts[0]: parts[1] for parts in words if len(parts) > 1 and parts[1] in ("done", "cached", "failed")}
+
+
+def test_the_first_run_shows_the_answer_its_graph_and_its_artifacts(done):
+    (run_id,) = done.run_ids()
+    assert done.state(run_id)["status"] == "finished"
+    assert prefect_rows(done, "select name, state_name from flow_run") == [("tiny: seed 0", "Completed")]
+    tasks = prefect_rows(done, "select name, state_name from task_run order by expected_start_time")
+    assert tasks == [(name, "Completed") for name in ("data", "base", "train", "evaluate", "report")]
+    ((inputs,),) = prefect_rows(done, "select task_inputs from task_run where name = 'evaluate'")
+    assert len(json.loads(inputs)["wait_for"]) == 2
+    keys = {key.removeprefix(f"{run_id}-") for (key,) in prefect_rows(done, "select key from artifact")}
+    assert keys == {"plan", "training", "learning-curve", "results"}
+
+
+def test_a_second_call_finds_everything_cached_and_answers_again(done):
+    before = done.state(done.run_ids()[0])
+    result = done.rpg("run", str(done.spec))
+    assert result.code == 0, result.err
+    assert outcomes(result.err) == dict.fromkeys(("data", "base", "train", "evaluate", "report"), "cached")
+    states = prefect_rows(done, "select state_name from task_run order by expected_start_time desc limit 5")
+    assert states == [("Cached",)] * 5
+    assert "held_out  before " in result.out
+    assert "report  " in result.out
+    assert len(result.out.split("next\n")[1].splitlines()) == 3
+    after = done.state(done.run_ids()[0])
+    assert after["stages"] == before["stages"]
+    assert (after["status"], after["started_at"], after["ended_at"]) == (
+        "finished",
+        before["started_at"],
+        before["ended_at"],
+    )
+
+
+def test_another_number_of_samples_evaluates_again_and_trains_nothing(done):
+    result = done.rpg("run", str(done.spec), overrides=("evaluation.samples_per_problem=3",))
+    assert result.code == 0, result.err
+    cached = dict.fromkeys(("data", "base", "train"), "cached")
+    assert outcomes(result.err) == cached | {"evaluate": "done", "report": "done"}
+    (run_id,) = done.run_ids()
+    assert done.query("select distinct samples_per_problem from evaluations") == [(3,)]
+    assert done.state(run_id)["evaluation"] == done.state(run_id)["stages"]["evaluate"]["fingerprint"]
+
+
+def test_a_damaged_result_is_made_again(done):
+    ((run_id),) = done.run_ids()
+    output = done.root / done.state(run_id)["stages"]["data"]["output"]
+    (output / "train.parquet").write_bytes(b"not parquet")
+    result = done.rpg("run", str(done.spec))
+    assert result.code == 0, result.err
+    assert outcomes(result.err)["data"] == "done"
+    assert outcomes(result.err)["train"] == "cached"
+
+
+def test_a_users_mistake_found_by_a_stage_is_shown_with_its_line_and_exit_code_2(lab):
+    lab.spec.write_text(SPEC.replace("overlap: drop", "overlap: error"))
+    result = lab.rpg("run", str(lab.spec))
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    assert f"{lab.spec}:" in result.err
+    assert "1 error; nothing was run" in result.err
+    (run_id,) = lab.run_ids()
+    assert lab.state(run_id)["status"] == "failed"
+    assert "train" not in lab.state(run_id)["stages"]
+    assert lab.processes() == []
+
+
+def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_grace(lab):
+    run = lab.start("run", str(lab.spec), overrides=LONG)
+    wait_for(lab.training_pid, what="the trainer")
+    (run_id,) = lab.run_ids()
+    wait_for(lambda: lab.progress(run_id) >= 3, what="step 3")
+    run.send_signal(signal.SIGINT)
+    interrupted = finished(run)
+    assert interrupted.code == 130, interrupted.err
+    assert lab.state(run_id)["status"] == "cancelled"
+    assert lab.state(run_id)["reason"] == "train: interrupted by SIGINT"
+    assert lab.processes() == []
+    reached = lab.progress(run_id)
+    assert 3 <= reached < 400
+
+    resumed = lab.start("resume", run_id)
+    wait_for(lambda: lab.progress(run_id) > reached, what="a step beyond the checkpoint")
+    started = time.monotonic()
+    cancelled = lab.rpg("cancel", run_id, "--grace", "5")
+    assert cancelled.code == 0, cancelled.err
+    assert time.monotonic() - started < 20
+    assert finished(resumed).code == 1
+    assert lab.state(run_id)["status"] == "cancelled"
+    assert not (lab.home.run(run_id) / "cancel.json").exists()
+    attempt = json.loads((lab.home.run(run_id) / "attempts" / "0002.json").read_text())
+    assert attempt["resumed_from_step"] == reached
+    assert lab.processes() == []
+
+    again = lab.rpg("cancel", run_id)
+    assert again.code == 2
+    assert "the run is not running but cancelled" in again.err
+
+
+def test_concurrent_runs_share_a_stage_and_one_process_has_a_run(tmp_path):
+    lab = Lab(tmp_path / "home", tmp_path / "tiny.yaml")
+    lab.spec.write_text(SPEC)
+    short = ("training.steps=2",)
+    try:
+        first = lab.start("run", str(lab.spec), overrides=short)
+        other_seed = lab.start("run", str(lab.spec), overrides=(*short, "seeds=[1]"))
+        wait_for(lambda: any(lab.state(run_id).get("pid") == first.pid for run_id in lab.run_ids()), what="the run")
+        same = lab.rpg("run", str(lab.spec), overrides=short)
+        assert same.code == 1
+        assert f"is being run by process {first.pid}; `rpg watch " in same.err
+        ended = [finished(first), finished(other_seed)]
+        assert [result.code for result in ended] == [0, 0], [result.err for result in ended]
+        assert sorted(outcomes(result.err)["base"] for result in ended) == ["cached", "done"]
+        assert sorted(outcomes(result.err)["data"] for result in ended) == ["cached", "done"]
+    finally:
+        lab.clean_up()

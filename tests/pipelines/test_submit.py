@@ -1,0 +1,83 @@
+"""`rpg up`, `submit`, cancellation from both sides, `down`: one real server and one real worker."""
+
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+from live import SPEC, Lab, wait_for
+
+LONG = ("training.steps=2000", "training.checkpoint.every_steps=500", "seeds=[0,1]")
+
+
+@pytest.fixture
+def stack(lab: Lab):
+    """A home with the dashboard stack up, and its API's address."""
+    result = lab.rpg("up", "--json")
+    assert result.code == 0, result.err
+    yield lab, json.loads(result.out)["api"]
+    lab.rpg("down")
+
+
+def call(url: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
+    lab, api = stack
+    submitted = json.loads(lab.rpg("submit", str(lab.spec), "--json", overrides=LONG).out)
+    first, second = submitted
+    assert first["link"].endswith(f"/runs/flow-run/{first['flow_run_id']}")
+    assert lab.state(second["run_id"])["status"] == "pending"
+    shown = call(f"{api}/flow_runs/{first['flow_run_id']}")
+    assert shown["name"] == "tiny: seed 0"
+    assert {"experiment:tiny", "seed:0", "objective:rpg"} <= set(shown["tags"])
+
+    # One that waits is taken off the server; one that trains is stopped from the dashboard, as its Cancel button does.
+    cancelled = lab.rpg("cancel", second["run_id"])
+    assert cancelled.code == 0, cancelled.err
+    assert call(f"{api}/flow_runs/{second['flow_run_id']}")["state"]["type"] == "CANCELLED"
+    wait_for(lambda: lab.progress(first["run_id"]) >= 2, what="step 2 in the worker")
+    state = {"type": "CANCELLING", "name": "Cancelling"}
+    call(f"{api}/flow_runs/{first['flow_run_id']}/set_state", {"state": state})
+    wait_for(lambda: lab.state(first["run_id"])["status"] == "cancelled", timeout=30, what="the run's end")
+    assert lab.training_pid() == 0
+    wait_for(
+        lambda: call(f"{api}/flow_runs/{first['flow_run_id']}")["state"]["type"] == "CANCELLED",
+        timeout=60,
+        what="the dashboard",
+    )
+
+    # A run to its end, by the worker; after that the same spec here reports to the same server and finds it done.
+    (short,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)
+    wait_for(lambda: lab.state(short["run_id"])["status"] == "finished", timeout=180, what="the submitted run")
+    here = lab.rpg("run", str(lab.spec))
+    assert here.code == 0, here.err
+    assert here.err.count("cached") == 5
+    runs = call(f"{api}/flow_runs/filter", {"flow_runs": {"name": {"any_": ["tiny: seed 0"]}}, "limit": 20})
+    assert sorted(run["state"]["type"] for run in runs) == ["CANCELLED", "COMPLETED", "COMPLETED"]
+
+    findings = {entry["name"]: entry["status"] for entry in json.loads(lab.rpg("doctor", "--json").out)}
+    assert (findings["dashboard"], findings["worker"]) == ("ok", "ok")
+    assert lab.rpg("down").code == 0
+    assert lab.processes() == []
+
+
+def test_submitting_without_a_server_says_what_to_do(lab):
+    lab.spec.write_text(SPEC)
+    result = lab.rpg("submit", str(lab.spec))
+    assert result.code == 2
+    assert "no Prefect server" in result.err
+    assert "hint: start one with `rpg up`, or name one with --profile" in result.err
+
+
+def test_an_unknown_profile_and_a_server_that_does_not_answer_are_the_users_to_put_right(lab):
+    unknown = lab.rpg("submit", str(lab.spec), "--profile", "nowhere")
+    assert unknown.code == 2
+    assert "no such Prefect profile" in unknown.err
+    silent = lab.rpg("submit", str(lab.spec), "--profile", "http://127.0.0.1:9")
+    assert silent.code == 2
+    assert "no Prefect server answers at http://127.0.0.1:9/api" in silent.err
