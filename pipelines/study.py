@@ -86,16 +86,17 @@ def trial_document(document: StudyDocument, values: Mapping[str, Any]) -> Docume
 def measured(study: Study, run_ids: Sequence[str], home: Home) -> Interval | None:
     """The goal's measure at the last checkpoint, averaged over the seeds; None where a run lacks it.
 
-    The interval of mean@k is a bootstrap over problems and seeds; of other measures the recorded one, or Student's over
-    several seeds.
+    mean@k is the mean over all samples there are: its expected value does not depend on k. Its interval is a bootstrap
+    over problems and seeds; that of other measures is the recorded one, or Student's over several seeds.
     """
     goal = study.goal
+    metric = "mean@%" if goal.metric.startswith("mean@") else goal.metric
     with Store.open(home.root) as store:
         rows = store.query(
             "SELECT run_id, value, ci_low, ci_high FROM evaluations "
-            "WHERE list_contains(?, run_id) AND dataset = ? AND metric = ? "
+            "WHERE list_contains(?, run_id) AND dataset = ? AND metric LIKE ? "
             "QUALIFY step = max(step) OVER (PARTITION BY run_id) ORDER BY run_id",
-            [list(run_ids), goal.dataset, goal.metric],
+            [list(run_ids), goal.dataset, metric],
         ).rows
         if {row[0] for row in rows} != set(run_ids) or any(row[1] != row[1] for row in rows):
             return None

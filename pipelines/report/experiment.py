@@ -71,14 +71,13 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
 def _appendix(groups: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
     """Spec, stages and certificate."""
     varied = evidence.differences([group.runs[0].spec for group in groups])
-    certificate = evidence.flatten(runs[0].read("certificate.json"))
     return {
         "columns": [group.label for group in groups],
         "varied": {path: [evidence.show(value) for value in values] for path, values in varied.items()},
         "spec": json.dumps(runs[0].spec, indent=2, ensure_ascii=False),
         "stages": STAGES,
         "runs": [_row(run) for run in runs],
-        "certificate": {path: evidence.show(value) for path, value in certificate.items() if path},
+        "certificate": runs[0].read("certificate.json"),
     }
 
 

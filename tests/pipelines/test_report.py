@@ -19,7 +19,8 @@ from pipelines.report.plots import Mark, bar_chart, interval_chart
 from pipelines.report.study import answer, command, read_record
 from pipelines.statistics import Interval
 from pipelines.study import run_study
-from specs import SpecError, load_study_document
+from rpg.objectives.certificate import certify
+from specs import SpecError, load_study_document, parse_objective
 from storage import Store
 
 
@@ -89,10 +90,12 @@ def test_a_certificate_is_shown_where_there_is_one(tmp_path: Path) -> None:
     home = Home(tmp_path)
     record_run(home, "x-s0")
     assert "Objective certificate" not in write_run_report(home, "x-s0").read_text()
-    write(home.run("x-s0") / "certificate.json", {"token": {"on_policy": {"max_error": 1.5e-12}}})
+    objective = parse_objective({"type": "rpg", "clip": {"type": "none"}})
+    write(home.run("x-s0") / "certificate.json", certify(objective).as_json())
     text = write_run_report(home, "x-s0").read_text()
-    assert "token.on_policy.max_error" in text
-    assert "1.5e-12" in text
+    assert "Objective certificate" in text
+    assert re.search(r"Holds</span>.*enumerated cases", text, re.DOTALL)
+    assert "reverse KL of each token" in text
 
 
 def test_only_the_current_runs_of_an_experiment_are_reported(tmp_path: Path) -> None:

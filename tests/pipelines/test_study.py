@@ -170,9 +170,15 @@ def test_a_failed_trial_is_recorded_with_its_reason(
 
 
 def test_a_run_without_the_goals_measure_fails_its_trial(home: Home, tmp_path: Path) -> None:
-    document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 1"), ("mean@8", "mean@4")))
+    document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 1"), ("mean@8", "pass@4")))
     (trial,) = run_study(document, home, Evaluator(home))["trials"]
-    assert (trial["state"], trial["reason"]) == ("failed", "no finite mean@4 on two-terms")
+    assert (trial["state"], trial["reason"]) == ("failed", "no finite pass@4 on two-terms")
+
+
+def test_the_mean_of_fewer_samples_is_the_mean_of_all(home: Home, tmp_path: Path) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"), ("mean@8", "mean@1"))
+    (trial,) = run_study(load_study_document(path), home, Evaluator(home))["trials"]
+    assert 0 < trial["value"] < 1
 
 
 def test_a_users_mistake_that_all_trials_share_ends_the_study(home: Home, tmp_path: Path) -> None:
