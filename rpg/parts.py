@@ -1,6 +1,5 @@
 """What a trainer is made of, put together from a run's directory."""
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from rpg.engines import open_sampler, sentinel
 from rpg.engines.base import Sampler
 from rpg.engines.deepspeed import Learner
 from rpg.engines.sentinel import Probe
+from rpg.evaluation_inputs import evaluation_inputs
 from rpg.prompts import PromptOrder, seed_of
 from rpg.reference import ReferenceSchedule
 from rpg.reference_policy import ReferencePolicy
@@ -82,6 +82,8 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     max_length = max(map(len, prompts), default=0) + spec.rollout.max_response_length
     _check(spec, base, max_length)
+    if spec.data.evaluation:
+        evaluation_inputs(spec, data, base, tokenizer)  # what would fail after training fails now
     learner = Learner(
         base,
         spec.training,
@@ -117,27 +119,6 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             schedule=ReferenceSchedule.of(spec.reference),
             probe=Probe(tuple([*prompts[0], *prompts[0]][: min(PROBE_TOKENS, max_length)]), prompt_length=1),
         )
-
-
-def choose_device(spec: Experiment) -> torch.device:
-    """This rank's device; the spec's choice, or a GPU where there is one."""
-    wanted = spec.resources.device
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise SpecError(
-            SpecProblem("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu")
-        )
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
-
-
-def use_threads(spec: Experiment) -> None:
-    """Gives this rank its share of the machine's cores, unless the spec or OMP_NUM_THREADS says how many."""
-    said = spec.resources.threads or int(os.environ.get("OMP_NUM_THREADS", "0"))
-    local = int(os.environ.get("LOCAL_SIZE", str(ranks.world_size())))
-    torch.set_num_threads(said or max(1, len(os.sched_getaffinity(0)) // local))
 
 
 def _seed_everything(seed: int) -> None:

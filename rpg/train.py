@@ -50,16 +50,17 @@ def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
     import transformers
 
     from rpg import ranks
-    from rpg.parts import choose_device, open_parts, use_threads
+    from rpg.device import choose_device, use_threads
+    from rpg.parts import open_parts
 
     transformers.logging.disable_progress_bar()
     # DeepSpeed 0.19 still calls torch's collectives by their old names.
     warnings.filterwarnings("ignore", r".*is deprecated. Please use `torch.distributed", FutureWarning)
-    device = choose_device(spec)
+    device = choose_device(spec.resources)
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     ranks.join(device.type)
-    use_threads(spec)
+    use_threads(spec.resources, processes=int(os.environ.get("LOCAL_SIZE", str(ranks.world_size()))))
     try:
         with open_parts(run, spec, device) as parts:
             return _run(parts, inputs, stop, started)
