@@ -45,6 +45,8 @@ class Keeper:
         table = ledger.gather()
         if not self._first:
             return
+        if self._parts.reference is None:
+            table["ref_logprobs"] = table["old_logprobs"]
         write_rollouts(
             self._writer, step, rollouts, self._parts.problems, advantage, reference_version=reference_version
         )

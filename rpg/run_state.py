@@ -46,10 +46,7 @@ class RunState:
     def load(self, parts: Parts, directory: Path) -> None:
         """Takes back what `save` wrote, and gives the sampler the policy."""
         record = json.loads((directory / "trainer.json").read_bytes())
-        if record["ranks"] != ranks.world_size():
-            raise RuntimeError(
-                f"{directory} was written by {record['ranks']} ranks; this start has {ranks.world_size()}"
-            )
+        _check_layout(record["layout"], _layout(parts))
         parts.learner.load(directory)
         if parts.reference:
             parts.reference.load(directory)

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from rpg import ranks
-
 STOPPED = 143
 """Exit code of a trainer that was asked to stop: 128 + SIGTERM."""
 
@@ -36,6 +34,8 @@ class StopRequest:
 
     def agreed(self, cancel: Path) -> bool:
         """Whether the ranks stop now: all of them get the same answer. A cancel file is removed once it is obeyed."""
+        from rpg import ranks  # torch, which takes seconds: a signal must find its handler before that
+
         stop = ranks.any_rank(self._received or (ranks.rank() == 0 and cancel.exists()))
         if stop and ranks.rank() == 0:
             cancel.unlink(missing_ok=True)

@@ -180,7 +180,8 @@ def deepspeed_config(training: Training, *, device_type: str, lends_weights: boo
     """DeepSpeed's settings. The accumulation boundary and the learning rate are ours: it divides by and schedules nothing."""
     optimizer = training.optimizer
     clips_itself = training.zero_stage == 0 and training.precision == "float32"
-    zero: dict[str, Any] = {"stage": training.zero_stage}
+    # Without ZeRO DeepSpeed would add bfloat16 gradients up in bfloat16; stage 1 keeps them, and master weights, in float32.
+    zero: dict[str, Any] = {"stage": training.zero_stage or int(training.precision == "bfloat16")}
     if lends_weights:
         zero["stage3_param_persistence_threshold"] = 0
     if training.offload.optimizer:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rpg.launch import local_command
-from tests.rpg.tiny_run import make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
 
 METRICS = {
     *("reward/mean", "reward/std", "kl/reverse", "kl/forward", "kl/behaviour", "entropy"),
@@ -101,7 +101,7 @@ def test_a_trained_run_is_not_trained_again(trained: tuple[Path, str]) -> None:
 
 def test_two_ranks_train_under_the_launcher(inputs: Path, tmp_path: Path, trained: tuple[Path, str]) -> None:
     run_dir = make_run(inputs, tmp_path / "two", training={"steps": 6, "ranks": 2})
-    train(run_dir, command=local_command(run_dir, 2, 29631))
+    finish(start(local_command(run_dir, 2, free_port())))
     one = {(row["step"], row["name"]): row["value"] for row in rows(trained[0], "metrics")}
     two = {(row["step"], row["name"]): row["value"] for row in rows(run_dir, "metrics")}
     for name in ("reward/mean", "kl/reverse", "entropy", "grad_norm", "ratio/mean", "loss", "weight/variance"):
@@ -119,8 +119,7 @@ def test_a_trainer_that_is_asked_to_stop_saves_its_state_and_can_go_on(inputs: P
         process.send_signal(signal.SIGTERM)
     else:
         (run_dir / "cancel").touch()
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 143, said
+    finish(process, expect=143)
     assert not (run_dir / "cancel").exists()
     (saved,) = (run_dir / "checkpoints").glob("step-*")
     assert max(row["step"] for row in rows(run_dir, "metrics")) == int(saved.name.removeprefix("step-"))

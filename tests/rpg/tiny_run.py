@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -84,18 +85,34 @@ def make_run(inputs: Path, run_dir: Path, **changes: dict[str, Any]) -> Path:
     return run_dir
 
 
-def start(command: list[str], **options: Any) -> "subprocess.Popen[str]":
+def start(command: list[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
     """A trainer, or a rank of one, with its words captured."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("environment", {})}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    whole = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    return subprocess.Popen(command, env=whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def train(run_dir: Path, *, expect: int = 0, command: list[str] | None = None) -> str:
+def finish(*processes: "subprocess.Popen[str]", expect: int = 0, seconds: float = 240) -> str:
+    """Waits for processes that must all end with one code; returns what the first one said. Leaves none behind."""
+    try:
+        said = [process.communicate(timeout=seconds)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [expect] * len(processes), "\n".join(said)
+    return said[0]
+
+
+def train(run_dir: Path, *, expect: int = 0) -> str:
     """Trains until the process ends; returns what it said."""
-    process = start(command or [sys.executable, "-m", "rpg.train", str(run_dir)])
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == expect, said
-    return said
+    return finish(start([sys.executable, "-m", "rpg.train", str(run_dir)]), expect=expect)
+
+
+def free_port() -> int:
+    """A TCP port at which nobody listens now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def rows(run_dir: Path, table: str) -> list[dict[str, Any]]:
