@@ -88,12 +88,12 @@ def moved(model: PreTrainedModel) -> PreTrainedModel:
     return copy.eval()
 
 
-def open_engine(name: str, weights_dir: Path, *, max_concurrent: int = 128) -> Sampler:
+def open_engine(name: str, weights_dir: Path, *, max_concurrent: int = 128, max_length: int = MAX_LENGTH) -> Sampler:
     spec = {
         "transformers": TransformersRollout(max_concurrent=max_concurrent),
         "vllm": VllmRollout(engine="vllm", max_concurrent=max_concurrent, cpu_cache_gib=0.25),
     }[name]
-    return open_sampler(spec, weights_dir=weights_dir, device="cpu", max_length=MAX_LENGTH, seed=0)
+    return open_sampler(spec, weights_dir=weights_dir, device="cpu", max_length=max_length, seed=0)
 
 
 def sampling(max_response_length: int = 24, *, temperature: float = 1.0, top_p: float = 1.0) -> Sampling:

@@ -1,0 +1,151 @@
+"""The vLLM engine: its traps, and what it leaves alone in a process that is the learner's too."""
+
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rpg.engines import opening
+from rpg.engines.sentinel import LogprobsFn, Probe, StaleEngineError, check
+from rpg.engines.transformers import model_logprobs
+from rpg.engines.vllm import VllmSampler
+from specs.errors import SpecError
+from tests.rpg.tiny_engine import EOS, every_rollout, fresh_logprobs, moved, open_engine, qwen3, sampling
+
+PROBE = Probe(token_ids=(5, 7, 3, 4, 9, 2, EOS), prompt_length=1)
+LONG_PROMPT = [2 + i * i % 10 for i in range(200)]
+"""Longer than a block of vLLM's prefix cache, which on a CPU holds 128 positions."""
+
+
+@pytest.fixture(scope="module")
+def weights_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("policy")
+    qwen3().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def engine(weights_dir: Path) -> Iterator[VllmSampler]:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    sampler = open_engine("vllm", weights_dir, max_length=240)
+    assert isinstance(sampler, VllmSampler)
+    yield sampler
+    sampler.close()
+
+
+def learner_of(model: PreTrainedModel) -> LogprobsFn:
+    def logprobs(token_ids: Sequence[int], prompt_length: int) -> list[float]:
+        return model_logprobs(model, token_ids, prompt_length=prompt_length)
+
+    return logprobs
+
+
+@pytest.mark.vllm
+def test_vllms_own_reload_leaves_the_head_stale_and_the_sentinel_says_so(engine: VllmSampler) -> None:
+    learner = moved(qwen3())
+
+    engine._reload(learner.named_parameters())
+
+    with pytest.raises(StaleEngineError, match=r"differ by [0-9.]+ nats"):
+        check(engine, learner_of(learner), PROBE, tolerance=0.05)
+    engine.load_weights(learner.named_parameters(), policy_version=1)
+    assert check(engine, learner_of(learner), PROBE, tolerance=0.05) < 1e-5
+
+
+@pytest.mark.vllm
+def test_a_learner_that_went_on_alone_is_noticed(engine: VllmSampler) -> None:
+    engine.load_weights(qwen3().named_parameters(), policy_version=1)
+
+    with pytest.raises(StaleEngineError):
+        check(engine, learner_of(moved(qwen3())), PROBE, tolerance=0.05)
+
+
+@pytest.mark.vllm
+def test_a_prompt_cached_under_old_weights_is_computed_again(engine: VllmSampler) -> None:
+    engine.load_weights(qwen3().named_parameters(), policy_version=1)
+    engine.generate([LONG_PROMPT], group_size=2, sampling=sampling(), seeds=[1])
+    learner = moved(qwen3())
+
+    engine.load_weights(learner.named_parameters(), policy_version=2)
+
+    groups = engine.generate([LONG_PROMPT], group_size=2, sampling=sampling(), seeds=[1])
+    for prompt, rollout in every_rollout(groups):
+        fresh = fresh_logprobs(learner, prompt, rollout.response_ids, sampling())
+        assert torch.tensor(rollout.rollout_logprobs).sub(fresh).abs().max() < 1e-4
+
+
+@pytest.mark.vllm
+def test_the_process_keeps_its_random_states_and_its_threads(engine: VllmSampler) -> None:
+    weights = list(qwen3().named_parameters())
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    python, numpy, torch_state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+
+    engine.generate([[5, 6, 7]], group_size=2, sampling=sampling(), seeds=[1])
+    engine.load_weights(weights, policy_version=3)
+
+    assert random.getstate() == python
+    assert np.random.get_state()[1].tolist() == numpy
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert torch.set_num_threads is set_num_threads
+    assert "skip" not in set_num_threads.__name__
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.vllm
+def test_a_temperature_for_given_tokens_is_refused(engine: VllmSampler) -> None:
+    with pytest.raises(ValueError, match=r"at temperature 1 only, not 0\.5"):
+        engine.logprobs([5, 6, 7], prompt_length=1, temperature=0.5)
+
+
+def test_without_vllm_the_spec_is_told_what_to_install(weights_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "find_spec", lambda _: None)
+
+    with pytest.raises(SpecError) as caught:
+        open_engine("vllm", weights_dir)
+
+    [problem] = caught.value.problems
+    assert problem.path == ("rollout", "engine")
+    assert problem.message == "vLLM is not installed"
+    assert "rpg-experiments[vllm]" in problem.hint
+
+
+RANK = """
+import sys, pathlib, torch
+torch.distributed.init_process_group("gloo")
+from tests.rpg.tiny_engine import every_rollout, open_engine, sampling
+rank = torch.distributed.get_rank()
+engine = open_engine("vllm", pathlib.Path(sys.argv[1]))
+groups = engine.generate([[5 + rank, 7]] * (1 + rank), group_size=2, sampling=sampling(8), seeds=[3, 4][: 1 + rank])
+engine.close()
+total = torch.tensor([float(sum(len(r.response_ids) for _, r in every_rollout(groups)))])
+torch.distributed.all_reduce(total)
+assert len(groups) == 1 + rank and total.item() > 6
+print("rank done")
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_two_ranks_have_an_engine_each_and_keep_their_process_group(weights_dir: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank in ("0", "1"):
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
+        command = [sys.executable, "-c", RANK, str(weights_dir)]
+        ranks.append(subprocess.Popen(command, env=os.environ | group, stdout=subprocess.PIPE, text=True))
+    try:
+        assert [process.communicate(timeout=240)[0].splitlines()[-1] for process in ranks] == ["rank done"] * 2
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
