@@ -38,6 +38,7 @@ def test_a_study_runs_its_trials_and_keeps_them_in_sql(home: Home, tmp_path: Pat
     document = load_study_document(write_study(tmp_path / "specs"))
     record = run_study(document, home, Evaluator(home))
     assert [trial["state"] for trial in record["trials"]] == ["finished"] * 8
+    assert len({trial["params"]["objective.clip.low"] for trial in record["trials"]}) == 8
     with Store.open(home.root) as store:
         rows = store.query(
             "SELECT number, state, run_id, value, params, started_at, ended_at FROM trials ORDER BY 1"
