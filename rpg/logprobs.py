@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 2**26
-"""Logits held at once by default: 256 MiB in float32."""
+CHUNK_ELEMENTS = 2**25
+"""Logits held at once by default: 128 MiB in float32."""
 
 
 def token_logprobs(
@@ -28,7 +28,7 @@ def token_logprobs(
         targets: [tokens], int64 token ids.
         temperature: logits are divided by it, > 0.
         bias: [vocabulary] of the output head, or none. Differentiable.
-        chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32.
+        chunk: tokens whose logits are held at once; by default as many as fit 128 MiB in float32.
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
     Returns:
         logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Products run in the
@@ -53,21 +53,24 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Keeps the inputs and one log-normaliser a token between the passes."""
+    """Keeps the inputs and one log-normaliser a token between the passes; one block of logits serves all chunks."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs, entropy, normaliser = (hidden.new_empty(hidden.shape[0], dtype=dtype) for _ in range(3))
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs, entropy, normaliser = (hidden.new_empty(hidden.shape[0], dtype=wide) for _ in range(3))
+        block, powers = _block(hidden, weight, chunk), _block(hidden, weight, chunk)
         for part in _parts(hidden.shape[0], chunk):
-            logits = _logits(hidden[part], weight, bias, temperature)
-            chosen = logits.gather(1, targets[part, None])[:, 0]
-            normaliser[part] = torch.logsumexp(logits, dim=-1)
-            logprobs[part] = chosen - normaliser[part]
-            probabilities = torch.exp(logits - normaliser[part, None])
-            entropy[part] = normaliser[part] - torch.linalg.vecdot(probabilities, logits)
+            logits = _logits(block, hidden[part], weight, bias, temperature)
+            highest = logits.amax(-1)
+            shifted = logits.sub_(highest[:, None])
+            exponentials = torch.exp(shifted, out=powers[: len(shifted)])
+            total = exponentials.sum(-1)
+            normaliser[part] = highest + total.log()
+            logprobs[part] = shifted.gather(1, targets[part, None])[:, 0] - total.log()
+            entropy[part] = total.log() - exponentials.mul_(shifted).sum(-1) / total
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
@@ -77,31 +80,28 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        grad_logprobs, grad_entropy = gradients
         wide = normaliser.dtype
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=wide) if wants_bias and bias is not None else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if wants_bias else None
+        block = _block(hidden, weight, ctx.chunk)
         for part in _parts(hidden.shape[0], ctx.chunk):
-            log_p = _logits(hidden[part], weight, bias, ctx.temperature).sub_(normaliser[part, None])
-            slope = _slope(
-                log_p,
-                targets[part],
-                None if grad_logprobs is None else grad_logprobs[part],
-                None if grad_entropy is None else grad_entropy[part],
-                entropy[part],
-            ).div_(ctx.temperature)
+            logits = _logits(block, hidden[part], weight, bias, ctx.temperature)
+            log_p = logits.sub_(normaliser[part, None])
+            from_logprobs, from_entropy = (gradient if gradient is None else gradient[part] for gradient in gradients)
+            slope, scale = _slope(log_p, targets[part], from_logprobs, from_entropy, entropy[part])
+            scale = scale / ctx.temperature
             if grad_bias is not None:
-                grad_bias += slope.sum(0)
+                grad_bias.addmv_(slope.T, scale)
             narrow = slope.to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden[part] = narrow @ weight
+                grad_hidden[part] = (narrow @ weight) * scale[:, None]
             if grad_weight is not None:
-                _add_product(grad_weight, narrow.T, hidden[part])
+                _add_product(grad_weight, narrow.T, (hidden[part] * scale[:, None]).to(hidden.dtype))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
             None,
             None,
             None,
@@ -112,18 +112,26 @@ def _parts(tokens: int, chunk: int) -> Iterator[slice]:
     return (slice(start, min(start + chunk, tokens)) for start in range(0, tokens, chunk))
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """[chunk, vocabulary], float32 or wider, a fresh tensor."""
-    logits = hidden @ weight.T
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+def _block(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
+    """[chunk, vocabulary], float32 or wider, not filled. A fresh block for each chunk would be paid in page faults."""
+    shape = (min(chunk, hidden.shape[0]), weight.shape[0])
+    return hidden.new_empty(shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
+
+
+def _logits(block: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """[chunk, vocabulary], in the block."""
+    logits = block[: hidden.shape[0]]
+    if logits.dtype == hidden.dtype:
+        torch.mm(hidden, weight.T, out=logits)
+    else:
+        logits.copy_(hidden @ weight.T)
     if bias is not None:
         logits += bias
     return logits.div_(temperature) if temperature != 1.0 else logits
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, summed in total's wider type: products rounded to bfloat16 chunk by chunk would add up
-    to a bias."""
+    """total += left @ right, summed in the wider type: products rounded to bfloat16 chunk by chunk add up to a bias."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif total.is_cuda:
@@ -134,20 +142,18 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 def _slope(
     log_p: Tensor, targets: Tensor, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
-) -> Tensor:
-    """[chunk, vocabulary]: the gradient with respect to the logits over the temperature. Overwrites `log_p` where it
-    can.
+) -> tuple[Tensor, Tensor]:
+    """The gradient by logits / temperature as [chunk, vocabulary] and a factor [chunk] to each row; overwrites `log_p`.
 
     d logprob / d z_j = [j = target] - p_j and d entropy / d z_j = -p_j (log p_j + entropy).
     """
     if grad_entropy is None:
         if grad_logprobs is None:
-            return log_p.zero_()
-        slope = log_p.exp_().mul_(-grad_logprobs[:, None])
-    else:
-        slope = log_p.exp() * (log_p + entropy[:, None]) * -grad_entropy[:, None]
-        if grad_logprobs is not None:
-            slope -= log_p.exp_().mul_(grad_logprobs[:, None])
+            return log_p.zero_(), torch.zeros_like(entropy)
+        slope = log_p.exp_()
+        return slope.scatter_add_(1, targets[:, None], slope.new_full((len(targets), 1), -1)), -grad_logprobs
+    slope = log_p.exp() * (log_p + entropy[:, None]) * -grad_entropy[:, None]
     if grad_logprobs is not None:
+        slope -= log_p.exp_().mul_(grad_logprobs[:, None])
         slope.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
-    return slope
+    return slope, torch.ones_like(entropy)
