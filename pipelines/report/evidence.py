@@ -132,7 +132,7 @@ def sample_responses(store: Store, run_ids: Sequence[str], *, best: bool, count:
         "SELECT dataset, step, problem_id, prompt, response, answer, extracted, score, correct, num_tokens, "
         "finish_reason FROM evaluation_samples WHERE list_contains(?, run_id) "
         "QUALIFY step = max(step) OVER () "
-        f"AND row_number() OVER (PARTITION BY dataset, problem_id ORDER BY score {order}, run_id, sample) = 1 "
+        f"AND row_number() OVER (PARTITION BY dataset, problem_id, step ORDER BY score {order}, run_id, sample) = 1 "
         f"ORDER BY score {order}, md5(problem_id) LIMIT ?",
         [list(run_ids), count],
     )

@@ -147,7 +147,7 @@ def _answer_charts(results: Sequence[Outcome]) -> list[Markup]:
             if result.before is not None:
                 marks.insert(0, Mark("before", result.before, color, hollow=True))
             rows.append((result.label, marks))
-        charts.append(interval_chart(rows, title=f"Accuracy on {dataset}"))
+        charts.append(interval_chart(rows, title=f"Accuracy on {dataset}", share=True))
     return charts
 
 

@@ -21,14 +21,22 @@ class Mark:
     """Drawn as a ring: the state before training."""
 
 
-def interval_chart(rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, width: int = 820) -> Markup:
-    """Rows of dots with whiskers over one shared scale; each row's marks lie on one line, in the order given."""
+def interval_chart(
+    rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, share: bool = False, width: int = 820
+) -> Markup:
+    """Rows of dots with whiskers over one shared scale; each row's marks lie on one line, in the order given.
+
+    Args:
+        share: the figures are shares, so the scale stays within 0 and 1.
+    """
     marks = [mark for _, row in rows for mark in row]
     if not marks:
         return Markup("")
     ends = [end for mark in marks for end in (mark.interval.value, mark.interval.low, mark.interval.high) if end == end]
     left = 24 + min(320, max(7 * len(name) for name, _ in rows))
     scale, height = axis(ends, ticks=7), 46 + 34 * len(rows) + 18
+    if share and (scale.low < 0 or scale.high > 1):
+        scale = axis([min(max(end, 0.0), 1.0) for end in (scale.low, scale.high)], ticks=7)
     drawn = []
     for tick in scale.ticks:
         x = round(scale.place(tick, left, width - 24), 1)

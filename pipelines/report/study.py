@@ -161,7 +161,7 @@ def _comparison(best: Record | None, baseline: Record | None) -> Markup:
         for color, (label, trial) in enumerate(shown)
         if trial is not None
     ]
-    return interval_chart(rows, title="Best trial and baseline") if len(rows) == 2 else Markup("")
+    return interval_chart(rows, title="Best trial and baseline", share=True) if len(rows) == 2 else Markup("")
 
 
 def _history(record: Record, finished: Sequence[Record]) -> Markup:

@@ -79,6 +79,15 @@ def test_recorded_text_cannot_become_markup(tmp_path: Path) -> None:
     assert "ran out of memory" in text
 
 
+def test_responses_are_shown_also_where_training_changed_no_score(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0", before=-9.0, after=-9.0)
+    text = write_run_report(home, "x-s0").read_text()
+    assert "0.0 % to 0.0 %" in text
+    assert text.count('class="sample"') == 6
+    assert "read as 109" in text
+
+
 def test_a_run_without_an_evaluation_says_so(tmp_path: Path) -> None:
     home = Home(tmp_path)
     record_run(home, "x-s0")
@@ -187,6 +196,7 @@ def test_charts_without_data_are_empty_and_single_points_are_dots() -> None:
     assert interval_chart([], title="t") == ""
     assert bar_chart([], title="t") == ""
     assert "<circle" in line_chart([Line([(1.0, 2.0)])], title="t")
+    assert ">-0.2<" not in interval_chart([("r", [Mark("m", Interval(0.0, 0.0, 0.0))])], title="t", share=True)
     assert "NaN" not in interval_chart([("r", [Mark("m", Interval(0.5, float("nan"), float("nan")))])], title="t")
 
 
