@@ -140,7 +140,8 @@ def _commands(group: Any, prefix: str) -> list[str]:
             lines += _commands(command, f"{prefix} {name}")
             continue
         arguments = [p for p in command.params if p.param_type_name == "argument"]
-        shown = " ".join(p.human_readable_name if p.required else f"[{p.human_readable_name}]" for p in arguments)
+        names = [(p.metavar or p.name or "").upper() for p in arguments]
+        shown = " ".join(n if p.required else f"[{n}]" for n, p in zip(names, arguments, strict=True))
         lines += ["", f"## {prefix} {name} {shown}".rstrip(), "", _flat(command.help)]
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
         if options:
