@@ -102,7 +102,8 @@ def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_gra
     run = lab.start("run", str(lab.spec), overrides=LONG)
     wait_for(lab.training_pid, what="the trainer")
     (run_id,) = lab.run_ids()
-    wait_for(lambda: lab.progress(run_id) >= 3, what="step 3")
+    wait_for(lambda: lab.progress(run_id) >= 3 or run.poll() is not None, what="step 3")
+    assert run.poll() is None, finished(run).err
     run.send_signal(signal.SIGINT)
     interrupted = finished(run)
     assert interrupted.code == 130, interrupted.err
@@ -113,7 +114,8 @@ def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_gra
     assert 3 <= reached < 400
 
     resumed = lab.start("resume", run_id)
-    wait_for(lambda: lab.progress(run_id) > reached, what="a step beyond the checkpoint")
+    wait_for(lambda: lab.progress(run_id) > reached or resumed.poll() is not None, what="a step beyond the checkpoint")
+    assert resumed.poll() is None, finished(resumed).err
     started = time.monotonic()
     cancelled = lab.rpg("cancel", run_id, "--grace", "5")
     assert cancelled.code == 0, cancelled.err
