@@ -1,5 +1,6 @@
 """Sampling with a vLLM engine that lives in this process, so that new weights reach it without leaving memory."""
 
+import gc
 import os
 import random
 import warnings
@@ -150,14 +151,28 @@ class VllmSampler:
         return outputs
 
     def close(self) -> None:
-        """Ends the engine, and the process group where it was the engine's own."""
-        from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
-
-        self._llm.llm_engine.engine_core.shutdown()
-        del self._llm
-        destroy_model_parallel()
+        """Ends the engine. A process group that was there before it stays."""
+        client = self._llm.llm_engine.engine_core
         if self._owns_distributed:
-            destroy_distributed_environment()
+            client.shutdown()
+        else:
+            _shut_down_beside_learner(client)
+        del self._llm
+
+
+def _shut_down_beside_learner(client: Any) -> None:
+    """What the engine's own shutdown does, except that it destroys the default process group: here, the learner's."""
+    from vllm.distributed import destroy_model_parallel, parallel_state
+
+    client._finalizer.detach()
+    core = client.engine_core
+    core.structured_output_manager.clear_backend()
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
+    gc.unfreeze()
+    destroy_model_parallel()
+    parallel_state.get_world_group().destroy()
+    parallel_state._WORLD = None
 
 
 def _start_engine(**settings: Any) -> "LLM":
