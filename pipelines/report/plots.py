@@ -24,7 +24,7 @@ class Mark:
 def interval_chart(
     rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, share: bool = False, width: int = 820
 ) -> Markup:
-    """Rows of dots with whiskers over one shared scale; each row's marks lie on one line, in the order given.
+    """Rows of dots with whiskers over one shared scale; each row's marks from top to bottom, in the order given.
 
     Args:
         share: the figures are shares, so the scale stays within 0 and 1.
@@ -45,7 +45,9 @@ def interval_chart(
     for index, (name, row) in enumerate(rows):
         y = 56 + 34 * index
         drawn.append(f'<text class="name" x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(_cut(name))}</text>')
-        drawn.extend(_whisker(mark, scale, left, width - 24, y) for mark in row)
+        # A little apart, or overlapping intervals hide each other.
+        places = [y + 8 * (place - (len(row) - 1) / 2) for place in range(len(row))]
+        drawn.extend(_whisker(mark, scale, left, width - 24, at) for mark, at in zip(row, places, strict=True))
     return picture(title, "".join(drawn), width, height, kind="wide")
 
 

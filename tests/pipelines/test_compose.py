@@ -91,6 +91,20 @@ def test_prefect_reads_the_servers_settings_as_they_are_meant(compose: dict[str,
     ], done.stderr
 
 
+def test_the_worker_is_told_the_servers_address_the_way_it_reads_it(compose: dict[str, Any]) -> None:
+    from typer.main import get_command
+
+    from pipelines.cli import app
+
+    service = compose["services"]["worker"]
+    program, verb = service["command"]
+    command = get_command(app).commands[verb]  # type: ignore[attr-defined]
+    told = [getattr(option, "envvar", None) for option in command.params]
+    assert program == "rpg"
+    assert "RPG_PROFILE" in told
+    assert service["environment"]["RPG_PROFILE"] == "http://server:4200/api"
+
+
 def test_what_the_image_copies_is_there(compose: dict[str, Any]) -> None:
     recipe = (ROOT / compose["services"]["worker"]["build"]["dockerfile"]).read_text()
     copied = [line.split()[1:-1] for line in recipe.splitlines() if line.startswith("COPY")]
