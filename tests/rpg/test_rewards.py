@@ -40,6 +40,7 @@ def one(kind: str, answer: str, response: str) -> Score:
         (r"\frac12", r"Answer: \frac{1}{2}"),
         ("42", "Answer: 41\nno, wait\nAnswer: 42"),
         ("42", "x" * 1000 + "Answer: 42"),
+        ("42", "Answer: 42\n" + "x" * 289),  # 300 characters
     ],
 )
 def test_math_dapo_accepts(gold: str, response: str) -> None:
@@ -58,7 +59,7 @@ def test_math_dapo_accepts(gold: str, response: str) -> None:
         "Answer: 42.0",
         "The answer is: 42",
         "Answer: 42\nAnswer: see above",
-        "Answer: 42" + "x" * 300,
+        "Answer: 42\n" + "x" * 290,  # 301 characters
         "",
     ],
 )
