@@ -3,17 +3,17 @@
     python benchmarks/logprobs.py [--hidden 256 2560] [--tokens 4096] [--repeats 2] [--ways plain chunked]
 
 Each measurement is a process of its own. Memory: peak beyond the inputs and their gradients, which every way must hold
-(on a CPU of the resident set, on a GPU of torch's allocator). Time: forward and backward, the least of the repeats; on a
-CPU it is CPU seconds, so that other load does not count. The plain way computes no entropy, the others do.
+(on a CPU of the resident set, on a GPU of torch's allocator). Time: forward and backward, the least of the repeats; on
+a CPU it is CPU seconds, so that other load does not count. The plain way computes no entropy, the others do.
 """
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -65,10 +65,19 @@ def make_inputs(hidden_size: int, tokens: int, device: str, dtype: torch.dtype) 
 
 
 def peak_bytes(device: str) -> int:
-    """The largest memory so far."""
+    """The largest memory since `forget_peak`."""
     if device == "cuda":
         return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
+
+
+def forget_peak(device: str) -> None:
+    """Makes the memory in use now the largest."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def now(device: str) -> float:
@@ -76,13 +85,14 @@ def now(device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
-    return time.process_time()
+    return float(time.process_time())
 
 
 def measure(way: Way, hidden_size: int, tokens: int, repeats: int, device: str, dtype: torch.dtype) -> dict[str, float]:
     """One way in this process."""
     hidden, weight, targets = make_inputs(hidden_size, tokens, device, dtype)
     upstream = torch.linspace(-1, 1, tokens, device=device)
+    forget_peak(device)
     before, seconds = peak_bytes(device), []
     for _ in range(repeats):
         hidden.grad = weight.grad = None
@@ -100,7 +110,7 @@ def gradient_error(hidden_size: int, tokens: int, device: str) -> float:
         hidden, weight, targets = make_inputs(hidden_size, tokens // 4, device, torch.float32)
         torch.autograd.backward(way(hidden, weight, targets), torch.linspace(-1, 1, tokens // 4, device=device))
         found.append((hidden.grad, weight.grad))
-    errors = []
+    errors: list[float] = []
     for expected, mine in zip(*found, strict=True):
         assert expected is not None
         assert mine is not None

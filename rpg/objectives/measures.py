@@ -50,7 +50,8 @@ def diagnostics(
             "clipped_dual": clipped.dual.expand_as(terms.logprobs),
             **divergences(token_terms(logprobs=logprobs, **inputs)),
         }
-        return {name: torch.where(terms.response_mask, values, torch.zeros_like(values)) for name, values in seen.items()}
+        mask = terms.response_mask
+        return {name: torch.where(mask, values, torch.zeros_like(values)) for name, values in seen.items()}
 
 
 def divergences(terms: Terms) -> dict[str, Tensor]:
