@@ -59,7 +59,7 @@ class StepRollouts:
 def collate(
     groups: Sequence[RolloutGroup], *, problems: Sequence[int], responses: Sequence[str], scores: Sequence[Score]
 ) -> StepRollouts:
-    """Lays the groups' responses end to end; `problems` has one entry a group, `responses` and `scores` one a response."""
+    """Lays the groups' responses end to end; `problems` has one entry a group, the others one a response."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     sizes = [len(group.rollouts) for group in groups]
     return StepRollouts(
@@ -105,7 +105,7 @@ class Rows:
 def plan_microbatches(
     lengths: Integers, rollouts: Sequence[int], *, ranks: int, rank: int, max_tokens: int
 ) -> list[Rows]:
-    """This rank's forward passes over a minibatch: a share of equal tokens, in passes of at most `max_tokens`, padding included.
+    """This rank's passes over a minibatch: an equal share of the tokens, at most `max_tokens` a pass, padding included.
 
     Every rank gets the same number of passes; one with fewer of its own fills up with passes that do not count.
 

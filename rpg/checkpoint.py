@@ -32,7 +32,7 @@ class Checkpoints:
     def write(self, step: int, save: Callable[[Path], None]) -> int:
         """Lets `save` fill a directory that nobody reads yet, and lists it with digests. Returns its size in bytes.
 
-        Publish it once the rows of that step are on disk, so that no checkpoint knows of a step that the records do not.
+        Publish it once the rows of that step are on disk, so that no checkpoint outruns the records.
         """
         aside = self._aside(step)
         if ranks.rank() == 0:
@@ -43,19 +43,19 @@ class Checkpoints:
         ranks.wait_for_all()
         if ranks.rank() > 0:
             return 0
+        written = files_under(aside)
         files = {
-            str(path.relative_to(aside)): {"sha256": digest(path), "bytes": path.stat().st_size}
-            for path in files_under(aside)
+            str(path.relative_to(aside)): {"sha256": digest(path), "bytes": path.stat().st_size} for path in written
         }
         replace_json(aside / MANIFEST, {"step": step, "files": files}, durable=True)
         sync_files(aside)
-        return sum(int(entry["bytes"]) for entry in files.values())
+        return sum(path.stat().st_size for path in written)
 
     def publish(self, step: int) -> None:
         """Gives what `write` made its name, and deletes checkpoints beyond the last few."""
         if ranks.rank() == 0:
             final = self.path(step)
-            if final.exists():  # a broken one that was passed over, or one of an attempt that this one supersedes
+            if final.exists():
                 shutil.rmtree(final)
             self._aside(step).rename(final)
             sync_directory(self._directory)
@@ -64,17 +64,23 @@ class Checkpoints:
         ranks.wait_for_all()
 
     def latest(self) -> int:
-        """The step of the newest checkpoint whose files are what its manifest says; 0 where there is none. Same on all ranks."""
+        """The step of the newest checkpoint that agrees with its manifest; 0 where none does. The same on all ranks.
+
+        Broken ones lose their name, so that they count no more among the last few.
+        """
         found = 0
         if ranks.rank() == 0:
+            for leftover in self._directory.glob(".step-*.partial"):
+                shutil.rmtree(leftover)
             for step in reversed(self._published()):
-                wrong = self._defect(self.path(step))
-                if not wrong:
+                path = self.path(step)
+                if not (wrong := self._defect(path)):
                     found = step
                     break
-                print(
-                    f"checkpoint {self.path(step)} is broken ({wrong}): passed over for the one before", file=sys.stderr
-                )
+                print(f"checkpoint {path} is broken ({wrong}): passed over for the one before", file=sys.stderr)
+                set_aside = path.with_name(f".{path.name}.broken")
+                shutil.rmtree(set_aside, ignore_errors=True)
+                path.rename(set_aside)
         return ranks.from_first(found)
 
     def _published(self) -> list[int]:

@@ -1,10 +1,9 @@
 """What a run keeps: rows, checkpoints, exported weights; in an order that no crash can turn into a gap or a double.
 
-Rows of a step are on disk before a checkpoint of that step gets its name, so a run that goes on from a checkpoint has every row
-up to it; rows after it belong to an attempt that the new one supersedes.
+Rows of a step are on disk before a checkpoint of that step gets its name, so a run that goes on from a checkpoint has
+every row up to it; rows after it belong to an attempt that the new one supersedes.
 """
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rpg import ranks
 from rpg.batch import StepRollouts
 from rpg.checkpoint import Checkpoints
 from rpg.ledger import TokenLedger
+from rpg.objectives.certificate import certify
 from rpg.parts import Parts
 from rpg.records import SegmentWriter
 from rpg.run_directory import digest, files_under, publish_directory, replace_json
@@ -56,7 +56,7 @@ class Keeper:
             self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
 
     def save(self, state: RunState, *, stopping: bool) -> None:
-        """Writes the weights and the state of this step where they are due; the state's name waits for `finish_step`."""
+        """Writes weights and state where they are due; the state gets its name in `finish_step`."""
         training = self._parts.spec.training
         last = state.step == training.steps
         if last or (training.export_every_steps and state.step % training.export_every_steps == 0):
@@ -66,11 +66,8 @@ class Keeper:
             self._pending = state.step
             self._note_saved(state.step, self._checkpoints.path(state.step), "full", size)
 
-    def finish_step(self, state: RunState, figures: dict[str, float], clock: Callable[[], dict[str, float]]) -> None:
-        """Puts the step's rows on disk, adds the clock's figures once the bulk of that is done, and publishes the checkpoint."""
-        if self._first:
-            self._writer.flush()
-        figures.update(clock())
+    def finish_step(self, state: RunState, figures: dict[str, float]) -> None:
+        """Puts the step's rows on disk, then publishes its checkpoint."""
         if self._first:
             write_metrics(self._writer, state.step, figures)
             self._writer.flush()
@@ -79,11 +76,12 @@ class Keeper:
             self._pending = 0
 
     def finish(self, state: RunState, fingerprint: str) -> None:
-        """Writes train.json, which says that training is done."""
+        """Writes the objective's certificate, and train.json, which says that training is done."""
         if not self._first:
             return
         self._writer.flush()
         run = self._parts.run
+        replace_json(run.path / "certificate.json", certify(self._parts.spec.objective).as_json(), durable=True)
         exported = sorted(path for path in run.weights.glob("step-*"))
         files = [file for path in exported for file in files_under(path)]
         record = {

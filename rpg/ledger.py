@@ -1,4 +1,7 @@
-"""What is known of each response token of a step, laid end to end as in StepRollouts. Each rank fills in the tokens it trains on."""
+"""What is known of each response token of a step, laid end to end as in StepRollouts.
+
+Each rank fills in the tokens it trains on.
+"""
 
 import torch
 from torch import Tensor
@@ -17,7 +20,7 @@ class TokenLedger:
         self._mine = torch.zeros(num_tokens, dtype=torch.bool)
 
     def write(self, batch: Microbatch, **columns: Tensor) -> None:
-        """Fills in columns for a pass's tokens, [n] each; bool becomes 0 or 1. A pass that does not count writes nothing."""
+        """Fills in columns for a pass's tokens, [n] each. A pass that does not count is left out."""
         if not batch.counts:
             return
         self._mine[batch.tokens] = True

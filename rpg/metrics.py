@@ -1,4 +1,4 @@
-"""A step's figures. What is a mean over tokens travels as sum and count, so that microbatches and ranks add up exactly."""
+"""A step's figures. A mean over tokens travels as sum and count, so that microbatches and ranks add up exactly."""
 
 import resource
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ def join(device_type: str) -> None:
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     else:
         dist.init_process_group(backend)
 
@@ -74,7 +75,7 @@ def from_first(value: T) -> T:
     """Rank 0's value on every rank."""
     if world_size() == 1:
         return value
-    box: list[Any] = [value]
+    box: list[T] = [value]
     dist.broadcast_object_list(box, src=0, group=_host_group())
     return box[0]
 

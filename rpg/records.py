@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specs.records import TABLES, EventRow, Float32, Int32
@@ -45,6 +47,7 @@ class SegmentWriter:
     def __init__(self, run_dir: Path, run_id: str, attempt: int) -> None:
         self._root = run_dir / "segments"
         self._constants = {"run_id": run_id, "attempt": attempt}
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="segments")
         self._pending: dict[str, list[pa.Table]] = {}
         self._schemas = {table: schema_of(row) for table, row in TABLES.items()}
 
@@ -53,8 +56,8 @@ class SegmentWriter:
 
         Args:
             row: a row class of specs/records.py.
-            columns: every field but run_id and attempt: an array or list of values, or one value for all the rows (at least
-                one column must be an array or list; a str is one value).
+            columns: every field but run_id and attempt: an array or list of values, or one value for all the rows; at
+                least one column must be an array or list; a str is one value.
         """
         table = _NAMES[row]
         schema = self._schemas[table]
@@ -78,13 +81,16 @@ class SegmentWriter:
         self.columns(EventRow, {"step": [step], "kind": kind, "message": message, "recorded_at": now})
 
     def flush(self) -> None:
-        """Writes and syncs what was added since the last flush."""
-        for table, parts in self._pending.items():
-            whole = pa.concat_tables(parts)
-            steps = whole.column("step").to_numpy()
-            name = f"a{self._constants['attempt']:04}-s{steps.min():06}-{steps.max():06}.parquet"
-            _publish(self._root / table / name, whole)
+        """Writes and syncs what was added since the last flush; the tables side by side, since syncing is waiting."""
+        list(self._threads.map(self._write, self._pending.items()))
         self._pending.clear()
+
+    def _write(self, pending: tuple[str, list[pa.Table]]) -> None:
+        table, parts = pending
+        whole = pa.concat_tables(parts)
+        steps = pc.min_max(whole.column("step"))
+        name = f"a{self._constants['attempt']:04}-s{steps['min'].as_py():06}-{steps['max'].as_py():06}.parquet"
+        _publish(self._root / table / name, whole)
 
 
 def _is_column(value: Any) -> bool:

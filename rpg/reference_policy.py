@@ -1,4 +1,4 @@
-"""The reference policy's weights: a copy of the policy that lends itself to the learner's module for a pass, so no second model."""
+"""The reference policy's weights: lent to the learner's module for a pass, so that there is no second model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ class ReferencePolicy:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """For the time of the block the module holds the snapshot's weights. Nothing is copied; train on nothing inside."""
+        """Within the block the module holds the snapshot's weights. Nothing is copied; train on nothing inside."""
         mine = {name: tensor.data for name, tensor in self._held()}
         try:
             for name, tensor in self._held():

@@ -27,8 +27,8 @@ class RunState:
     def save(self, parts: Parts, directory: Path) -> None:
         """Writes everything. All ranks call; each writes its own files.
 
-        Weights, optimizer and shards (DeepSpeed), the reference's weights and schedule, the random states, the data cursor
-        and the counters. The learning rate follows from the counters.
+        Weights, optimizer and shards (DeepSpeed), the reference's weights and schedule, the random states, the data
+        cursor and the counters. The learning rate follows from the counters.
         """
         parts.learner.save(directory)
         if parts.reference:

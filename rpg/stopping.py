@@ -11,7 +11,7 @@ STOPPED = 143
 
 
 class StopRequest:
-    """Listens from its creation on. Outside of `held_until_asked` a signal ends the process at once: no step is under way."""
+    """Listens from its creation on. Outside of `held_until_asked`, where no step is under way, a signal ends all."""
 
     def __init__(self) -> None:
         self._received = False

@@ -1,6 +1,6 @@
 """The trainer process: `python -m rpg.train RUN_DIR`, alone or as a rank of DeepSpeed's launcher.
 
-Exit codes: 0 trained to the end; 1 a failure; 2 the spec, the data or the model is wrong (RUN_DIR/problems.json says how);
+Exit codes: 0 trained to the end; 1 a failure; 2 spec, data or model are wrong, as RUN_DIR/problems.json says;
 143 stopped when asked to, state saved.
 """
 
@@ -53,7 +53,7 @@ def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
     from rpg.device import choose_device, use_threads
     from rpg.parts import open_parts
 
-    transformers.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     # DeepSpeed 0.19 still calls torch's collectives by their old names.
     warnings.filterwarnings("ignore", r".*is deprecated. Please use `torch.distributed", FutureWarning)
     device = choose_device(spec.resources)

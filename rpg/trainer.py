@@ -2,14 +2,14 @@
 
 Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this departs from the paper and its public code:
 
-- The reference is the spec's: the policy that sampled the step (the paper's), or a snapshot with a schedule of its own. The
+- The reference is the spec's: the policy that sampled the step (the paper's), or one with a schedule of its own. The
   losses therefore carry pi_ref/pi_old, which is 1 in the paper.
-- A loss is divided by one denominator over all microbatches and ranks (rpg/objectives/aggregate.py). The public code averages
-  within microbatches, so that its loss depends on how they are cut.
-- Groups without signal (all rewards equal) stay in the batch and in every denominator; the paper samples until it has a batch
-  without them.
-- `old_logprobs` are the learner's, taken in the same microbatches that train, so that the first update's ratios are exactly 1;
-  the sampler's own logprobs are recorded and used for nothing.
+- A loss is divided by one denominator over all microbatches and ranks (rpg/objectives/aggregate.py). The public code
+  averages within microbatches, so that its loss depends on how they are cut.
+- Groups without signal (all rewards equal) stay in the batch and in every denominator; the paper samples until it has
+  a batch without them.
+- `old_logprobs` are the learner's, taken in the same microbatches that train, so that the first update's ratios are
+  exactly 1; the sampler's own logprobs are recorded and used for nothing.
 - Minibatches follow the order of the prompts; there is no further shuffling.
 - Dropout is off: the ratio compares two passes over the same tokens.
 """
@@ -55,7 +55,7 @@ class Minibatch:
 
 
 class Trainer:
-    """Trains one run. Every rank runs the same code over the same rollouts, and works on its share of each minibatch."""
+    """Trains one run. Every rank runs the same code over the same rollouts, and trains on its share of them."""
 
     def __init__(self, parts: Parts, state: RunState, keeper: Keeper, progress: Progress) -> None:
         self.parts = parts
@@ -64,6 +64,7 @@ class Trainer:
         self.progress = progress
         self.spec = parts.spec
         self.training = parts.spec.training
+        self.clock: Stopwatch | None = None
 
     def train(self, stop: StopRequest) -> bool:
         """Steps until the last one. False: it was asked to stop before that, and saved its state."""
@@ -75,7 +76,7 @@ class Trainer:
 
     def step(self, stop: StopRequest) -> bool:
         """One batch of rollouts: sampled, scored, trained on, recorded. Returns whether to stop after it."""
-        clock = Stopwatch(self.parts.device)
+        self.clock = clock = Stopwatch(self.parts.device, self.clock)
         self.state.step += 1
         rollouts = self.sample(clock)
         minibatches = self.cut(rollouts)
@@ -101,16 +102,17 @@ class Trainer:
         stopping = stop.agreed(self.parts.run.cancel)
         with clock("checkpoint"):
             self.keeper.save(self.state, stopping=stopping)
+        figures |= clock.figures(rollouts, epochs=self.training.epochs)
         figures["memory/peak_gib"] = peak_memory_gib(self.parts.device)
-        self.keeper.finish_step(self.state, figures, lambda: clock.figures(rollouts, epochs=self.training.epochs))
+        self.keeper.finish_step(self.state, figures)
         self.progress.step(self.state.step, figures)
         return stopping
 
     def sample(self, clock: Stopwatch) -> StepRollouts:
         """This rank samples and scores the responses to its share of the prompts, then all ranks get all of them.
 
-        A prompt's seed follows from the run's seed, the step and the prompt's place in it, so the responses do not depend on
-        the number of ranks.
+        A prompt's seed follows from the run's seed, the step and the prompt's place in it, so the responses do not
+        depend on the number of ranks.
         """
         indices = self.parts.order.take(self.training.prompts_per_step)
         mine = np.array_split(np.arange(len(indices)), ranks.world_size())[ranks.rank()]
@@ -132,7 +134,7 @@ class Trainer:
         return join(ranks.gather(collate(groups, problems=problems, responses=responses, scores=scores)))
 
     def cut(self, rollouts: StepRollouts) -> list[Minibatch]:
-        """Minibatches in the order of the prompts; within each, this rank's passes. The same passes serve every forward."""
+        """Minibatches in the order of the prompts, each with this rank's passes, which serve every forward alike."""
         lengths = rollouts.sequence_lengths
         parts = np.array_split(np.arange(len(rollouts.lengths)), self.training.minibatches)
         return [
@@ -157,8 +159,8 @@ class Trainer:
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
         """Old and reference logprobs, before the policy moves.
 
-        The first minibatch is left out: its first training pass runs under the same policy and gives its old logprobs. Not so
-        where advantages depend on them.
+        The first minibatch is left out: its first training pass runs under the same policy and gives its old logprobs.
+        Not so where advantages depend on them.
         """
         for minibatch in minibatches if needs_logprobs(self.spec.objective) else minibatches[1:]:
             for batch in minibatch.passes:
@@ -213,8 +215,8 @@ class Trainer:
                 norm = self.parts.learner.update(learning_rate=rate)
                 if not math.isfinite(norm):
                     raise DivergedError(
-                        f"step {self.state.step}, update {number + 1} of epoch {epoch + 1}: the gradient norm is {norm}, "
-                        f"the loss so far {metrics.loss}; nothing of this step is saved"
+                        f"step {self.state.step}, update {number + 1} of epoch {epoch + 1}: the gradient norm is"
+                        f" {norm}, the loss so far {metrics.loss}; nothing of this step is saved"
                     )
                 metrics.update_done(norm)
                 self.state.updates += 1

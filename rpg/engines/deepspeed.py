@@ -17,7 +17,7 @@ from specs.schema.training import Training
 
 
 class Policy(nn.Module):
-    """The model as the objective sees it: from tokens to the logprobs and entropies of chosen ones, never to full logits."""
+    """The model as the objective sees it: tokens in, logprobs and entropies of chosen tokens out, never full logits."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Policy(nn.Module):
             temperature: another than the policy's own.
         """
         hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        head = self.model.get_output_embeddings()
+        head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         chosen = hidden.flatten(0, 1).index_select(0, sources)
         return token_logprobs(
             chosen,
@@ -58,8 +58,8 @@ class Learner:
         Args:
             weights_dir: a transformers model directory.
             temperature: logits are divided by it wherever logprobs are taken.
-            lends_weights: whether another policy's weights will be put in for a pass (ReferencePolicy): at ZeRO 3 no parameter
-                may then stay gathered between passes.
+            lends_weights: whether another policy's weights will be put in for a pass (ReferencePolicy): at ZeRO 3 no
+                parameter may then stay gathered between passes.
         """
         import deepspeed
 
@@ -80,7 +80,8 @@ class Learner:
         if self._clips_itself:
             self._engine.optimizer.register_step_pre_hook(self._clip)
         if training.zero_stage == 3:
-            deepspeed.zero.register_external_parameter(self.policy, model.get_output_embeddings().weight)
+            head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            deepspeed.zero.register_external_parameter(self.policy, head.weight)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -88,13 +89,13 @@ class Learner:
         return self.policy.model
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies of the batch's response tokens, nats. [n] each; differentiable where gradients are on."""
+        """Logprobs and entropies of the batch's response tokens, nats. [n] each; differentiable with gradients on."""
         logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets)
         return logprobs, entropies
 
     @torch.no_grad()
     def probe(self, token_ids: Sequence[int], prompt_length: int) -> list[float]:
-        """Logprobs of the tokens after the prompt at temperature 1, nats: what the sampler must agree with. All ranks call."""
+        """Logprobs after the prompt at temperature 1, nats, to hold against the sampler's. All ranks call it."""
         ids = torch.tensor(token_ids, device=self.device)
         sources = torch.arange(prompt_length - 1, len(token_ids) - 1, device=self.device)
         logprobs, _ = self._engine(ids[None], sources, ids[prompt_length:], 1.0)
@@ -126,7 +127,7 @@ class Learner:
         self._norm = float(norm)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole weights by the names of the transformers model, one after another; at ZeRO 3 gathered one by one."""
+        """The whole weights by the transformers model's names, one after another; at ZeRO 3 gathered one by one."""
         for name, parameter in self.model.named_parameters():
             with self._whole([parameter]):
                 yield name, parameter.detach()
@@ -164,7 +165,7 @@ class Learner:
 
 
 def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
-    """The model as it is trained: in the training precision, and with dropout off, since the ratio compares two passes."""
+    """The model in the training precision, with dropout off, since the ratio compares two passes."""
     config = AutoConfig.from_pretrained(weights_dir)
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
@@ -177,10 +178,10 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
 
 
 def deepspeed_config(training: Training, *, device_type: str, lends_weights: bool) -> dict[str, Any]:
-    """DeepSpeed's settings. The accumulation boundary and the learning rate are ours: it divides by and schedules nothing."""
+    """DeepSpeed's settings. Accumulation boundary and learning rate are ours: it divides by and schedules nothing."""
     optimizer = training.optimizer
     clips_itself = training.zero_stage == 0 and training.precision == "float32"
-    # Without ZeRO DeepSpeed would add bfloat16 gradients up in bfloat16; stage 1 keeps them, and master weights, in float32.
+    # Without ZeRO DeepSpeed would add bfloat16 gradients up in bfloat16; stage 1 keeps them in float32.
     zero: dict[str, Any] = {"stage": training.zero_stage or int(training.precision == "bfloat16")}
     if lends_weights:
         zero["stage3_param_persistence_threshold"] = 0

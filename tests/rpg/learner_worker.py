@@ -1,7 +1,7 @@
-"""One rank of the learner's tests: `learner_worker.py INPUTS OUT CASE...` makes five updates on fixed responses, case by case.
+"""One rank of the learner's tests: `learner_worker INPUTS OUT CASE...` makes five updates on fixed responses.
 
-A case is ZERO:PRECISION:MICROBATCH_TOKENS, or `plain`: the same updates written out in PyTorch, one response at a time. The
-weights after the updates, and the mean gradient norm (to whose scale AdamW is blind), go to OUT/<case>.npz.
+A case is ZERO:PRECISION:MICROBATCH_TOKENS, or `plain`: the same updates written out in PyTorch, one response at a time.
+The weights after the updates, and the mean gradient norm (to whose scale AdamW is blind), go to OUT/<case>.npz.
 """
 
 import sys

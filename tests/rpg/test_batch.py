@@ -16,7 +16,9 @@ def example() -> StepRollouts:
         RolloutGroup(
             (1, 2), (Rollout((3, 4, 5), (-0.3, -0.4, -0.5), "stop"), Rollout((6,), (-0.6,), "length")), policy_version=7
         ),
-        RolloutGroup((10,), (Rollout((11, 12), (-1.1, -1.2), "stop"), Rollout((13,), (-1.3,), "stop")), policy_version=7),
+        RolloutGroup(
+            (10,), (Rollout((11, 12), (-1.1, -1.2), "stop"), Rollout((13,), (-1.3,), "stop")), policy_version=7
+        ),
     ]
     scores = [Score(value=float(value), correct=False) for value in range(4)]
     return collate(groups, problems=[5, 9], responses=["a", "b", "c", "d"], scores=scores)

@@ -33,9 +33,7 @@ def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return run_dir
 
 
-def test_three_kills_and_a_broken_checkpoint_change_nothing(
-    inputs: Path, tmp_path: Path, uninterrupted: Path
-) -> None:
+def test_three_kills_and_a_broken_checkpoint_change_nothing(inputs: Path, tmp_path: Path, uninterrupted: Path) -> None:
     run_dir = make_run(inputs, tmp_path / "run", training=TRAINING)
     chance = random.Random(time.time_ns())
     for after in (5, 8, 11):
@@ -65,10 +63,12 @@ def wait_for_step(process: "subprocess.Popen[str]", run_dir: Path, step: int) ->
 def same_state(run_dir: Path, other: Path) -> None:
     """Final parameters, optimizer, reference and exports are equal in every bit."""
     last = Path("checkpoints") / f"step-{STEPS:06}"
-    saved = [torch.load(run / last / "state/mp_rank_00_model_states.pt", weights_only=False) for run in (run_dir, other)]
-    assert equal(saved[0]["module"], saved[1]["module"])
-    assert equal(saved[0]["optimizer"], saved[1]["optimizer"])
-    for file in (last / "reference-rank00000.safetensors", *(f"weights/step-{step:06}/model.safetensors" for step in (5, 10, 14))):
+    state = last / "state/mp_rank_00_model_states.pt"
+    mine, theirs = (torch.load(run / state, weights_only=False) for run in (run_dir, other))
+    assert equal(mine["module"], theirs["module"])
+    assert equal(mine["optimizer"], theirs["optimizer"])
+    exported = [f"weights/step-{step:06}/model.safetensors" for step in (5, 10, 14)]
+    for file in (last / "reference-rank00000.safetensors", *exported):
         one, two = load_file(run_dir / file), load_file(other / file)
         assert all(np.array_equal(one[name], two[name]) for name in one | two), file
     assert (run_dir / last / "trainer.json").read_text() == (other / last / "trainer.json").read_text()

@@ -1,4 +1,4 @@
-"""A run small enough for a test: two-digit-alphabet problems, a model of some thousand parameters, a directory to train in."""
+"""A run small enough for a test: problems of two digits, a model of some thousand parameters, a run's directory."""
 
 import json
 import os

@@ -1,0 +1,83 @@
+"""Checkpoints: whole or not there, verified before use, the last few kept; and a run's whole state of chance."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rpg.checkpoint import Checkpoints, random_states, restore_random_states
+
+
+def fill(directory: Path) -> None:
+    (directory / "state").mkdir()
+    (directory / "state" / "weights.pt").write_bytes(b"weights")
+    (directory / "trainer.json").write_text("{}")
+
+
+def written(directory: Path, *steps: int, keep_last: int = 2) -> Checkpoints:
+    checkpoints = Checkpoints(directory, keep_last=keep_last)
+    for step in steps:
+        assert checkpoints.write(step, fill) == 9
+        checkpoints.publish(step)
+    return checkpoints
+
+
+def test_no_checkpoint_is_step_0(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none", keep_last=1).latest() == 0
+
+
+def test_one_that_is_not_published_is_not_there(tmp_path: Path) -> None:
+    checkpoints = written(tmp_path, 5)
+    checkpoints.write(6, fill)
+    assert checkpoints.latest() == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000005"], "what a killed start left is cleared away"
+
+
+def test_the_last_few_are_kept(tmp_path: Path) -> None:
+    written(tmp_path, 1, 2, 10, keep_last=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000010"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            lambda path: (path / "state/weights.pt").write_bytes(b"weighty"),
+            "state/weights.pt does not match its digest",
+        ),
+        (lambda path: (path / "state/weights.pt").write_bytes(b"we"), "state/weights.pt has 2 bytes instead of 7"),
+        (lambda path: (path / "trainer.json").unlink(), "trainer.json is missing"),
+        (lambda path: (path / "manifest.json").write_text('{"st'), "its manifest cannot be read"),
+    ],
+)
+def test_a_broken_one_is_passed_over_aloud(
+    tmp_path: Path, damage: object, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = written(tmp_path, 4, 8)
+    damage(tmp_path / "step-000008")
+    assert checkpoints.latest() == 4
+    said = capsys.readouterr().err
+    assert "step-000008 is broken" in said
+    assert words in said
+    written(tmp_path, 10)
+    assert Checkpoints(tmp_path, keep_last=2).latest() == 10
+    assert (tmp_path / "step-000004").exists(), "the broken one does not count among the last two"
+
+
+def test_a_broken_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
+    checkpoints = written(tmp_path, 4, 8)
+    (tmp_path / "step-000008" / "trainer.json").unlink()
+    checkpoints.write(8, fill)
+    checkpoints.publish(8)
+    assert checkpoints.latest() == 8
+
+
+def test_chance_goes_on_where_it_was(tmp_path: Path) -> None:
+    torch.save(random_states(), tmp_path / "random.pt")
+    drawn = (random.random(), np.random.rand(), torch.rand(3))
+    restore_random_states(torch.load(tmp_path / "random.pt", weights_only=True))
+    again = (random.random(), np.random.rand(), torch.rand(3))
+    assert drawn[:2] == again[:2]
+    assert torch.equal(drawn[2], again[2])

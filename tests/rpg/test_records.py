@@ -1,0 +1,66 @@
+"""Segments: whole, typed as the store expects, written once."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rpg.records import SegmentWriter, schema_of
+from specs.records import TABLES, MetricRow, RolloutRow, TokenRow
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def test_column_types_follow_from_the_annotations() -> None:
+    schema = schema_of(TokenRow)
+    assert schema.field("position").type == pa.int32()
+    assert schema.field("logprob").type == pa.float32()
+    assert schema.field("logprob").nullable
+    assert not schema.field("rollout_logprob").nullable
+    assert schema_of(MetricRow).field("value").type == pa.float64()
+    assert schema_of(MetricRow).field("recorded_at").type == pa.timestamp("us", tz="UTC")
+    assert schema_of(RolloutRow).field("reward_error").nullable
+    assert all(schema_of(row).names for row in TABLES.values())
+
+
+def test_rows_come_back_as_they_were_added(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, "run", 3)
+    for step in (7, 8):
+        values = {"step": step, "name": ["a", "b"], "value": np.array([0.1, 1e300]), "recorded_at": NOW}
+        writer.columns(MetricRow, values)
+    writer.flush()
+    (file,) = (tmp_path / "segments" / "metrics").iterdir()
+    assert file.name == "a0003-s000007-000008.parquet"
+    table = pq.read_table(file)
+    assert table.schema.equals(schema_of(MetricRow))
+    assert table.to_pylist()[3] == {
+        **{"run_id": "run", "attempt": 3, "step": 8, "name": "b", "value": 1e300, "recorded_at": NOW}
+    }
+
+
+def test_nothing_is_on_disk_before_the_flush_and_nothing_is_written_twice(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, "run", 1)
+    writer.event(2, "started", "now")
+    assert not (tmp_path / "segments").exists()
+    writer.flush()
+    writer.flush()
+    writer.event(2, "started", "again")
+    with pytest.raises(FileExistsError, match="a segment is never changed"):
+        writer.flush()
+
+
+def test_a_half_written_segment_has_no_name_that_a_reader_looks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_args: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", dies)
+    writer = SegmentWriter(tmp_path, "run", 1)
+    writer.event(1, "started", "")
+    with pytest.raises(OSError, match="No space"):
+        writer.flush()
+    assert list((tmp_path / "segments" / "events").glob("[!.]*")) == []
