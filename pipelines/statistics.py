@@ -127,7 +127,7 @@ def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 
 
 def _student(confidence: float, freedom: float) -> float:
     """Half-width, in standard errors, of the central interval of Student's t."""
-    from scipy import stats  # type: ignore[import-untyped]
+    from scipy import stats
 
     return float(stats.t.ppf((1 + confidence) / 2, freedom))
 

@@ -55,7 +55,7 @@ def record_run(
     write(directory / "attempts/0001.json", {"attempt": 1, "resumed_from_step": 0, "started_at": START.isoformat()})
     rng = np.random.default_rng([seed, *map(ord, run_id)])
     _training(directory, run_id, steps, before, after, rng)
-    _evaluation(directory, run_id, steps, problems, {0: before, steps: after}, rng)
+    _evaluation(directory, run_id, problems, {0: before, steps: after}, rng)
     return run_id
 
 
@@ -121,7 +121,7 @@ def _training(directory: Path, run_id: str, steps: int, low: float, high: float,
 
 
 def _evaluation(
-    directory: Path, run_id: str, steps: int, problems: int, levels: Mapping[int, float], rng: np.random.Generator
+    directory: Path, run_id: str, problems: int, levels: Mapping[int, float], rng: np.random.Generator
 ) -> None:
     writer = SegmentWriter(directory / "evaluate" / FINGERPRINT[:16], run_id, 1)
     difficulty = np.random.default_rng(0).normal(0, 0.2, problems)
