@@ -42,14 +42,20 @@ def execute_document(
 
 
 def execute_plan(
-    plan: Plan, home: Home, *, progress: Progress | None = None, stop: Stop | None = None
+    plan: Plan, home: Home, *, only: str = "", progress: Progress | None = None, stop: Stop | None = None
 ) -> tuple[RunOutcome, ...]:
-    """As `execute_document`, for a plan that is made already."""
+    """As `execute_document`, for a plan that is made already.
+
+    Args:
+        only: one run to go on with; the experiment's record stays as it is.
+    """
     stop, progress = stop or Stop(), progress or Silent()
-    register_experiment(home, plan.document, plan.runs)
+    runs = [run for run in plan.runs if only in ("", run.run_id)]
+    if not only:
+        register_experiment(home, plan.document, plan.runs)
     outcomes: list[RunOutcome] = []
-    for position, run in enumerate(plan.runs, start=1):
-        progress.run_started(run.run_id, run.name, position, len(plan.runs))
+    for position, run in enumerate(runs, start=1):
+        progress.run_started(run.run_id, run.name, position, len(runs))
         outcome = _execute_run(Execution(plan.document, run.run_id, home, stop=stop, progress=progress))
         outcomes.append(outcome)
         if isinstance(outcome.error, RpgError):

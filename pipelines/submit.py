@@ -102,6 +102,8 @@ def ensure_deployment(client: "SyncPrefectClient", pool: str = POOL) -> UUID:
 
 def cancel_flow_run(home: Home, url: str, flow_run_id: str) -> None:
     """Takes a flow run that no worker has taken up yet off the server."""
+    if not is_healthy(url, timeout=10.0):
+        raise SpecError(Problem(f"the Prefect server at {url}, which has the run, does not answer"))
     with client_settings(home, url):
         from prefect.client.orchestration import get_client
         from prefect.states import Cancelled

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from pipelines.execute import RunOutcome
 from pipelines.home import Home
-from pipelines.plan import RunPlan
 
 if TYPE_CHECKING:
     from pipelines.report.answer import Outcome
@@ -13,10 +12,8 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 
-def answer_lines(document: "Document", finished: Sequence[RunPlan], home: Home) -> list[str]:
-    """The answer of an experiment, seeds pooled; empty where no run finished."""
-    if not finished:
-        return []
+def answer_lines(document: "Document", home: Home) -> list[str]:
+    """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
     from pipelines.report.answer import headline, outcomes
     from pipelines.report.evidence import accuracies, experiment_groups
     from storage import Store
@@ -24,7 +21,7 @@ def answer_lines(document: "Document", finished: Sequence[RunPlan], home: Home) 
     name = document.experiment.name
     groups = experiment_groups(home, name)
     with Store.open(home.root) as store:
-        evaluated = accuracies(store, [run.run_id for run in finished])
+        evaluated = accuracies(store, [run.run_id for group in groups for run in group.runs])
     results = outcomes(groups, evaluated, confidence=document.experiment.evaluation.confidence)
     lines = ["", document.experiment.question] if document.experiment.question else [""]
     lines += [headline(results), ""]

@@ -35,7 +35,7 @@ def run(file: File, overrides: Overrides = None) -> None:
     from specs.loader import load_document
 
     document = load_document(file, tuple(overrides or ()))
-    _execute(document, None)
+    _execute(document)
 
 
 def resume(run_id: RunId) -> None:
@@ -87,7 +87,7 @@ def submit(
         print(f"{entry.run_id}  {entry.link}")
 
 
-def _execute(document: Document, only: str | None) -> None:
+def _execute(document: Document, only: str = "") -> None:
     """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted."""
     import sys
 
@@ -100,34 +100,32 @@ def _execute(document: Document, only: str | None) -> None:
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
     with Api(home) as api:
-        plan = _planned(document, home, only)
+        plan = _planned(document, home)
         with api.connected():
-            outcomes = _run_plan(plan, home)
-    _finish(document, plan, outcomes, home)
+            outcomes = _run_plan(plan, home, only)
+    _finish(document, outcomes, home)
 
 
-def _planned(document: Document, home: Home, only: str | None) -> Plan:
+def _planned(document: Document, home: Home) -> Plan:
     """The plan; its warnings go to stderr."""
     import sys
-    from dataclasses import replace
 
     from pipelines.plan import make_plan
     from specs.render import render
 
     if document.warnings:
         print(render(document.warnings, noun="warning"), file=sys.stderr)
-    plan = make_plan(document, home)
-    return replace(plan, runs=tuple(run for run in plan.runs if only in (None, run.run_id)))
+    return make_plan(document, home)
 
 
-def _run_plan(plan: Plan, home: Home) -> tuple[RunOutcome, ...]:
+def _run_plan(plan: Plan, home: Home, only: str) -> tuple[RunOutcome, ...]:
     from pipelines.execute import execute_plan
     from pipelines.progress import ConsoleProgress
 
-    return execute_plan(plan, home, progress=ConsoleProgress())
+    return execute_plan(plan, home, only=only, progress=ConsoleProgress())
 
 
-def _finish(document: Document, plan: Plan, outcomes: tuple[RunOutcome, ...], home: Home) -> None:
+def _finish(document: Document, outcomes: tuple[RunOutcome, ...], home: Home) -> None:
     """Prints the answer, or why there is none, and exits."""
     import sys
 
@@ -136,10 +134,11 @@ def _finish(document: Document, plan: Plan, outcomes: tuple[RunOutcome, ...], ho
     for outcome in outcomes:
         if outcome.error is not None:
             print(f"{outcome.run.run_id}: {outcome.error}", file=sys.stderr)
-    finished = [outcome.run for outcome in outcomes if outcome.status == "finished"]
-    for line in [*answer_lines(document, finished, home), *next_lines(document, outcomes)]:
+    finished = [outcome for outcome in outcomes if outcome.status == "finished"]
+    answer = answer_lines(document, home) if finished else []
+    for line in [*answer, *next_lines(document, outcomes)]:
         print(line)
     if any(outcome.interrupted for outcome in outcomes):
         raise typer.Exit(130)
-    if len(finished) < len(plan.runs):
+    if len(finished) < len(outcomes):
         raise typer.Exit(1)
