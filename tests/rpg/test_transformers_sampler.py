@@ -47,6 +47,16 @@ def test_a_batch_draws_what_each_response_alone_would(
             assert list(rollout.response_ids) == one_at_a_time(model, prompt, seed, member, drawn)
 
 
+def test_a_cache_that_grows_loses_nothing() -> None:
+    model = qwen3(vocabulary=80)
+
+    [group] = sampler_of(model).generate([PROMPT], group_size=10, sampling=sampling(200), seeds=[2])
+
+    assert max(len(rollout.response_ids) for rollout in group.rollouts) > 101  # room at first for 64, then for half more
+    for member, rollout in enumerate(group.rollouts):
+        assert list(rollout.response_ids) == one_at_a_time(model, PROMPT, 2, member, sampling(200))
+
+
 def test_batch_mates_change_nothing() -> None:
     model = qwen3()
     alone = sampler_of(model).generate([PROMPT], group_size=3, sampling=sampling(), seeds=[7])
@@ -186,6 +196,14 @@ def test_a_draw_inverts_the_distribution_function() -> None:
 
     assert tokens.tolist() == [0, 0, 1, 1, 2, 2]
     assert logprobs.exp().tolist() == pytest.approx([0.5, 0.5, 0.3, 0.3, 0.2, 0.2])
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]]).repeat(2, 1)
+
+    tokens, _ = draw(logits, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64), temperature=1.0, top_p=1.0)
+
+    assert tokens.tolist() == [1, 2]
 
 
 def test_the_nucleus_is_the_smallest_set_that_holds_top_p() -> None:
