@@ -21,6 +21,8 @@ from pipelines.plan import RunPlan
 from storage import Store
 
 _CURVE_POINTS = 60
+_CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
+"""Mermaid's own colour cannot be seen on the dashboard's light ground."""
 _PROGRESS_SECONDS = 2.0
 _COLOURS = {"CACHED": "#cfe8d5", "RUN": "#fde9c8", "RESUME": "#cfe3f7"}
 
@@ -54,7 +56,9 @@ class TrainingProgress:
 
     def update(self, progress: dict[str, Any]) -> None:
         """Moves the bar to the trainer's progress.json, at most every two seconds."""
-        if not progress.get("steps") or time.monotonic() - self._last < _PROGRESS_SECONDS:
+        if not progress.get("steps") or time.monotonic() - self._last < _CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
+"""Mermaid's own colour cannot be seen on the dashboard's light ground."""
+_PROGRESS_SECONDS:
             return
         self._last = time.monotonic()
         percent = 100.0 * progress["step"] / progress["steps"]
@@ -92,6 +96,7 @@ def curve_mermaid(points: Sequence[tuple[int, float]]) -> str:
     return "\n".join(
         [
             "```mermaid",
+            _CURVE_THEME,
             "xychart-beta",
             f'  x-axis "step" {points[0][0]} --> {max(points[-1][0], points[0][0] + 1)}',
             f'  y-axis "mean reward" {low - margin:.4f} --> {high + margin:.4f}',

@@ -76,6 +76,8 @@ def environment(home: Home, url: str) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
         "PREFECT_SERVER_UI_API_URL": url,
+        # The older dashboard shows Mermaid as text.
+        "PREFECT_SERVER_UI_V2_ENABLED": "true",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_CLI_PROMPT": "false",
         "DO_NOT_TRACK": "1",

@@ -76,7 +76,14 @@ def _submit_run(
     state = RunState(home, run.run_id)
     if not (state.status == "running" and is_alive(state.record["pid"], state.record["pid_started"])):
         state.update(status="pending", reason="submitted", flow_run_id=str(created.id), api_url=url)
-    return Submitted(run.run_id, name, str(created.id), f"{url.removesuffix('/api')}/runs/flow-run/{created.id}")
+    return Submitted(run.run_id, name, str(created.id), flow_run_link(home, url, str(created.id)))
+
+
+def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:
+    """A flow run's page; on a server of our own that of the newer dashboard, which draws the artifacts' diagrams."""
+    services = running_services(home)
+    version = "/v2" if services is not None and services.url == url else ""
+    return f"{url.removesuffix('/api')}{version}/runs/flow-run/{flow_run_id}"
 
 
 def ensure_deployment(client: "SyncPrefectClient", pool: str = POOL) -> UUID:
