@@ -56,9 +56,7 @@ class TrainingProgress:
 
     def update(self, progress: dict[str, Any]) -> None:
         """Moves the bar to the trainer's progress.json, at most every two seconds."""
-        if not progress.get("steps") or time.monotonic() - self._last < _CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
-"""Mermaid's own colour cannot be seen on the dashboard's light ground."""
-_PROGRESS_SECONDS:
+        if not progress.get("steps") or time.monotonic() - self._last < _PROGRESS_SECONDS:
             return
         self._last = time.monotonic()
         percent = 100.0 * progress["step"] / progress["steps"]
