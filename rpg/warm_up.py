@@ -17,8 +17,6 @@ from specs.schema.model import WarmUp
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_POOL_BATCHES = 16
-"""Batches drawn together and cut by length, so that a batch holds examples of about one length."""
 _IGNORED = -100
 _LOG_SECONDS = 10.0
 
@@ -86,16 +84,17 @@ def _examples(tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem],
 
 
 def _batches(examples: Sequence[Example], size: int, seed: int) -> Iterator[list[Example]]:
-    """Endless: permutations of the examples one after another, each pool of batches sorted by length, then shuffled."""
+    """Endless: permutations of the examples one after another, cut into batches, each sorted by length.
+
+    Never sorted across batches: a batch of one length is no fair sample, and the model learns from it far more slowly.
+    """
     generator = np.random.default_rng(seed)
     order: list[int] = []
     while True:
-        while len(order) < size * _POOL_BATCHES:
+        while len(order) < size:
             order.extend(generator.permutation(len(examples)).tolist())
-        pool, order = order[: size * _POOL_BATCHES], order[size * _POOL_BATCHES :]
-        pool.sort(key=lambda index: (len(examples[index][0]) + len(examples[index][1]), index))
-        for part in generator.permutation(_POOL_BATCHES):
-            yield [examples[index] for index in pool[part * size : (part + 1) * size]]
+        batch, order = [examples[index] for index in order[:size]], order[size:]
+        yield sorted(batch, key=lambda example: len(example[0]) + len(example[1]))
 
 
 def _update(
