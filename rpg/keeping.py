@@ -65,6 +65,8 @@ class Keeper:
             size = self._checkpoints.write(state.step, lambda directory: state.save(self._parts, directory))
             self._pending = state.step
             self._note_saved(state.step, self._checkpoints.path(state.step), "full", size)
+        if last or stopping:
+            self.event(state.step, "finished" if last else "stopped", "" if last else "asked to, after this step")
 
     def finish_step(self, state: RunState, figures: dict[str, float]) -> None:
         """Puts the step's rows on disk, then publishes its checkpoint."""

@@ -117,7 +117,9 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             learner=learner,
             reference=None if spec.reference.source == "behaviour" else ReferencePolicy(learner.model),
             schedule=ReferenceSchedule.of(spec.reference),
-            probe=Probe(tuple([*prompts[0], *prompts[0]][: min(PROBE_TOKENS, max_length)]), prompt_length=1),
+            probe=Probe(
+                tuple([*prompts[0], *prompts[0]][: max(2, min(PROBE_TOKENS, max_length - 1))]), prompt_length=1
+            ),
         )
 
 

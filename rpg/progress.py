@@ -1,5 +1,6 @@
 """Says how far a run is: one live line on a terminal, a line a step elsewhere, and progress.json for other programs."""
 
+import shutil
 import sys
 from collections.abc import Mapping
 
@@ -29,7 +30,8 @@ class Progress:
         line = self.line(step, figures)
         if self._live:
             end = "\n" if step == self._steps else ""
-            print(f"\r\x1b[2K{line}", end=end, file=sys.stderr, flush=True)
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[2K{line[:width]}", end=end, file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
         self._report(step, figures, "training")

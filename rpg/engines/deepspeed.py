@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rpg import ranks
 from rpg.batch import Microbatch
 from rpg.logprobs import token_logprobs
+from specs.errors import Problem, SpecError
 from specs.schema.training import Training
 
 
@@ -167,6 +168,7 @@ class Learner:
 def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
     """The model in the training precision, with dropout off, since the ratio compares two passes."""
     config = AutoConfig.from_pretrained(weights_dir)
+    check_logits(config)
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -175,6 +177,24 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
     if training.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def check_logits(config: PretrainedConfig) -> None:
+    """Logits must be the last hidden state times the head's weight, since that is how logprobs are taken here.
+
+    Raises:
+        SpecError: the architecture scales or caps them further.
+    """
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
+        value = getattr(config, name, None)
+        if value not in (None, 1):
+            raise SpecError(
+                Problem(
+                    "this architecture scales or caps its logits, which training does not support",
+                    path=("model",),
+                    given=f"{config.model_type} with {name} = {value}",
+                )
+            )
 
 
 def deepspeed_config(training: Training, *, device_type: str, lends_weights: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rpg.parts import open_parts
 from rpg.rewards.score import Score
 from rpg.run_directory import RunDirectory
 from rpg.run_state import RunState
-from rpg.trainer import Trainer
+from rpg.trainer import Minibatch, Trainer
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import make_run
 
@@ -65,7 +65,31 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
         trainer.recompute(minibatches, ledger)
         seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
         weights = {name: weight.float().numpy().copy() for name, weight in parts.learner.weights()}
+        check_reference(trainer, minibatches, ledger)
         return weights | {"grad_norm": np.array([seen.reduce()["grad_norm"]])}
+
+
+@torch.no_grad()
+def check_reference(trainer: Trainer, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
+    """The snapshot from before the updates still gives the old logprobs; the policy does not, before nor after."""
+    batch, learner, reference = minibatches[1].passes[0], trainer.parts.learner, trainer.parts.reference
+    assert reference is not None
+    tolerance = 1e-5 if trainer.training.precision == "float32" else 1e-2
+
+    def logprobs() -> torch.Tensor:
+        return learner.logprobs(batch)[0]
+
+    old, before = ledger.read("old_logprobs", batch), logprobs()
+    with reference.in_place():
+        lent = logprobs()
+    after = logprobs()
+    assert torch.equal(before, after)
+    if batch.counts:
+        assert (lent - old).abs().max() < tolerance
+        assert (before - old).abs().max() > 3 * tolerance
+    reference.move()
+    with reference.in_place():
+        assert torch.equal(logprobs(), before)
 
 
 def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specs.errors import SpecError
 from tests.rpg.tiny_run import finish, free_port, make_inputs, start
 
 STAGES = [f"{zero}:float32:60" for zero in range(4)]
@@ -26,6 +27,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     finish(*processes)
     return out
+
+
+def test_an_architecture_that_caps_its_logits_is_refused() -> None:
+    from transformers import Gemma2Config
+
+    from rpg.engines.deepspeed import check_logits
+
+    with pytest.raises(SpecError, match="scales or caps its logits"):
+        check_logits(Gemma2Config())
 
 
 def worst(results: Path, case: str, other: str) -> float:
