@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from rpg.engines.prompts import check_prompts, response_limits
 from rpg.types import FinishReason, Rollout, RolloutGroup, Sampling
+from specs.errors import Problem, SpecError
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
@@ -52,6 +54,8 @@ class VllmSampler:
             memory_fraction: share of a GPU's memory that the engine may take.
             cpu_cache_gib: its KV cache on a CPU, GiB.
             seed: the engine's own; responses have theirs.
+        Raises:
+            SpecError: vLLM does not run this model, or not with this memory.
         """
         self._eos_ids = list(eos_ids)
         self._max_length = max_length
@@ -61,6 +65,8 @@ class VllmSampler:
         if on_cpu:
             memory = {"kv_cache_memory_bytes": int(cpu_cache_gib * _BYTES_PER_GIB)}
         with _our_process_untouched():
+            if on_cpu:
+                _check_head_size(weights_dir)
             self._llm = _start_engine(
                 model=str(weights_dir),
                 dtype="float32" if on_cpu else "auto",
@@ -185,16 +191,43 @@ def _start_engine(**settings: Any) -> "LLM":
 
     # A process group of several ranks is there already, and each of them has an engine of its own.
     several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    return LLM(
-        **settings,
-        skip_tokenizer_init=True,
-        use_tqdm_on_load=False,
-        generation_config="vllm",
-        logprobs_mode="processed_logprobs",
-        disable_log_stats=True,
-        enable_prefix_caching=True,
-        distributed_executor_backend="external_launcher" if several else "uni",
-    )
+    try:
+        return LLM(
+            **settings,
+            skip_tokenizer_init=True,
+            use_tqdm_on_load=False,
+            generation_config="vllm",
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+            enable_prefix_caching=True,
+            distributed_executor_backend="external_launcher" if several else "uni",
+        )
+    except ValueError as error:  # of what it is given: architecture, length, memory
+        said = " ".join(str(error).rpartition("Value error, ")[2].split())
+        hint = f"it says: {textwrap.shorten(said, 300)}"
+        raise SpecError(
+            Problem("vLLM does not start with this model and these settings", ("rollout",), hint=hint)
+        ) from error
+
+
+def _check_head_size(weights_dir: Path) -> None:
+    """Raises SpecError where vLLM's attention for CPUs lacks the model's head size: it would fail at the first token."""
+    from transformers import AutoConfig
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    config = AutoConfig.from_pretrained(weights_dir)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise SpecError(
+            Problem(
+                "vLLM on a CPU has no attention for the model's head size",
+                path=("rollout", "engine"),
+                given=f"head_dim {size}",
+                allowed=", ".join(map(str, sizes)),
+                hint="engine: transformers takes any",
+            )
+        )
 
 
 def _model(llm: "LLM") -> torch.nn.Module:

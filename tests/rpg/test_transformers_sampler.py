@@ -52,7 +52,9 @@ def test_a_cache_that_grows_loses_nothing() -> None:
 
     [group] = sampler_of(model).generate([PROMPT], group_size=10, sampling=sampling(200), seeds=[2])
 
-    assert max(len(rollout.response_ids) for rollout in group.rollouts) > 101  # room at first for 64, then for half more
+    assert (
+        max(len(rollout.response_ids) for rollout in group.rollouts) > 101
+    )  # room at first for 64, then for half more
     for member, rollout in enumerate(group.rollouts):
         assert list(rollout.response_ids) == one_at_a_time(model, PROMPT, 2, member, sampling(200))
 

@@ -117,6 +117,26 @@ def test_without_vllm_the_spec_is_told_what_to_install(weights_dir: Path, monkey
     assert "rpg-experiments[vllm]" in problem.hint
 
 
+@pytest.mark.vllm
+def test_a_model_that_vllm_does_not_run_is_the_specs_mistake(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    qwen3(head_dim=8).save_pretrained(tmp_path / "small_heads")
+    qwen3().save_pretrained(tmp_path / "short_context")
+
+    with pytest.raises(SpecError) as head_size:
+        open_engine("vllm", tmp_path / "small_heads")
+    with pytest.raises(SpecError) as context:
+        open_engine("vllm", tmp_path / "short_context", max_length=2000)
+
+    [problem] = head_size.value.problems
+    assert (problem.path, problem.given) == (("rollout", "engine"), "head_dim 8")
+    assert problem.message == "vLLM on a CPU has no attention for the model's head size"
+    [problem] = context.value.problems
+    assert problem.path == ("rollout",)
+    assert problem.message == "vLLM does not start with this model and these settings"
+    assert "User-specified max_model_len (2000) is greater" in problem.hint
+
+
 RANK = """
 import sys, pathlib, torch
 torch.distributed.init_process_group("gloo")

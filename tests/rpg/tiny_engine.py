@@ -25,7 +25,7 @@ PROMPTS = [[5, 6, 7], [8], [9] * 20, [3, 4], list(range(2, 12)) * 3]
 """Of unequal lengths, a single token among them."""
 
 
-def qwen3(vocabulary: int = VOCABULARY, context: int = 256) -> PreTrainedModel:
+def qwen3(vocabulary: int = VOCABULARY, context: int = 256, head_dim: int = 32) -> PreTrainedModel:
     """Two layers, grouped queries, tied head; weights large enough for its distributions to be far from flat."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -35,7 +35,7 @@ def qwen3(vocabulary: int = VOCABULARY, context: int = 256) -> PreTrainedModel:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
+        head_dim=head_dim,
         max_position_embeddings=context,
         tie_word_embeddings=True,
         eos_token_id=EOS,
