@@ -1,6 +1,8 @@
 """`rpg up`, `submit`, cancellation from both sides, `down`: one real server and one real worker."""
 
 import json
+import shutil
+import subprocess
 import urllib.request
 from typing import Any
 
@@ -30,7 +32,7 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     lab, api = stack
     submitted = json.loads(lab.rpg("submit", str(lab.spec), "--json", overrides=LONG).out)
     first, second = submitted
-    assert first["link"].endswith(f"/runs/flow-run/{first['flow_run_id']}")
+    assert first["link"].endswith(f"/v2/runs/flow-run/{first['flow_run_id']}")
     assert lab.state(second["run_id"])["status"] == "pending"
     shown = call(f"{api}/flow_runs/{first['flow_run_id']}")
     assert shown["name"] == "tiny: seed 0"
@@ -62,10 +64,24 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     assert newest["id"] == lab.state(short["run_id"])["flow_run_id"] != short["flow_run_id"]
     assert newest["state"]["type"] == "COMPLETED"
 
+    assert_seen_in_a_browser(api, short["run_id"])
     findings = {entry["name"]: entry["status"] for entry in json.loads(lab.rpg("doctor", "--json").out)}
     assert (findings["dashboard"], findings["worker"]) == ("ok", "ok")
     assert lab.rpg("down").code == 0
     assert lab.processes() == []
+
+
+def assert_seen_in_a_browser(api: str, run_id: str) -> None:
+    """The plan's graph and the learning curve are drawn, not shown as text. Nothing is looked at without Chromium."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        return
+    artifacts = {entry["key"]: entry["id"] for entry in call(f"{api}/artifacts/filter", {})}
+    for name, drawn in (("plan", "flowchart-v2"), ("learning-curve", "xychart")):
+        page = f"{api.removesuffix('/api')}/v2/artifacts/artifact/{artifacts[f'{run_id}-{name}']}"
+        command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000"]
+        shown = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
+        assert f'aria-roledescription="{drawn}"' in shown, name
 
 
 def test_submitting_without_a_server_says_what_to_do(lab):

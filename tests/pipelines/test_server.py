@@ -1,0 +1,72 @@
+"""The embedded API server: up while it is needed, gone with whoever started it."""
+
+import subprocess
+import sys
+from dataclasses import asdict
+
+import psutil
+import pytest
+
+from pipelines.home import Home
+from pipelines.reap import ProcessRecord, is_alive, reap
+from pipelines.server import (
+    Api,
+    EmbeddedServer,
+    ServiceError,
+    Services,
+    is_healthy,
+    running_services,
+    wait_until_healthy,
+)
+from pipelines.state import read_json, write_json
+from pipelines.supervisor import start
+
+
+def test_an_embedded_server_answers_and_is_gone_afterwards(tmp_path):
+    server = EmbeddedServer(Home(tmp_path))
+    server.start()
+    try:
+        server.wait()
+        assert is_healthy(server.url)
+        (record,) = tmp_path.glob("prefect/embedded-*.json")
+        pid, started = read_json(record)["pid"], read_json(record)["started"]
+        assert is_alive(pid, started)
+    finally:
+        server.stop()
+    assert not is_alive(pid, started)
+    assert not list(tmp_path.glob("prefect/embedded-*.json"))
+    assert (tmp_path / "prefect" / "prefect.db").is_file()
+
+
+def test_a_server_that_dies_while_starting_is_an_error_with_the_end_of_its_log(tmp_path):
+    log = tmp_path / "server.log"
+    process = start([sys.executable, "-c", "import sys; sys.exit('port is taken')"], log)
+    with pytest.raises(ServiceError, match="port is taken"):
+        wait_until_healthy("http://127.0.0.1:9/api", process, log)
+
+
+def test_a_server_whose_call_was_killed_is_ended_by_the_next_command(tmp_path):
+    home = Home(tmp_path)
+    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        gone = {"parent": 2**22 - 1, "parent_started": 1.0}
+        write_json(home.prefect / "embedded-1.json", asdict(ProcessRecord.of(orphan.pid, "server")) | gone)
+        assert [record.stage for record in reap(home)] == ["server"]
+        assert not psutil.pid_exists(orphan.pid)
+    finally:
+        orphan.kill()
+        orphan.wait()
+
+
+def test_services_whose_server_is_gone_are_not_running(tmp_path):
+    home = Home(tmp_path)
+    assert running_services(home) is None
+    Services("http://127.0.0.1:9/api", ProcessRecord(2**22 - 1, 2**22 - 1, 1.0, "server")).write(home)
+    assert running_services(home) is None
+
+
+def test_a_command_starts_its_own_server_where_the_one_that_is_up_does_not_answer(tmp_path):
+    home, me = Home(tmp_path), psutil.Process()
+    Services("http://127.0.0.1:9/api", ProcessRecord(me.pid, 0, me.create_time(), "server")).write(home)
+    with Api(home) as api:
+        assert api.url != "http://127.0.0.1:9/api"
