@@ -211,7 +211,7 @@ def _start_engine(**settings: Any) -> "LLM":
 
 
 def _check_head_size(weights_dir: Path) -> None:
-    """Raises SpecError where vLLM's attention for CPUs lacks the model's head size; else it fails at the first token."""
+    """Raises SpecError where vLLM's attention for CPUs lacks the model's head size; else the first token would fail."""
     from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
