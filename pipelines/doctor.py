@@ -13,6 +13,7 @@ from pipelines.home import Home
 from pipelines.reap import is_alive
 from pipelines.server import is_healthy, running_services
 from pipelines.state import read_json
+from specs.errors import SpecError
 
 REQUIRED = ("torch", "transformers", "deepspeed", "datasets", "prefect", "duckdb", "pyarrow", "optuna", "pydantic")
 OPTIONAL = {"vllm": "rollout.engine: vllm", "optuna-dashboard": "a study's dashboard"}
@@ -32,7 +33,10 @@ class Finding:
 def examine(home: Home) -> list[Finding]:
     """Everything, in a fixed order; an examination that itself fails is a finding."""
     findings: list[Finding] = []
-    examinations: tuple[Callable[[Home], Iterator[Finding]], ...] = (_python, _packages, _devices, _home, _services)
+    examinations: tuple[Callable[[Home], Iterator[Finding]], ...] = (
+        *(_python, _packages, _devices),
+        *(_home, _database, _profile, _services),
+    )
     for examination in examinations:
         try:
             findings += examination(home)
@@ -45,6 +49,8 @@ def _python(_home: Home) -> Iterator[Finding]:
     version = sys.version.split()[0]
     status: Literal["ok", "broken"] = "ok" if sys.version_info >= (3, 11) else "broken"
     yield Finding("python", status, f"{version} at {sys.executable}")
+    if sys.platform != "linux":
+        yield Finding("system", "note", f"{sys.platform}: a killed command's processes live until the next command")
 
 
 def _packages(_home: Home) -> Iterator[Finding]:
@@ -88,6 +94,27 @@ def _home(home: Home) -> Iterator[Finding]:
     ]
     if crashed:
         yield Finding("crashed runs", "note", f"{', '.join(sorted(crashed))}; `rpg resume` goes on with one")
+
+
+def _database(home: Home) -> Iterator[Finding]:
+    if not home.root.exists():
+        return
+    from storage import Store
+
+    with Store.open(home.root) as store:
+        runs = store.query("select count(*) from runs").rows[0][0]
+    yield Finding("records", "ok", f"{runs} runs; `rpg db check` looks at every row")
+
+
+def _profile(home: Home) -> Iterator[Finding]:
+    name = os.environ.get("RPG_PROFILE", "")
+    if name:
+        from pipelines.submit import api_url
+
+        try:
+            yield Finding("profile", "ok", api_url(home, name))
+        except SpecError as error:
+            yield Finding("profile", "broken", f"RPG_PROFILE={name}: {error.problems[0].message}")
 
 
 def _services(home: Home) -> Iterator[Finding]:

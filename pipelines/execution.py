@@ -18,6 +18,7 @@ from pipelines.home import Home
 from pipelines.plan import RunPlan, make_plan
 from pipelines.progress import Progress, Silent
 from pipelines.state import RunState, now, read_json, write_json, write_once
+from specs.errors import Problem, SpecError
 
 if TYPE_CHECKING:
     from specs.loader import Document
@@ -46,7 +47,7 @@ class Execution:
         self.progress = progress or Silent()
         self.error: Exception | None = None
         """What ended it, if anything did; for the command that waits for it."""
-        self.plan: RunPlan = next(run for run in make_plan(document, home).runs if run.run_id == run_id)
+        self.plan = _run_of(document, run_id, home)
         self.state = RunState(home, run_id)
         self._before = ("", "")
         self._ended_before: str | None = None
@@ -109,6 +110,14 @@ class Execution:
 
     def _work(self) -> str:
         return json.dumps(self.state.record["stages"], sort_keys=True)
+
+
+def _run_of(document: "Document", run_id: str, home: Home) -> RunPlan:
+    runs = {run.run_id: run for run in make_plan(document, home).runs}
+    if run_id not in runs:
+        message = "the spec gives other runs here: a file it names has another content, or the code another version"
+        raise SpecError(Problem(message, given=run_id, allowed=", ".join(runs), hint="submit or run the spec again"))
+    return runs[run_id]
 
 
 def register_run(home: Home, document: "Document", plan: RunPlan) -> None:

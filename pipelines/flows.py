@@ -70,7 +70,8 @@ def _run_held(execution: Execution) -> "State[Any]":
         artifacts.publish_plan(execution)
         failed = _run_stages(execution)
     except BaseException as error:
-        execution.finish("failed", f"{type(error).__name__}: {error}")
+        status = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
+        execution.finish(status, f"{type(error).__name__}: {error}")
         raise
     if failed is None:
         execution.finish("finished")

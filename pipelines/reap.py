@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -122,13 +121,3 @@ def _reap_one(path: Path) -> list[ProcessRecord]:
     lived = record is not None and end(record, grace=1.0)
     path.unlink(missing_ok=True)
     return [record] if record is not None and lived else []
-
-
-def wait_until_dead(record: ProcessRecord, timeout: float) -> bool:
-    """Whether the process and its group ended within `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while group_members(record):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True

@@ -11,7 +11,7 @@ import psutil
 
 from pipelines.home import Home
 from pipelines.launchers.local import free_port
-from pipelines.reap import ProcessRecord, end, group_members, is_alive, reap
+from pipelines.reap import ProcessRecord, end, is_alive, reap
 from pipelines.server import (
     ServiceError,
     Services,
@@ -113,13 +113,16 @@ def _stop_flows(worker: ProcessRecord) -> None:
     if not is_alive(worker.pid, worker.started):
         return
     with contextlib.suppress(psutil.Error):
-        # Frozen, it starts no further flow run meanwhile.
         leader = psutil.Process(worker.pid)
-        flows = leader.children()
+        # Frozen, it starts no further flow run meanwhile.
+        leader.suspend()
+        flows = [ProcessRecord.of(flow.pid) for flow in leader.children()]
         for flow in flows:
-            with contextlib.suppress(psutil.Error):
-                flow.send_signal(signal.SIGTERM)
-        psutil.wait_procs(flows, timeout=_FLOW_SECONDS)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(flow.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _FLOW_SECONDS
+        while any(is_alive(flow.pid, flow.started) for flow in flows) and time.monotonic() < deadline:
+            time.sleep(0.1)
 
 
 def _is_free(port: int) -> bool:
@@ -136,14 +139,3 @@ def run_worker(home: Home, url: str, pool: str) -> None:
             ensure_deployment(client, pool)
     command = worker_command(pool)
     os.execvpe(command[0], command, os.environ | worker_environment(home, url))
-
-
-def wait_until_down(services: Services, timeout: float = 10.0) -> bool:
-    """Whether server and worker are gone within `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    records = [record for record in (services.server, services.worker) if record is not None]
-    while any(group_members(record) for record in records):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True

@@ -1,0 +1,53 @@
+"""`rpg doctor` tells what is needed and broken from what is only worth knowing."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+
+
+def examined(**environment: str) -> tuple[int, dict[str, dict[str, str]]]:
+    result = CliRunner().invoke(app, ["doctor", "--json"], env=environment)
+    return result.exit_code, {finding["name"]: finding for finding in json.loads(result.stdout)}
+
+
+def test_a_working_installation_exits_0_and_a_dashboard_that_is_down_is_only_a_note(tmp_path):
+    code, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
+    assert code == 0
+    assert found["torch"]["status"] == "ok"
+    assert found["dashboard"]["status"] == "note"
+    assert found["records"]["message"].startswith("0 runs")
+
+
+def test_a_profile_that_does_not_answer_is_broken_and_exits_1(tmp_path):
+    code, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="http://127.0.0.1:9")
+    assert code == 1
+    assert found["profile"]["status"] == "broken"
+    assert "no Prefect server answers at http://127.0.0.1:9/api" in found["profile"]["message"]
+
+
+def test_a_crashed_run_is_named(tmp_path):
+    state = tmp_path / "runs" / "tiny-s0-1" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text('{"status": "running", "pid": 4194303, "pid_started": 1.0}')
+    _, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
+    assert found["crashed runs"]["message"] == "tiny-s0-1; `rpg resume` goes on with one"
+
+
+@pytest.mark.parametrize("package", ["prefect", "duckdb"])
+def test_a_missing_package_is_broken(tmp_path, package, monkeypatch):
+    from importlib import metadata
+
+    version = metadata.version
+
+    def without(name: str) -> str:
+        if name == package:
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", without)
+    code, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
+    assert code == 1
+    assert found[package]["message"] == "not installed"
