@@ -38,8 +38,9 @@ class ReferencePolicy:
                 tensor.data = mine[name]
 
     def save(self, directory: Path) -> None:
-        """Writes the snapshot, each rank its own file."""
-        save_file({name: weight.cpu() for name, weight in self._weights.items()}, directory / self._file)
+        """Writes the snapshot: rank 0 the whole, or each rank its shard."""
+        if self._sharded or ranks.rank() == 0:
+            save_file({name: weight.cpu() for name, weight in self._weights.items()}, directory / self._file)
 
     def load(self, directory: Path) -> None:
         """Takes back what `save` wrote."""
@@ -48,7 +49,11 @@ class ReferencePolicy:
 
     @property
     def _file(self) -> str:
-        return f"reference-rank{ranks.rank():05}.safetensors"
+        return f"reference-rank{ranks.rank():05}.safetensors" if self._sharded else "reference.safetensors"
+
+    @property
+    def _sharded(self) -> bool:
+        return any(hasattr(parameter, "ds_tensor") for parameter in self._module.parameters())
 
     @torch.no_grad()
     def _held(self) -> Iterator[tuple[str, Tensor]]:

@@ -43,11 +43,11 @@ def test_three_kills_and_a_broken_checkpoint_change_nothing(inputs: Path, tmp_pa
         process.send_signal(signal.SIGKILL)
         finish(process, expect=-signal.SIGKILL)
     newest = max((run_dir / "checkpoints").glob("step-*"))
-    broken = newest / "reference-rank00000.safetensors"
+    broken = newest / "reference.safetensors"
     content = broken.read_bytes()
     broken.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     said = train(run_dir)
-    assert f"{newest} is broken (reference-rank00000.safetensors does not match its digest)" in said
+    assert f"{newest} is broken (reference.safetensors does not match its digest)" in said
     same_state(run_dir, uninterrupted)
     same_rows(run_dir, uninterrupted)
 
@@ -68,7 +68,7 @@ def same_state(run_dir: Path, other: Path) -> None:
     assert equal(mine["module"], theirs["module"])
     assert equal(mine["optimizer"], theirs["optimizer"])
     exported = [f"weights/step-{step:06}/model.safetensors" for step in (5, 10, 14)]
-    for file in (last / "reference-rank00000.safetensors", *exported):
+    for file in (last / "reference.safetensors", *exported):
         one, two = load_file(run_dir / file), load_file(other / file)
         assert all(np.array_equal(one[name], two[name]) for name in one | two), file
     assert (run_dir / last / "trainer.json").read_text() == (other / last / "trainer.json").read_text()

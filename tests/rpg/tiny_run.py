@@ -37,8 +37,8 @@ SPEC: dict[str, Any] = {
 }
 
 
-def make_inputs(directory: Path) -> None:
-    """Fills `base` (model and tokenizer) and `data`."""
+def make_inputs(directory: Path, *, head_dim: int = 8) -> None:
+    """Fills `base` (model and tokenizer) and `data`. vLLM wants a head_dim of 32 or more."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -57,7 +57,7 @@ def make_inputs(directory: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=32,
         tie_word_embeddings=True,
         eos_token_id=1,

@@ -1,0 +1,22 @@
+"""The same loop with a vLLM engine as its sampler."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.rpg.tiny_run import make_inputs, make_run, rows, train
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_each_step_is_sampled_with_the_weights_of_the_step_before(tmp_path: Path) -> None:
+    make_inputs(tmp_path, head_dim=32)
+    changes = {"steps": 3, "optimizer": {"learning_rate": 0.01}, "schedule": {"type": "constant"}}
+    run_dir = make_run(tmp_path, tmp_path / "run", training=changes, rollout={"engine": "vllm"})
+    train(run_dir)
+    assert {(row["step"], row["policy_version"]) for row in rows(run_dir, "rollouts")} == {(1, 0), (2, 1), (3, 2)}
+    for row in rows(run_dir, "tokens"):
+        assert abs(row["rollout_logprob"] - row["old_logprob"]) < 1e-3
+    moved = {row["step"]: row["value"] for row in rows(run_dir, "metrics") if row["name"] == "kl/reverse"}
+    assert moved[3] > 1e-3, "the policy has moved away from the reference, so stale weights would show"
