@@ -1,6 +1,5 @@
 """Supervised steps on prompts and gold answers, so that reinforcement starts from a policy that sometimes succeeds."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -68,11 +67,13 @@ def warm_up(
 
 
 def learning_rate(step: int, spec: WarmUp) -> float:
-    """Rises linearly over the warm-up fraction, then falls to 0 as a cosine; of update `step`, from 0."""
+    """Rises linearly over the warm-up fraction, then stays; of update `step`, from 0.
+
+    It never decays: a rate that falls to 0 ends in so sharp a valley that reinforcement's first updates throw the
+    policy out of it (measured: accuracy 0.40 -> 0.27 in 20 updates at 1e-4; held, 0.46 -> 0.66 in 25).
+    """
     rising = spec.warmup_fraction * spec.steps
-    if step < rising:
-        return spec.learning_rate * (step + 1) / (rising + 1)
-    return spec.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - rising) / (spec.steps - rising)))
+    return spec.learning_rate * min(1.0, (step + 1) / (rising + 1))
 
 
 def _examples(tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem], data: Data) -> list[Example]:
