@@ -132,20 +132,16 @@ def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_gra
     assert "the run is not running but cancelled" in again.err
 
 
-def test_concurrent_runs_share_a_stage_and_one_process_has_a_run(tmp_path):
-    lab = Lab(tmp_path / "home", tmp_path / "tiny.yaml")
-    lab.spec.write_text(SPEC)
+def test_concurrent_runs_share_a_stage_and_one_process_has_a_run(lab):
+    shutil.rmtree(lab.root / "artifacts")
     short = ("training.steps=2",)
-    try:
-        first = lab.start("run", str(lab.spec), overrides=short)
-        other_seed = lab.start("run", str(lab.spec), overrides=(*short, "seeds=[1]"))
-        wait_for(lambda: any(lab.state(run_id).get("pid") == first.pid for run_id in lab.run_ids()), what="the run")
-        same = lab.rpg("run", str(lab.spec), overrides=short)
-        assert same.code == 1
-        assert f"is being run by process {first.pid}; `rpg watch " in same.err
-        ended = [finished(first), finished(other_seed)]
-        assert [result.code for result in ended] == [0, 0], [result.err for result in ended]
-        assert sorted(outcomes(result.err)["base"] for result in ended) == ["cached", "done"]
-        assert sorted(outcomes(result.err)["data"] for result in ended) == ["cached", "done"]
-    finally:
-        lab.clean_up()
+    first = lab.start("run", str(lab.spec), overrides=short)
+    other_seed = lab.start("run", str(lab.spec), overrides=(*short, "seeds=[1]"))
+    wait_for(lambda: any(lab.state(run_id).get("pid") == first.pid for run_id in lab.run_ids()), what="the run")
+    same = lab.rpg("run", str(lab.spec), overrides=short)
+    assert same.code == 1
+    assert f"is being run by process {first.pid}; `rpg watch " in same.err
+    ended = [finished(first), finished(other_seed)]
+    assert [result.code for result in ended] == [0, 0], [result.err for result in ended]
+    assert sorted(outcomes(result.err)["base"] for result in ended) == ["cached", "done"]
+    assert sorted(outcomes(result.err)["data"] for result in ended) == ["cached", "done"]
