@@ -62,7 +62,7 @@ class WarmUp(Spec):
     batch_size: int = Field(128, ge=1)
     """Examples per update."""
     learning_rate: float = Field(1e-3, gt=0)
-    """Rate, reached after `warmup_fraction` of the steps, then held: a decay to 0 would leave too sharp a start for RL."""
+    """Rate, reached after `warmup_fraction` of the steps, then held: a decay to 0 would leave too sharp a start."""
     warmup_fraction: float = Field(0.05, ge=0, lt=1)
     """Share of the steps over which the rate rises linearly."""
     weight_decay: float = Field(0.0, ge=0)

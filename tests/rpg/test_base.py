@@ -240,9 +240,8 @@ def test_a_pretrained_model_can_be_warmed_up_too(tmp_path: Path, data: Path) -> 
     assert weights(tmp_path / "a") != weights(tmp_path / "b")
 
 
-def test_the_warm_ups_learning_rate_rises_and_falls_to_nothing() -> None:
+def test_the_warm_ups_learning_rate_rises_and_is_held() -> None:
     spec = WarmUp(steps=100, learning_rate=2.0, warmup_fraction=0.1)
     rates = [learning_rate(step, spec) for step in range(100)]
     assert 0 < rates[0] < rates[5] < rates[10] == 2.0
-    assert rates[55] == pytest.approx(1.0)
-    assert 0 < rates[99] < 0.01
+    assert set(rates[10:]) == {2.0}
