@@ -49,6 +49,16 @@ def test_a_pid_that_is_someone_elses_now_is_left_alone(tmp_path, sleeper):
     assert sleeper.poll() is None
 
 
+def test_a_process_is_known_by_its_start_time_as_well(sleeper):
+    record = ProcessRecord.of(sleeper.pid)
+    assert is_alive(record.pid, record.started)
+    assert not is_alive(record.pid, record.started - 60)
+    assert not is_alive(record.pid, None)
+    sleeper.kill()
+    sleeper.wait()
+    assert not is_alive(record.pid, record.started)
+
+
 def test_the_group_is_ended_when_its_leader_is_gone_already():
     code = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
     leader = subprocess.Popen(
