@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rpg.process import die_with_parent
+from rpg.process import die_with_parent, share_cores
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
 
@@ -22,6 +22,7 @@ USER_ERROR = 2
 def main(job_file: str) -> int:
     """Does the job and returns the exit code."""
     die_with_parent()
+    share_cores()
     job = json.loads(Path(job_file).read_text())
     start = time.monotonic()
     print(f"{job['stage']}: started", flush=True)

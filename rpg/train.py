@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpg.process import die_with_parent
+from rpg.process import die_with_parent, share_cores
 from rpg.stopping import STOPPED, StopRequest
 from specs.errors import SpecError
 
@@ -27,6 +27,7 @@ USER_ERROR = 2
 def main(run_dir: Path) -> int:
     """Trains the run, or goes on from its last checkpoint, and returns the exit code."""
     die_with_parent()
+    share_cores()
     stop = StopRequest()
     started = time.monotonic()
     from rpg.run_directory import RunDirectory
