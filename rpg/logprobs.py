@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 2**25
-"""Logits held at once by default: 128 MiB in float32."""
+CHUNK_ELEMENTS = 2**26
+"""Logits held at once by default: 256 MiB in float32."""
 
 
 def token_logprobs(
@@ -28,7 +28,7 @@ def token_logprobs(
         targets: [tokens], int64 token ids.
         temperature: logits are divided by it, > 0.
         bias: [vocabulary] of the output head, or none. Differentiable.
-        chunk: tokens whose logits are held at once; by default as many as fit 128 MiB in float32.
+        chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32.
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
     Returns:
         logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Products run in the
