@@ -29,10 +29,13 @@ def certify(
     """
     import json
 
+    import torch
+
     from pipelines.cli.certificate_table import table
     from rpg.objectives.catalogue import catalogue
     from rpg.objectives.certificate import certify as certificate_of
 
+    torch.set_num_threads(1)  # tensors of some kilobytes: threads would wait for each other longer than they work
     headings = catalogue() if file is None else _of_spec(file, overrides or [])
     certificates = {heading: [certificate_of(item) for item in items] for heading, items in headings.items()}
     if as_json:
