@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 def share_cores() -> None:
     """Lets idle OpenMP threads sleep instead of spinning; call it before torch is imported.
 
-    Where other processes want the same cores, spinning made a training step five times as long (two threads, two cores).
+    Where others want the same cores, spinning made a training step five times as long (two threads, two cores).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
