@@ -5,6 +5,7 @@ import time
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
 _PLAIN_SECONDS = 10.0
@@ -54,6 +55,7 @@ class ConsoleProgress:
         self._stage = ""
         self._last_line = 0.0
         self._last_step = -1
+        self._last_text = ""
 
     def run_started(self, run_id: str, name: str, position: int, total: int) -> None:
         """A heading."""
@@ -79,12 +81,12 @@ class ConsoleProgress:
             self._console.print(f"  {text}")
 
     def waiting(self, text: str) -> None:
-        """Something else has to end first."""
+        """What the stage says of itself, or waits for."""
         if self._live is not None:
-            self._live.update(f"{self._stage}  {text}")
-        elif time.monotonic() - self._last_line >= _PLAIN_SECONDS:
-            self._last_line = time.monotonic()
-            self._console.print(f"  {self._stage}  {text}")
+            self._live.update(escape(f"{self._stage}  {text}"))
+        elif text != self._last_text and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
+            self._last_line, self._last_text = time.monotonic(), text
+            self._console.print(f"  {self._stage}  {text}", markup=False)
 
     def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
         """One line that stays."""

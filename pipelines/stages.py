@@ -16,9 +16,10 @@ from pipelines.launchers import launcher_of
 from pipelines.plan import StagePlan
 from pipelines.publish import damage, filling, locked, publish
 from pipelines.state import now, read_json, write_json
-from pipelines.supervisor import Child, StageError, StageStoppedError, failure, log_size, supervise
+from pipelines.supervisor import Child, StageError, StageStoppedError, failure, log_size, log_tail, supervise
 from specs.errors import Problem, SpecError
 
+_SHOWN_SECONDS = 0.5
 Outcome = Literal["cached", "done"]
 Tick = Callable[[], None]
 
@@ -192,12 +193,19 @@ def _run(
         signal_children=signal_children,
     )
 
+    before, shown_at = log_size(child.log), 0.0
+
     def each_tick() -> None:
+        nonlocal shown_at
+        tick()
+        if time.monotonic() - shown_at < _SHOWN_SECONDS:
+            return
+        shown_at = time.monotonic()
         if stage.stage == "train":
             execution.progress.training(read_json(execution.directory / "progress.json"))
-        tick()
+        elif line := log_tail(child.log, 1, since=before):
+            execution.progress.waiting(line.removeprefix(f"{stage.stage}: "))
 
-    before = log_size(child.log)
     code = supervise(child, stop=execution.stop_requested, tick=each_tick)
     if code != 0 and (found := read_problems(problems)):
         raise SpecError(*(execution.document.locate(problem) for problem in found))
