@@ -14,6 +14,7 @@ from pipelines.reap import is_alive
 from pipelines.server import is_healthy, running_services
 from pipelines.state import read_json
 from specs.errors import SpecError
+from storage.liveness import status_of
 
 REQUIRED = ("torch", "transformers", "deepspeed", "datasets", "prefect", "duckdb", "pyarrow", "optuna", "pydantic")
 OPTIONAL = {"vllm": "rollout.engine: vllm", "optuna-dashboard": "a study's dashboard"}
@@ -87,10 +88,7 @@ def _home(home: Home) -> Iterator[Finding]:
     low = free < _LOW_DISK_GIB
     yield Finding("home", "note" if low else "ok", f"{home.root}, {free:.1f} GiB free")
     crashed = [
-        path.parent.name
-        for path in home.root.glob("runs/*/state.json")
-        if (state := read_json(path)).get("status") == "running"
-        and not is_alive(state.get("pid"), state.get("pid_started"))
+        path.parent.name for path in home.root.glob("runs/*/state.json") if status_of(read_json(path)) == "crashed"
     ]
     if crashed:
         yield Finding("crashed runs", "note", f"{', '.join(sorted(crashed))}; `rpg resume` goes on with one")

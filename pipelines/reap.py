@@ -11,6 +11,7 @@ import psutil
 
 from pipelines.home import Home
 from pipelines.state import read_json, write_json
+from storage import liveness
 
 _SAME_START_SECONDS = 1.0
 """The kernel's start time is derived from the wall clock, which may be set; a pid is not used again within a second."""
@@ -106,7 +107,7 @@ def reap(home: Home) -> list[ProcessRecord]:
     ended = []
     for path in sorted(home.root.glob("runs/*/process.json")):
         state = read_json(path.with_name("state.json"))
-        if is_alive(state.get("pid"), state.get("pid_started")):
+        if liveness.is_alive(state.get("pid"), state.get("pid_started"), state.get("host")):
             continue
         ended += _reap_one(path)
     for path in sorted(home.prefect.glob("embedded-*.json")):

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 from pipelines.cancel import request_cancel
 from pipelines.home import Home
-from pipelines.reap import ProcessRecord, end, is_alive
+from pipelines.reap import ProcessRecord, end
 from pipelines.state import RunState, now, read_json
 from specs.errors import Problem, SpecError
+from storage import liveness
 
 if TYPE_CHECKING:
     from specs.loader import Document
@@ -56,7 +57,8 @@ def cancel_run(home: Home, run_id: str, grace: float) -> str:
 
 
 def _executing(state: RunState) -> bool:
-    return is_alive(state.record["pid"], state.record["pid_started"])
+    record = state.record
+    return liveness.is_alive(record["pid"], record["pid_started"], record["host"])
 
 
 def _end_child(home: Home, run_id: str) -> None:

@@ -10,10 +10,10 @@ from pipelines.execute import flow_run_name, flow_tags
 from pipelines.execution import register_experiment, register_run
 from pipelines.home import Home
 from pipelines.plan import RunPlan, make_plan
-from pipelines.reap import is_alive
 from pipelines.server import client_settings, is_healthy, running_services
 from pipelines.state import RunState
 from specs.errors import Problem, SpecError
+from storage import liveness
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -74,7 +74,8 @@ def _submit_run(
     )
     register_run(home, document, run)
     state = RunState(home, run.run_id)
-    if not (state.status == "running" and is_alive(state.record["pid"], state.record["pid_started"])):
+    record = state.record
+    if state.status != "running" or not liveness.is_alive(record["pid"], record["pid_started"], record["host"]):
         state.update(status="pending", reason="submitted", flow_run_id=str(created.id), api_url=url)
     return Submitted(run.run_id, name, str(created.id), flow_run_link(home, url, str(created.id)))
 

@@ -41,6 +41,14 @@ def test_a_stage_whose_flow_lives_is_left_alone(tmp_path, sleeper):
     assert sleeper.poll() is None
 
 
+def test_a_stage_whose_flow_runs_on_another_host_is_left_alone(tmp_path, sleeper):
+    home = Home(tmp_path)
+    flow = {"pid": 2**22 - 1, "pid_started": 1.0, "host": "another"}
+    note(home, ProcessRecord.of(sleeper.pid, "train"), flow=flow)
+    assert reap(home) == []
+    assert sleeper.poll() is None
+
+
 def test_a_pid_that_is_someone_elses_now_is_left_alone(tmp_path, sleeper):
     home = Home(tmp_path)
     true = ProcessRecord.of(sleeper.pid, "train")
