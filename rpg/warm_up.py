@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _IGNORED = -100
+_WINDOW = 20
+"""Updates over which the loss is averaged before it may end the warm-up."""
 _LOG_SECONDS = 10.0
 
 Example = tuple[list[int], list[int]]
@@ -59,11 +61,18 @@ def warm_up(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, spec)
         losses.append(_update(model, optimizer, batch, device, microbatch_tokens))
-        if time.monotonic() - said > _LOG_SECONDS or step == spec.steps - 1:
+        done = step == spec.steps - 1 or _taught(losses, spec.until_loss)
+        if done or time.monotonic() - said > _LOG_SECONDS:
             said = time.monotonic()
             print(f"warm-up {step + 1}/{spec.steps}: loss {losses[-1]:.4f}, {said - start:.0f} s", flush=True)
+        if done:
+            break
     torch.nn.Module.train(model, False)
     return losses
+
+
+def _taught(losses: Sequence[float], until_loss: float) -> bool:
+    return len(losses) >= _WINDOW and sum(losses[-_WINDOW:]) / _WINDOW <= until_loss
 
 
 def learning_rate(step: int, spec: WarmUp) -> float:

@@ -58,7 +58,9 @@ class WarmUp(Spec):
     """Supervised steps on the training set's prompts and answers before any reinforcement."""
 
     steps: int = Field(ge=1)
-    """Optimizer updates."""
+    """Optimizer updates at most."""
+    until_loss: float = Field(0.0, ge=0)
+    """Stop once the mean loss of the last 20 updates is at most this, in nats per answer token; 0: take all steps."""
     batch_size: int = Field(128, ge=1)
     """Examples per update."""
     learning_rate: float = Field(1e-3, gt=0)

@@ -89,9 +89,7 @@ def finish(run: RunPlan, home: Home) -> None:
         ("question=Why?", {"report"}),
     ],
 )
-def test_a_change_reaches_the_stages_that_depend_on_it(
-    spec: Path, home: Home, override: str, stages: set[str]
-) -> None:
+def test_a_change_reaches_the_stages_that_depend_on_it(spec: Path, home: Home, override: str, stages: set[str]) -> None:
     assert changed(spec, home, override) == stages
 
 
