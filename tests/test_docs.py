@@ -1,4 +1,4 @@
-"""The documentation says what the code does: the reference pages are current, links lead somewhere, examples validate."""
+"""The documentation says what the code does: reference pages are current, links lead somewhere, examples validate."""
 
 import re
 import subprocess

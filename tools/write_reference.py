@@ -40,8 +40,8 @@ def spec_page() -> str:
     lines = [
         "# The spec file",
         MADE,
-        "Every key, its type, default and meaning. Keys marked *execution* say where and how work runs and never change",
-        "a result or its fingerprint. `rpg schema` prints the same as JSON Schema, for an editor's completion.",
+        "Every key, its type, default and meaning. Keys marked *execution* say where and how work runs and never",
+        "change a result or its fingerprint. `rpg schema` prints the same as JSON Schema, for an editor's completion.",
     ]
     seen: set[type[BaseModel]] = set()
     for root in (Experiment, Study):
@@ -125,8 +125,8 @@ def command_page() -> str:
     lines = [
         "# Commands",
         MADE,
-        "`rpg VERB --help` says the same. Exit codes: 0 done, 1 the run or check failed, 2 the spec, the data or model it",
-        "names, or the command line is wrong, 130 interrupted. Results go to stdout, progress and logs to stderr.",
+        "`rpg VERB --help` says the same. Exit codes: 0 done, 1 the run or check failed, 2 the spec, the data or model",
+        "it names, or the command line is wrong, 130 interrupted. Results go to stdout, progress and logs to stderr.",
         "`RPG_HOME` (default `.rpg` in the working directory) is where everything lives.",
     ]
     lines += _commands(typer.main.get_command(app), "rpg")
