@@ -1,4 +1,4 @@
-"""Where two objectives must be one: RPG and REINFORCE on policy, RPG-Style Clip and PPO dual clip without divergence."""
+"""Where two objectives must be one: RPG and REINFORCE on policy, RPG-Style Clip and PPO dual clip at kl_coef 0."""
 
 import pytest
 import torch
