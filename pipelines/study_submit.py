@@ -5,7 +5,7 @@ from uuid import UUID
 
 from pipelines.home import Home
 from pipelines.server import client_settings
-from pipelines.submit import POOL, api_url, ensure_deployment
+from pipelines.submit import POOL, api_url, ensure_deployment, flow_run_link
 from specs.study_document import StudyDocument
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def submit_study(document: StudyDocument, home: Home, profile: str = "") -> str:
                 tags=[f"study:{document.study.name}"],
                 state=Scheduled(),
             )
-    return f"{url.removesuffix('/api')}/runs/flow-run/{created.id}"
+    return flow_run_link(home, url, str(created.id))
 
 
 def _deployment(client: "SyncPrefectClient") -> UUID:
