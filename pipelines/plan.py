@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 Action = Literal["RUN", "CACHED", "RESUME"]
+_SHOWN_CHANGES = 3
 STAGES = ("data", "base", "train", "evaluate", "report")
 
 
@@ -121,7 +122,7 @@ def _run_name(values: dict[str, Any], seed: int) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "/".join(_short(item) for item in value.values())
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value) or '""'
 
 
 def _output(home: Home, run_id: str, stage: str, digest: str) -> Path:
@@ -196,7 +197,8 @@ def _reason(
     ]
     changes += [f"{name} changed" for name, digest in inputs.items() if before["inputs"].get(name) != digest]
     if changes:
-        return "; ".join(changes)
+        more = f"; and {len(changes) - _SHOWN_CHANGES} more" if len(changes) > _SHOWN_CHANGES else ""
+        return "; ".join(changes[:_SHOWN_CHANGES]) + more
     return f"{' and '.join(upstream)} will run" if upstream else "not finished before"
 
 

@@ -196,3 +196,11 @@ def test_a_measured_change_keeps_the_run(spec: Path, home: Home) -> None:
 def test_identity_of_data_holds_no_path(spec: Path) -> None:
     identity = data_identity(load_document(spec).experiment)
     assert not any(isinstance(value, str) and value.startswith("/") for value in identity.values())
+
+
+def test_of_many_changes_the_first_are_named_and_the_rest_counted(spec: Path, home: Home) -> None:
+    finish(planned(spec, home).runs[0], home)
+    overrides = ("training.steps=9", "training.epochs=2", "objective.kl_coef=1", "rollout.temperature=0.5")
+    reason = planned(spec, home, *overrides).runs[0].stage("train").reason
+    assert reason.count("->") == 3
+    assert reason.endswith("; and 1 more")

@@ -40,6 +40,7 @@ def study(lab: Lab) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_killed_study_of_two_trials_goes_on_and_tells_each_once(lab: Lab, study: Path) -> None:
     kill_while_training(lab, study, trials=2, seconds=random.Random(SEED).uniform(0, 4))
     assert_goes_on(lab, study, trials=2)
