@@ -43,16 +43,16 @@ def test_settings_are_validated_like_the_file(rpg):
 
 def test_what_is_wrong_goes_to_stderr_and_exits_2(rpg):
     Path("a.yaml").write_text(STARTER)
-    Path("b.yaml").write_text(STARTER.replace("steps: 600", "steps: none"))
+    Path("b.yaml").write_text(STARTER.replace("steps: 1500                # at most", "steps: none"))
     code, out, err = rpg("validate", "a.yaml", "b.yaml", "c.yaml")
     assert code == 2
     assert out == "a.yaml: experiment starter: 1 run (1 seed)\n"
-    line = STARTER.splitlines().index("  steps: 600") + 1
+    line = STARTER.splitlines().index("  steps: 1500                # at most") + 1
     assert err == (
         f"b.yaml:{line}: warm_up.steps: must be a whole number\n"
         f"    {line} |   steps: none\n"
         '  given: "none"    allowed: a whole number, at least 1\n'
-        "  hint: Optimizer updates.\n"
+        "  hint: Optimizer updates at most.\n"
         "c.yaml: no such file\n"
         "2 errors; nothing was run\n"
     )
