@@ -207,7 +207,9 @@ def _at(document: "Document", path: str) -> str:
 
     parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
     problem = document.locate(Problem("", path=parts))
-    return f" ({Path(problem.file).name}:{problem.line})" if problem.line else ""
+    if problem.line:
+        return f" ({Path(problem.file).name}:{problem.line})"
+    return " (--set)" if problem.file.startswith("--set") else ""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -203,4 +203,5 @@ def test_of_many_changes_the_first_are_named_and_the_rest_counted(spec: Path, ho
     overrides = ("training.steps=9", "training.epochs=2", "objective.kl_coef=1", "rollout.temperature=0.5")
     reason = planned(spec, home, *overrides).runs[0].stage("train").reason
     assert reason.count("->") == 3
+    assert reason.startswith("objective.kl_coef 0.01 -> 1 (--set); ")
     assert reason.endswith("; and 1 more")
