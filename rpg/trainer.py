@@ -15,43 +15,29 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
 """
 
 import math
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rpg import ranks
 from rpg.advantages import needs_logprobs, response_means, token_advantages
-from rpg.batch import Microbatch, StepRollouts, collate, join, microbatch, plan_microbatches
+from rpg.batch import Microbatch, StepRollouts
 from rpg.keeping import Keeper
 from rpg.ledger import TokenLedger
 from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics
+from rpg.minibatches import Minibatch, cut
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
 from rpg.parts import Parts
 from rpg.progress import Progress
-from rpg.prompts import seed_of
+from rpg.rollouts import RolloutSource
 from rpg.run_state import RunState
 from rpg.schedule import learning_rate
 from rpg.stopping import StopRequest
 from rpg.stopwatch import Stopwatch
-from rpg.types import Sampling
 
 
 class DivergedError(RuntimeError):
     """A gradient is no longer a number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Minibatch:
-    """The responses of one optimizer update, and this rank's passes over its share of them."""
-
-    passes: list[Microbatch]
-    num_tokens: int
-    """Response tokens, over all ranks."""
-    num_sequences: int
-    """Responses, over all ranks."""
 
 
 class Trainer:
@@ -64,6 +50,7 @@ class Trainer:
         self.progress = progress
         self.spec = parts.spec
         self.training = parts.spec.training
+        self.source = RolloutSource(parts)
         self.clock: Stopwatch | None = None
 
     def train(self, stop: StopRequest) -> bool:
@@ -78,8 +65,8 @@ class Trainer:
         """One batch of rollouts: sampled, scored, trained on, recorded. Returns whether to stop after it."""
         self.clock = clock = Stopwatch(self.parts.device, self.clock)
         self.state.step += 1
-        rollouts = self.sample(clock)
-        minibatches = self.cut(rollouts)
+        rollouts = self.source.take(self.state.step, clock)
+        minibatches = cut(rollouts, self.training, self.parts.device)
         ledger = TokenLedger(len(rollouts.token_ids))
         with clock("logprobs"):
             self.recompute(minibatches, ledger)
@@ -107,53 +94,6 @@ class Trainer:
         self.keeper.finish_step(self.state, figures)
         self.progress.step(self.state.step, figures)
         return stopping
-
-    def sample(self, clock: Stopwatch) -> StepRollouts:
-        """This rank samples and scores the responses to its share of the prompts, then all ranks get all of them.
-
-        A prompt's seed follows from the run's seed, the step and the prompt's place in it, so the responses do not
-        depend on the number of ranks.
-        """
-        indices = self.parts.order.take(self.training.prompts_per_step)
-        mine = np.array_split(np.arange(len(indices)), ranks.world_size())[ranks.rank()]
-        problems = [indices[place] for place in mine]
-        with clock("rollout"):
-            groups = self.parts.sampler.generate(
-                [self.parts.prompts[problem] for problem in problems],
-                group_size=self.training.group_size,
-                sampling=Sampling(self.spec.rollout.temperature, 1.0, self.spec.rollout.max_response_length),
-                seeds=[seed_of(self.parts.seed, self.state.step, int(place)) for place in mine],
-            )
-        with clock("reward"):
-            responses = self.parts.tokenizer.batch_decode(
-                [list(rollout.response_ids) for group in groups for rollout in group.rollouts],
-                skip_special_tokens=True,
-            )
-            asked = [self.parts.problems[problem] for problem in problems for _ in range(self.training.group_size)]
-            scores = self.parts.scorer.score(asked, responses)
-        return join(ranks.gather(collate(groups, problems=problems, responses=responses, scores=scores)))
-
-    def cut(self, rollouts: StepRollouts) -> list[Minibatch]:
-        """Minibatches in the order of the prompts, each with this rank's passes, which serve every forward alike."""
-        lengths = rollouts.sequence_lengths
-        parts = np.array_split(np.arange(len(rollouts.lengths)), self.training.minibatches)
-        return [
-            Minibatch(
-                passes=[
-                    microbatch(rollouts, rows, self.parts.device)
-                    for rows in plan_microbatches(
-                        lengths,
-                        part.tolist(),
-                        ranks=ranks.world_size(),
-                        rank=ranks.rank(),
-                        max_tokens=self.training.microbatch_tokens,
-                    )
-                ],
-                num_tokens=int(rollouts.lengths[part].sum()),
-                num_sequences=len(part),
-            )
-            for part in parts
-        ]
 
     @torch.no_grad()
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
