@@ -151,6 +151,7 @@ def register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, .
         "question": experiment.question,
         "runs": listed + [run.run_id for run in runs],
         "current": [run.run_id for run in runs],
+        "labels": {run.run_id: run.label for run in runs if run.label},
         "created_at": before.get("created_at") or now(),
         "updated_at": now(),
         "fingerprint": hashlib.sha256(json.dumps(frozen["experiment"], sort_keys=True).encode()).hexdigest(),

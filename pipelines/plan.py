@@ -44,6 +44,8 @@ class RunPlan:
     seed: int
     values: dict[str, Any]
     """The matrix fields' values in this run."""
+    label: str
+    """What the matrix calls the cell; empty where it gives no labels."""
     experiment: Experiment
     """The run's spec."""
     stages: tuple[StagePlan, ...]
@@ -87,7 +89,7 @@ def _plan_run(document: "Document", cell: "Cell", home: Home) -> RunPlan:
         upstream = [stage.stage for stage in stages if stage.stage in inputs and stage.action != "CACHED"]
         reason = found or _reason(document, name, identity, inputs, upstream, previous)
         stages.append(StagePlan(name, digest, identity, inputs, action, reason, output))
-    return RunPlan(run_id, _run_name(cell.values, cell.seed), cell.seed, cell.values, experiment, tuple(stages))
+    return RunPlan(run_id, _run_name(cell), cell.seed, cell.values, cell.label, experiment, tuple(stages))
 
 
 def _fingerprints(experiment: Experiment) -> dict[str, tuple[str, fp.Identity, dict[str, str]]]:
@@ -114,9 +116,9 @@ def _run_id(experiment: Experiment, values: dict[str, Any], train_fingerprint: s
     return f"{experiment.name}-s{experiment.seeds[0]}-{digest[:8]}"
 
 
-def _run_name(values: dict[str, Any], seed: int) -> str:
-    shown = [f"{path.removeprefix('objective.')}={_short(value)}" for path, value in values.items()]
-    return " ".join([*shown, f"seed {seed}"])
+def _run_name(cell: "Cell") -> str:
+    shown = [f"{path.removeprefix('objective.')}={_short(value)}" for path, value in cell.values.items()]
+    return " ".join([*([f"{cell.label},"] if cell.label else shown), f"seed {cell.seed}"])
 
 
 def _short(value: Any) -> str:

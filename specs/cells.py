@@ -38,6 +38,16 @@ def _agrees(cell: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     return all(path in cell and cell[path] == value for path, value in entry.items())
 
 
+def cell_label(matrix: Matrix | None, values: Mapping[str, Any]) -> str:
+    """What the spec calls a cell: its row's label and what else varies; empty where rows have no labels."""
+    if matrix is None or not matrix.labels:
+        return ""
+    rows = zip(*matrix.zip.values(), strict=True)
+    row = tuple(values[path] for path in matrix.zip)
+    label = next(label for label, other in zip(matrix.labels, rows, strict=True) if other == row)
+    return ", ".join([label, *(f"{path} {show(values[path])}" for path in matrix.product)])
+
+
 def cell_source(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The data of one cell: what the files say, with its values and without the matrix."""
     return with_values({key: value for key, value in source.items() if key != "matrix"}, values)
@@ -164,7 +174,19 @@ def _matrix_problems(matrix: Matrix, source: Mapping[str, Any]) -> Iterator[Prob
         if row in rows[:index]:
             where = ("matrix", "zip", next(iter(matrix.zip)), index)
             yield Problem("the row is given twice", where, show(list(row)))
+    yield from _label_problems(matrix.labels, len(rows))
     yield from _exclude_problems(matrix)
+
+
+def _label_problems(labels: tuple[str, ...], num_rows: int) -> Iterator[Problem]:
+    if labels and len(labels) != num_rows:
+        given, allowed = f"{len(labels)} labels", f"{num_rows}, the rows of zip"
+        yield Problem("not one label for each row", ("matrix", "labels"), given, allowed)
+    for index, label in enumerate(labels):
+        if not label.strip():
+            yield Problem("the label is empty", ("matrix", "labels", index), show(label))
+        elif label in labels[:index]:
+            yield Problem("the label is given twice", ("matrix", "labels", index), show(label))
 
 
 def _axis_problems(section: str, path: str, values: list[Any], source: Mapping[str, Any]) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from specs.cells import cell_source, combinations
+from specs.cells import cell_label, cell_source, combinations
 from specs.document import Document
 from specs.errors import SpecError
 from specs.positions import in_file_order
@@ -17,6 +17,8 @@ class Cell:
 
     values: dict[str, Any]
     """Matrix path -> this run's value; empty without a matrix."""
+    label: str
+    """What the matrix calls the cell; empty where it gives no labels."""
     seed: int
     experiment: Experiment
     """The run's spec: matrix None, this seed alone."""
@@ -29,6 +31,7 @@ def expand(document: Document) -> list[Cell]:
         experiment, problems = parse(Experiment, cell_source(document.source, values))
         if problems:
             raise SpecError(*in_file_order([document.locate(problem) for problem in problems]))
+        label = cell_label(document.experiment.matrix, values)
         for seed in document.experiment.seeds:
-            cells.append(Cell(values, seed, experiment.model_copy(update={"seeds": (seed,)})))
+            cells.append(Cell(values, label, seed, experiment.model_copy(update={"seeds": (seed,)})))
     return cells

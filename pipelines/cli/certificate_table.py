@@ -1,78 +1,113 @@
-"""Certificates as a table that a person reads."""
+"""Certificates as a table that a person reads, in 100 columns."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
 from rpg.objectives.catalogue import label
 from rpg.objectives.certificate import Certificate, Finding
 from specs.schema.objective import Objective
 
 PREAMBLE = """\
-The expected gradient of each objective against the exact gradient of what it claims to optimise, by enumeration of
-every response of {cases} small policies in float64. Errors are relative, the worst case counts; exact: at most
-{tolerance:.0e}. The divergence weighs as much as the reward (kl_coef 1), and the reference is a third policy.
+The expected gradient of each objective against the exact gradient of what it claims to optimise, by
+enumeration of every response of {cases} small policies in float64. Errors are relative, of the worst
+case; exact: at most {tolerance:.0e}. The divergence weighs as much as the reward (kl_coef 1), and the
+reference is a third policy.
 
-claim          exact always, on policy (where the policy is the sampler) or never
-gradient of    what the divergence's part of the loss is the gradient of, on policy and off it
-whole KL       on policy, how far that part is from the gradient of the KL of whole responses
-variance       of the gradient of one response, on policy and off it
+claim      when it is said to be exact: always; on: while the policy is the sampler; never
+on, off    the error on policy, off policy; cosine: of the angle between the two gradients off policy
+KL part    what the divergence's part is the gradient of, on policy, off policy: the KL of each token
+           or of the whole response, or none that has a name
+whole      on policy, how far that part is from the gradient of the KL of whole responses
+variance   of the gradient of one response, on policy and off policy
 """
-COLUMNS = (
-    "objective",
-    "claim",
-    "on policy",
-    "off policy",
-    "cosine",
-    "gradient of, on",
-    "gradient of, off",
-    "whole KL",
-    "variance",
-)
-WIDTHS = (44, 9, 9, 10, 6, 19, 19, 8, 11)
+COLUMNS = ("objective", "claim", "on", "off", "cosine", "KL part", "whole", "variance")
+WIDTHS = (31, 6, 5, 5, 6, 20, 5, 10)
+SHORT = {
+    "nothing": "nothing",
+    "reverse KL of each token": "reverse token",
+    "forward KL of each token": "forward token",
+    "reverse KL of the response": "reverse whole",
+    "forward KL of the response": "forward whole",
+    "minus the forward KL of each token": "minus forward",
+    "": "none",
+}
+Row = tuple[str, Certificate]
 
 
-def table(certificates: Mapping[str, Sequence[Certificate]], objectives: Mapping[str, Sequence[Objective]]) -> str:
-    """Headings, rows and a last line that says whether all claims hold."""
-    everything = [certificate for items in certificates.values() for certificate in items]
+def catalogue_table(certificates: Mapping[str, Sequence[Row]]) -> str:
+    """Heading -> (name, certificate): headings, rows and a last line that says whether all claims hold."""
+    everything = [certificate for rows in certificates.values() for _, certificate in rows]
     lines = [PREAMBLE.format(cases=everything[0].num_cases, tolerance=everything[0].tolerance)]
-    for heading, items in certificates.items():
-        lines += [heading, _row(COLUMNS)]
-        lines += [row(item, objective) for item, objective in zip(items, objectives[heading], strict=True)]
-        lines.append("")
+    for heading, rows in certificates.items():
+        lines += [heading, *table(rows), ""]
     wrong = sum(not certificate.holds for certificate in everything)
     claims = sum(certificate.claim != "never" for certificate in everything)
-    lines.append(f"{claims - wrong} of {claims} claims hold; {len(everything) - claims} objectives claim nothing.")
+    silent = len(everything) - claims
+    lines.append(
+        f"{claims - wrong} of {claims} claims hold; {silent} objective{'s claim' if silent != 1 else ' claims'} nothing."
+    )
     return "\n".join(lines)
 
 
-def row(certificate: Certificate, objective: Objective) -> str:
-    """One objective."""
+def by_kind(heading: str, objectives: Sequence[Objective]) -> dict[str, list[tuple[str, Objective]]]:
+    """A heading of the catalogue cut by what all rows under it share, so that a row's name is short."""
+    found: dict[str, list[tuple[str, Objective]]] = {}
+    for shared, items in groupby(objectives, key=_shared):
+        full = ", ".join([heading, *shared])
+        found.setdefault(full, []).extend((_name(item, shared), item) for item in items)
+    return found
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lines of at most 100 columns."""
+    return [_line(COLUMNS), *(line for name, certificate in rows for line in _lines(name, certificate))]
+
+
+def _lines(name: str, certificate: Certificate) -> list[str]:
     on_policy, off_policy = certificate.finding("on_policy", "apart"), certificate.finding("off_policy", "apart")
-    return _row(
-        (
-            label(objective),
-            certificate.claim.replace("_", " "),
-            _error(on_policy.error, certificate.tolerance),
-            _error(off_policy.error, certificate.tolerance),
-            f"{off_policy.cosine:.2f}",
-            _part(on_policy),
-            _part(off_policy),
-            _error(on_policy.divergence_error["sequence"], certificate.tolerance) if on_policy.divergence_error else "",
-            f"{on_policy.variance:.2f} {off_policy.variance:.2f}" + ("" if certificate.holds else "  CLAIM FAILS"),
-        )
+    whole = on_policy.divergence_error.get("sequence")
+    cells = (
+        certificate.claim.replace("on_policy", "on"),
+        _error(on_policy.error, certificate.tolerance),
+        _error(off_policy.error, certificate.tolerance),
+        f"{off_policy.cosine:.2f}",
+        _parts(on_policy, off_policy),
+        "" if whole is None else _error(whole, certificate.tolerance),
+        f"{on_policy.variance:.2f} {off_policy.variance:.2f}",
     )
+    long = [name] if len(name) > WIDTHS[0] else []
+    lines = [*long, _line(("" if long else name, *cells))]
+    return lines if certificate.holds else [*lines, _failure(certificate)]
+
+
+def _failure(certificate: Certificate) -> str:
+    policies = {"always": ("on_policy", "off_policy"), "on_policy": ("on_policy",), "never": ()}[certificate.claim]
+    worst = max((found.error for found in certificate.findings if found.policy in policies), default=0.0)
+    when = certificate.claim.replace("_", " ")
+    return f"  CLAIM FAILS: said to be exact {when}, but its gradient is {100 * worst:.2g} % off"
 
 
 def _error(error: float, tolerance: float) -> str:
     return "exact" if error <= tolerance else f"{100 * error:.0f} %"
 
 
-def _part(finding: Finding) -> str:
-    if finding.divergence_gradient_of or not finding.divergence_error:
-        return finding.divergence_gradient_of.replace(" of each token", "/token").replace(
-            " of the response", "/response"
-        )
-    return f"none, {100 * finding.divergence_error['token']:.0f} % off"
+def _parts(on_policy: Finding, off_policy: Finding) -> str:
+    """What the divergence's part is the gradient of; once where it is the same on policy and off it."""
+    if not on_policy.divergence_error:
+        return ""
+    parts = [SHORT[finding.divergence_gradient_of] for finding in (on_policy, off_policy)]
+    return ", ".join(dict.fromkeys(parts))
 
 
-def _row(cells: Sequence[str]) -> str:
+def _shared(objective: Objective) -> tuple[str, ...]:
+    values = objective.model_dump(mode="json")
+    return (values["estimator"], f"{values['level']} level") if values["type"] == "rpg" else ()
+
+
+def _name(objective: Objective, shared: Sequence[Any]) -> str:
+    return str(objective.model_dump()["divergence"]) if shared else label(objective)
+
+
+def _line(cells: Sequence[str]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()

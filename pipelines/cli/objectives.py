@@ -31,26 +31,40 @@ def certify(
 
     import torch
 
-    from pipelines.cli.certificate_table import table
-    from rpg.objectives.catalogue import catalogue
+    from pipelines.cli.certificate_table import catalogue_table
     from rpg.objectives.certificate import certify as certificate_of
 
     torch.set_num_threads(1)  # tensors of some kilobytes: threads would wait for each other longer than they work
-    headings = catalogue() if file is None else _of_spec(file, overrides or [])
-    certificates = {heading: [certificate_of(item) for item in items] for heading, items in headings.items()}
+    headings = _catalogue() if file is None else {str(file): _of_spec(file, overrides or [])}
+    certificates = {heading: [(name, certificate_of(it)) for name, it in items] for heading, items in headings.items()}
+    found = [certificate for rows in certificates.values() for _, certificate in rows]
     if as_json:
-        print(json.dumps([item.as_json() for items in certificates.values() for item in items], indent=2))
+        print(json.dumps([certificate.as_json() for certificate in found], indent=2))
     else:
-        print(table(certificates, headings))
-    if not all(item.holds for items in certificates.values() for item in items):
+        print(catalogue_table(certificates))
+    if not all(certificate.holds for certificate in found):
         raise typer.Exit(1)
 
 
-def _of_spec(file: Path, overrides: list[str]) -> "dict[str, list[Objective]]":
-    """The objectives of a spec's runs, each once."""
+def _catalogue() -> "dict[str, list[tuple[str, Objective]]]":
+    """Heading -> (name, objective) of every objective there is."""
+    from pipelines.cli.certificate_table import by_kind
+    from rpg.objectives.catalogue import catalogue
+
+    return {name: rows for heading, items in catalogue().items() for name, rows in by_kind(heading, items).items()}
+
+
+def _of_spec(file: Path, overrides: list[str]) -> "list[tuple[str, Objective]]":
+    """The objectives of a spec's runs, each once, by the name of the first cell that has it."""
+    from pipelines.report.evidence import cell_label
+    from rpg.objectives.catalogue import label
     from specs.expand import expand
     from specs.loader import load_document
 
-    cells = expand(load_document(file, overrides))
-    found = {cell.experiment.objective.model_dump_json(): cell.experiment.objective for cell in cells}
-    return {str(file): list(found.values())}
+    found: dict[str, tuple[str, Objective]] = {}
+    for cell in expand(load_document(file, overrides)):
+        objective = cell.experiment.objective
+        varied = {path: value for path, value in cell.values.items() if path.startswith("objective")}
+        name = cell.label or cell_label(varied) or label(objective)
+        found.setdefault(objective.model_dump_json(), (name, objective))
+    return list(found.values())

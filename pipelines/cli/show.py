@@ -65,6 +65,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             "metrics": _objects(store, _LAST_METRICS, run_id),
             "evaluations": _objects(store, _EVALUATIONS, run_id),
             "events": _objects(store, _EVENTS, run_id)[::-1],
+            "certificate": read_json(directory / "certificate.json"),
             "files": _files(home, run_id),
         }
 
@@ -80,8 +81,30 @@ def print_run(run: dict[str, Any]) -> None:
     _table(
         "Evaluations", run["evaluations"], ("dataset", "metric", "step", "value", "ci_low", "ci_high", "num_problems")
     )
+    _certificate(run["certificate"])
     _table("Last events", run["events"], ("recorded_at", "step", "kind", "message"))
     _section("Files", run["files"])
+
+
+def _certificate(certificate: Mapping[str, Any]) -> None:
+    """What the objective's gradient was found to be; nothing before the run has ended."""
+    if not certificate:
+        return
+    findings = [
+        {
+            "policy": found["policy"].replace("_", " "),
+            "reference": found["reference"],
+            "error": "exact" if found["error"] <= certificate["tolerance"] else f"{100 * found['error']:.0f} %",
+            "cosine": f"{found['cosine']:.4f}",
+            "variance": f"{found['variance']:.3g}",
+            "divergence's part": (found["divergence_gradient_of"] or "none named") if found["divergence_error"] else "",
+        }
+        for found in certificate["findings"]
+    ]
+    said = {"always": "exact always", "on_policy": "exact on policy", "never": "not exact"}[certificate["claim"]]
+    verdict = "which holds" if certificate["holds"] else "which FAILS"
+    title = f"Certificate: said to be {said}, {verdict}; against {certificate['claimed']}"
+    _table(title, findings, tuple(findings[0]))
 
 
 def _standing(run: dict[str, Any]) -> list[str]:

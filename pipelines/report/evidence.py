@@ -75,7 +75,10 @@ def experiment_groups(home: Home, name: str) -> list[Group]:
         if (home.run(run_id) / "run.json").is_file():
             run = load_run(home, run_id)
             cells.setdefault(json.dumps(run.values, sort_keys=True), []).append(run)
-    groups = [Group(cell_label(runs[0].values) or name, tuple(runs)) for runs in cells.values()]
+    labels = recorded.get("labels", {})
+    groups = [
+        Group(labels.get(runs[0].run_id) or cell_label(runs[0].values) or name, tuple(runs)) for runs in cells.values()
+    ]
     if not groups:
         raise SpecError(Problem(f"experiment {name!r} has no runs yet", given=name, hint="`rpg run` it first"))
     return groups

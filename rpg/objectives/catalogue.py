@@ -75,11 +75,11 @@ def objective(values: dict[str, Any]) -> Objective:
 
 
 def label(objective: Objective) -> str:
-    """An objective in a few words, without what its heading or its defaults say."""
+    """An objective in a few words, without what its heading or its defaults say; k3 reward: taken off the reward."""
     values = objective.model_dump(mode="json")
     if values["type"] == "rpg":
         return f"{values['divergence']} {values['estimator']} {values['level']}"
     if not objective.needs_reference:
         return str(values["type"])
-    weighted = " weighted" if values["kl_weighted"] else ""
-    return f"{values['type']} {values['kl_estimator']} in the {values['kl_in']}{weighted}"
+    where = " reward" if values["kl_in"] == "reward" else " weighted" if values["kl_weighted"] else ""
+    return f"{values['type']} {values['kl_estimator']}{where}"

@@ -17,5 +17,7 @@ class Matrix(Spec):
     """Every combination of these values."""
     zip: dict[str, list[Any]] = Field(default_factory=dict)
     """Lists of equal length, taken row by row."""
+    labels: tuple[str, ...] = ()
+    """A name for each row of `zip`, which tables and charts call it by; none: its values."""
     exclude: tuple[dict[str, Any], ...] = ()
     """Combinations to leave out: a cell that agrees with all of one entry's values."""

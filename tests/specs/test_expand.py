@@ -35,6 +35,20 @@ def test_excluded_combinations_are_left_out():
     assert [tuple(run.values.values()) for run in runs] == [(1, 0.01), (2, 0.01), (2, 0.1)]
 
 
+def test_the_rows_of_zip_may_have_labels():
+    runs = cells(
+        "matrix:\n  zip:\n    training.steps: [2, 3]\n    training.group_size: [4, 8]\n"
+        "  labels: [short, long]\n  product:\n    objective.kl_coef: [0.01, 0.1]\n"
+        "  exclude:\n    - {training.steps: 2, objective.kl_coef: 0.01}\n"
+    )
+    assert [run.label for run in runs] == [
+        "long, objective.kl_coef 0.01",
+        "short, objective.kl_coef 0.1",
+        "long, objective.kl_coef 0.1",
+    ]
+    assert {run.label for run in cells("seeds: [0]\n")} == {""}
+
+
 def test_a_section_that_only_the_matrix_gives_need_not_be_said_twice():
     start, end = GOOD.index("objective:"), GOOD.index("training:")
     runs = cells("matrix:\n  product:\n    objective: [{type: grpo}, {type: rloo}]\n", GOOD[:start] + GOOD[end:])
@@ -79,6 +93,10 @@ def test_a_clash_between_fields_is_told_at_the_value_that_brings_it():
             "matrix.zip[training.steps]: varies in product",
         ),
         ("zip: {training.steps: [1, 2], training.epochs: [1]}", "matrix.zip: lists of unequal length"),
+        ("{zip: {training.steps: [1, 2]}, labels: [a]}", "matrix.labels: not one label for each row"),
+        ("{product: {training.steps: [1, 2]}, labels: [a, b]}", "matrix.labels: not one label for each row"),
+        ("{zip: {training.steps: [1, 2]}, labels: [a, a]}", "matrix.labels.1: the label is given twice"),
+        ("{zip: {training.steps: [1, 2]}, labels: [a, ' ']}", "matrix.labels.1: the label is empty"),
         (
             "zip: {training.steps: [1, 1], training.epochs: [2, 2]}",
             "matrix.zip[training.steps].1: the row is given twice",
