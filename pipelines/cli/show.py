@@ -101,9 +101,9 @@ def _certificate(certificate: Mapping[str, Any]) -> None:
         }
         for found in certificate["findings"]
     ]
-    said = {"always": "exact always", "on_policy": "exact on policy", "never": "not exact"}[certificate["claim"]]
-    verdict = "which holds" if certificate["holds"] else "which FAILS"
-    title = f"Certificate: said to be {said}, {verdict}; against {certificate['claimed']}"
+    claim = {"always": "exact always", "on_policy": "exact on policy", "never": "no claim"}[certificate["claim"]]
+    verdict = "" if certificate["claim"] == "never" else ", holds" if certificate["holds"] else ", DOES NOT HOLD"
+    title = f"Certificate: {claim}{verdict}; held against {certificate['claimed']}"
     _table(title, findings, tuple(findings[0]))
 
 

@@ -12,6 +12,8 @@ from pipelines.report.evidence import Group
 TITLES = {
     "reward/mean": "Reward, mean of a step",
     "kl/reverse": "KL(policy || reference), nats",
+    "kl/forward": "KL(reference || policy), nats",
+    "weight/variance": "Variance of a token's gradient weight",
     "entropy": "Entropy, nats a token",
     "clip_fraction/high": "Clipped above, share of tokens",
     "clip_fraction/low": "Clipped below, share of tokens",

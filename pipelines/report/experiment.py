@@ -10,12 +10,26 @@ from markupsafe import Markup
 from pipelines.home import Home
 from pipelines.report import evidence
 from pipelines.report.answer import Outcome, headline, outcomes
-from pipelines.report.curves import learning_curves
+from pipelines.report.curves import TITLES, learning_curves
+from pipelines.report.endings import LAST_STEPS, Measure, endings
 from pipelines.report.evidence import Group, Run
 from pipelines.report.page import publish, render
 from pipelines.report.plots import Mark, interval_chart
 from storage import Store
 
+ENDINGS = (
+    "reward/mean",
+    "kl/reverse",
+    "kl/forward",
+    "entropy",
+    "weight/variance",
+    "grad_norm",
+    "ratio/ess",
+    "clip_fraction/low",
+    "clip_fraction/high",
+    "response_length/mean",
+)
+"""The metrics whose last steps are held side by side: what the policy became, not how fast."""
 STAGES = ("data", "base", "train", "evaluate")
 
 
@@ -42,9 +56,10 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
     confidence = runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
     with Store.open(home.root) as store:
         results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
-        charts, flat = learning_curves(groups, evidence.metric_curves(store, run_ids))
+        curves = evidence.metric_curves(store, run_ids)
         measures = _measures(store, runs)
         best, worst = (evidence.sample_responses(store, run_ids, best=side) for side in (True, False))
+    charts, flat = learning_curves(groups, curves)
     return render(
         "experiment.html",
         kind=kind,
@@ -58,6 +73,8 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         outcomes=results,
         many=len(groups) > 1,
         measures=measures,
+        endings=_endings(endings(groups, curves, confidence=confidence)) if len(groups) > 1 else {},
+        last_steps=LAST_STEPS,
         charts=charts,
         flat=flat,
         legend=[(group.label, index % 8) for index, group in enumerate(groups)],
@@ -69,7 +86,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
 
 
 def _appendix(groups: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
-    """Spec, stages and certificate."""
+    """Spec, stages and certificates."""
     varied = evidence.differences([group.runs[0].spec for group in groups])
     return {
         "columns": [group.label for group in groups],
@@ -77,8 +94,27 @@ def _appendix(groups: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
         "spec": json.dumps(runs[0].spec, indent=2, ensure_ascii=False),
         "stages": STAGES,
         "runs": [_row(run) for run in runs],
-        "certificate": runs[0].read("certificate.json"),
+        "certificates": _certificates(groups),
     }
+
+
+def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
+    """(the cells that share it, certificate) of each objective that was trained to the end."""
+    labels: dict[str, list[str]] = {}
+    for group in groups:
+        found = [certificate for run in group.runs if (certificate := run.read("certificate.json"))]
+        if found:
+            labels.setdefault(json.dumps(found[0]), []).append(group.label)
+    return [("; ".join(sharing), json.loads(text)) for text, sharing in labels.items()]
+
+
+def _endings(measures: Sequence[Measure]) -> dict[str, list[tuple[str, Measure]]]:
+    """Title -> (label, measure) of each group, for the metrics that differ between groups."""
+    found: dict[str, list[tuple[str, Measure]]] = {}
+    for measure in measures:
+        if measure.metric in ENDINGS:
+            found.setdefault(TITLES[measure.metric], []).append((measure.label, measure))
+    return {title: rows for title, rows in found.items() if any(measure.against_first for _, measure in rows)}
 
 
 def _row(run: Run) -> dict[str, Any]:

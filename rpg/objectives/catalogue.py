@@ -32,7 +32,7 @@ def catalogue() -> dict[str, list[Objective]]:
         "RPG, dual clip, clipped tokens keep the divergence": regularized(
             {"type": "dual", "keep_divergence": True}, estimators=("reinforce",)
         ),
-        "RPG, dual clip on the regularized branch (the paper's Algorithms 2 and 1)": [
+        "RPG, dual clip, regularized branch (Algorithms 2 and 1)": [
             *regularized({"type": "dual", "branch": "regularized"}, estimators=("reinforce",)),
             *regularized(
                 {"type": "dual", "branch": "regularized"},

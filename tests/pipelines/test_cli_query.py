@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
+from rpg.objectives.certificate import certify
+from specs import parse_objective
 from tests.storage.recording import RecordedRun, write_json
 
 MAIN = "from pipelines.cli import main; main()"
@@ -211,6 +213,17 @@ def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
     assert [metric["name"] for metric in shown["metrics"]] == ["entropy", "reward/mean", "reward/std"]
     assert shown["evaluations"][-1]["ci_high"] == pytest.approx(0.75)
     assert shown["files"]["log of train"].endswith("logs/train.log")
+
+
+def test_a_run_shows_its_certificate(call: Call, home: Path) -> None:
+    assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == {}
+    assert "Certificate" not in call("show", "aaaa")[1]
+    certificate = json.loads(json.dumps(certify(parse_objective({"type": "grpo"})).as_json()))
+    write_json(home / "runs" / "sums-s0-aaaa1111" / "certificate.json", certificate)
+    out = call("show", "aaaa")[1]
+    assert "Certificate: no claim; held against expected reward less the reverse KL of each token" in out
+    assert re.search(r"on policy +apart +25 % .* forward KL of each token", out)
+    assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == certificate
 
 
 def test_a_run_under_way_without_rows_is_shown(call: Call, home: Path) -> None:

@@ -107,6 +107,30 @@ def test_a_certificate_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert "reverse KL of each token" in text
 
 
+def test_cells_are_called_by_their_labels_and_each_objective_has_its_certificate(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    cells = {"narrow": {"objective.clip.low": 0.1}, "wide": {"objective.clip.low": 0.3}}
+    labels = {}
+    for label, values in cells.items():
+        for seed in range(2):
+            run_id = record_run(home, f"{label}-s{seed}", seed=seed, values=values, after=0.7 + 0.1 * (label == "wide"))
+            labels[run_id] = label
+            objective = parse_objective({"type": "rpg", "clip": {"type": "dual", "low": values["objective.clip.low"]}})
+            write(home.run(run_id) / "certificate.json", certify(objective).as_json())
+    record_experiment(home, list(labels))
+    about = home.experiment("sums") / "experiment.json"
+    write(about, json.loads(about.read_text()) | {"labels": labels})
+    text = write_experiment_report(home, "sums").read_text()
+    assert "wide is best" in text
+    assert "objective.clip.low 0.1" not in text
+    ends = text[text.index("Where training ended") : text.index("Every measure")]
+    assert re.findall(r'<th class="number">(.+?)</th>', ends) == ["narrow", "wide"]
+    assert "Reward, mean of a step" in ends
+    rows = text[text.index("Objective certificates") : text.index("<h2>Spec")].split("<tr>")[2:]
+    assert [row[4:10].rstrip("</d") for row in rows] == ["narrow", "wide"]
+    assert all("Holds</span>, exact on policy" in row for row in rows)
+
+
 def test_only_the_current_runs_of_an_experiment_are_reported(tmp_path: Path) -> None:
     home = Home(tmp_path)
     run_ids = [record_run(home, f"x-s{seed}", seed=seed) for seed in range(2)]

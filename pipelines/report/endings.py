@@ -1,0 +1,45 @@
+"""Where training ended: each metric over the last steps, by groups of seeds, with intervals."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.report.curves import TITLES, Curves
+from pipelines.report.evidence import Group
+from pipelines.statistics import Interval, seed_difference, seed_mean
+
+LAST_STEPS = 10
+"""A training metric is compared by its mean over so many last steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One training metric of one group, and how it differs from the first group's."""
+
+    metric: str
+    label: str
+    value: Interval
+    """Mean over the seeds of each run's last steps; the interval is Student's over seeds, NaN for one seed."""
+    against_first: Interval | None
+    """None for the first group itself, and where nothing differs."""
+
+
+def endings(groups: Sequence[Group], curves: Curves, *, confidence: float = 0.95) -> list[Measure]:
+    """A measure for each metric that a report draws and each group that has it, in that order."""
+    measures = []
+    for metric in TITLES:
+        first: list[float] = []
+        for group in groups:
+            figures = [_ending(curves[metric][run_id]) for run_id in group.run_ids if run_id in curves.get(metric, {})]
+            figures = [figure for figure in figures if math.isfinite(figure)]
+            if figures:
+                moves = max(first + figures) - min(first + figures) > 1e-9 * abs(figures[0])
+                against = seed_difference(first, figures, confidence=confidence) if first and moves else None
+                measures.append(Measure(metric, group.label, seed_mean(figures, confidence=confidence), against))
+                first = first or figures
+    return measures
+
+
+def _ending(points: Sequence[tuple[float, float]]) -> float:
+    values = [value for _, value in points[-LAST_STEPS:] if math.isfinite(value)]
+    return sum(values) / len(values) if values else math.nan
