@@ -1,9 +1,9 @@
 """The cells of a matrix: which there are, the data of each, and what is wrong with any, told at the matrix's line."""
 
 import copy
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise, product
 from typing import Any
 
 from specs.checks import problems_of, warnings_of
@@ -26,7 +26,7 @@ def combinations(matrix: Matrix | None) -> list[dict[str, Any]]:
     rows = zip(*matrix.zip.values(), strict=True) if matrix.zip else iter([()])
     zipped = [dict(zip(matrix.zip, row, strict=True)) for row in rows]
     cells = []
-    for values in itertools.product(*matrix.product.values()):
+    for values in product(*matrix.product.values()):
         for row in zipped:
             cell = {**dict(zip(matrix.product, values, strict=True)), **row}
             if not any(_agrees(cell, entry) for entry in matrix.exclude):
@@ -71,12 +71,13 @@ def _setting_order(setting: tuple[Path, Any]) -> tuple[int, bool]:
 
 def _set(target: Any, path: Path, value: Any) -> None:
     schema: tuple[Any, ...] = (Experiment,)
-    for part in path[:-1]:
+    for part, following in pairwise(path):
         schema = below(schema, part)
         if isinstance(target, list):
             target = target[int(part)]
             continue
-        if not isinstance(target.get(part), (dict, list)):
+        held = target.get(part)
+        if not isinstance(held, dict) and not (isinstance(held, list) and str(following).isdigit()):
             target[part] = {}
         target = target[part]
     last = path[-1]

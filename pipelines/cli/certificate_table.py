@@ -15,14 +15,14 @@ case; exact: at most {tolerance:.0e}. The divergence weighs as much as the rewar
 reference is a third policy.
 
 claim      when it is said to be exact: always; on: while the policy is the sampler; never
-on, off    the error on policy, off policy; cosine: of the angle between the gradients, off policy
+on, off    the error on policy, off policy; cos: of the angle between the gradients, off policy
 KL part    what the divergence's part is the gradient of, on policy, off policy: KL of each token
            or of the whole response, or none that has a name
 whole      on policy, how far that part is from the gradient of the KL of whole responses
 variance   of the gradient of one response, on policy and off policy
 """
-COLUMNS = ("objective", "claim", "on", "off", "cosine", "KL part", "whole", "variance")
-WIDTHS = (31, 6, 5, 5, 6, 19, 5, 10)
+COLUMNS = ("objective", "claim", "on", "off", "cos", "KL part", "whole", "variance")
+WIDTHS = (31, 6, 5, 5, 5, 19, 5, 10)
 SHORT = {
     "nothing": "nothing",
     "reverse KL of each token": "reverse token",

@@ -71,6 +71,11 @@ def test_a_value_that_cannot_be_is_told_at_its_line_of_the_matrix():
     assert said.startswith("spec.yaml:28: objective.clip.low: must be less than 1\n    28 |       - 1.5\n")
 
 
+def test_a_list_where_a_section_belongs_is_told_at_its_line():
+    said = message(GOOD + "matrix:\n  zip: {objective: [[1]]}\n  product: {objective.kl_coef: [0.5]}\n")
+    assert said.startswith("spec.yaml:25: objective.type: missing\n")
+
+
 def test_a_clash_between_fields_is_told_at_the_value_that_brings_it():
     matrix = "matrix:\n  product:\n    training.group_size: [4, 5]\n    training.steps: [1, 2]\n"
     assert message(changed("prompts_per_step: 4", "prompts_per_step: 1") + matrix).startswith(
