@@ -53,7 +53,12 @@ def log_files(home: Home, run_id: str) -> list[Path]:
     """The run's logs, in the order of its stages."""
     order = {stage: position for position, stage in enumerate(("data", "base", "train", "evaluate", "report"))}
     found = (home.run(run_id) / "logs").glob("*.log")
-    return sorted(found, key=lambda path: (order.get(path.stem, len(order)), path.name))
+    return sorted(found, key=lambda path: (order.get(log_stage(path), len(order)), path.name))
+
+
+def log_stage(log: Path) -> str:
+    """The stage that a log is of: a stage has its own, and training over several machines one for each of them."""
+    return log.stem.partition("-")[0]
 
 
 def _fits(run_id: str, text: str) -> bool:

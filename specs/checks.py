@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from specs.errors import Problem
 from specs.files import context_length, missing_files
+from specs.launcher_checks import launcher_problems
 from specs.positions import Path
 from specs.schema.data import ReasoningGymSource, TemplatePrompt
 from specs.schema.experiment import Experiment
@@ -279,5 +280,6 @@ RULES = (
     _overlap,
     _vocabulary,
     missing_files,
+    launcher_problems,
 )
 IDLE_KNOBS = (_idle_clip, _idle_divergence, _idle_reference, _idle_groups, _idle_evaluation, _idle_schedule)

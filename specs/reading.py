@@ -109,6 +109,8 @@ def _with_paths(node: Node) -> Node:
     source = entries["source"].value if "source" in entries else None
     if "path" in entries and isinstance(source, str):
         entries["path"] = _path(entries["path"], source)
+    if "hostfile" in entries:
+        entries["hostfile"] = _path(entries["hostfile"], LOCAL_SOURCES[0])
     for key, child in entries.items():
         if key.endswith(".path") and isinstance(child.value, list):
             entries[key] = Node([_path(item, "") for item in child.value], child.at)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelines.home import Home
 from pipelines.progress import training_line
-from pipelines.runs import log_files, read_state, status_of
+from pipelines.runs import log_files, log_stage, read_state, status_of
 from pipelines.state import read_json
 from specs.errors import RpgError
 
@@ -54,7 +54,7 @@ def watch_run(home: Home, run_id: str) -> str:
 
 
 def _chosen(home: Home, run_id: str, stage: str | None) -> list[Path]:
-    return [path for path in log_files(home, run_id) if stage is None or path.stem == stage]
+    return [path for path in log_files(home, run_id) if stage is None or stage in (path.stem, log_stage(path))]
 
 
 def _print_new(path: Path, offsets: dict[Path, int], last: Path | None, *, headed: bool) -> Path | None:

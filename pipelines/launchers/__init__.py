@@ -24,6 +24,7 @@ class Launcher(Protocol):
 def launcher_of(experiment: Experiment) -> Launcher:
     """The launcher that a spec names."""
     from pipelines.launchers.local import LocalLauncher
+    from pipelines.launchers.ssh import SshRanks
 
-    launchers: dict[str, type[Launcher]] = {"local": LocalLauncher}
+    launchers: dict[str, type[Launcher]] = {"local": LocalLauncher, "ssh": SshRanks}
     return launchers[experiment.launcher.type]()

@@ -34,6 +34,8 @@ def main(scorer: str, timeout_seconds: float, parent: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard))
     signal.signal(signal.SIGALRM, _over_time)
+    # Slurm sends the SIGTERM that asks a trainer to save its state to all that runs on a machine.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     module, _, name = scorer.partition(":")
     function = getattr(importlib.import_module(module), name)
     print("{}", file=answers, flush=True)

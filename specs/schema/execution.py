@@ -7,13 +7,6 @@ from pydantic import Field
 from specs.schema.base import Spec
 
 
-class Launcher(Spec):
-    """Starts the training ranks."""
-
-    type: Literal["local"] = "local"
-    """local: DeepSpeed's launcher on this machine."""
-
-
 class Resources(Spec):
     """What a training rank may use."""
 

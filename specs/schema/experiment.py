@@ -8,7 +8,8 @@ from specs.schema.advantage import Advantage
 from specs.schema.base import Spec
 from specs.schema.data import Data
 from specs.schema.evaluation import Evaluation
-from specs.schema.execution import Launcher, Resources, Stages
+from specs.schema.execution import Resources, Stages
+from specs.schema.launchers import Launcher, LocalLauncher
 from specs.schema.matrix import Matrix
 from specs.schema.model import Model, WarmUp
 from specs.schema.objective import Objective
@@ -49,7 +50,7 @@ class Experiment(Spec):
     """Batch algebra, optimizer, and how the work is spread."""
     evaluation: Evaluation = Evaluation()
     """How checkpoints are measured."""
-    launcher: Launcher = Launcher()
+    launcher: Launcher = LocalLauncher()
     """What starts the training ranks."""
     resources: Resources = Resources()
     """What a rank may use."""
