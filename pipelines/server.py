@@ -19,10 +19,10 @@ import psutil
 from filelock import FileLock
 
 from pipelines.home import Home
-from pipelines.launchers.local import free_port
 from pipelines.reap import ProcessRecord, is_alive
 from pipelines.state import read_json, write_json
 from pipelines.supervisor import log_tail, start
+from rpg.node_ranks import free_port
 
 START_SECONDS = 120.0
 """A first start migrates a new database: 11 s on an idle machine with two cores, several times that on a busy one."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pipelines.execution import Execution
 from pipelines.launchers import launcher_of
+from pipelines.leases import gpu_slots, visible
 from pipelines.plan import StagePlan
 from pipelines.publish import damage, filling, locked, publish
 from pipelines.state import now, read_json, write_json
@@ -133,7 +134,8 @@ def _make(execution: Execution, stage: StagePlan, tick: Tick) -> None:
         }
         write_json(job, description)
         command = [sys.executable, "-m", "rpg.stage", str(job)]
-        _run(execution, stage, command, problems, tick)
+        with gpu_slots(execution, stage.stage) as slots:
+            _run(execution, stage, command, problems, tick, environment=visible(slots))
         job.unlink()
         manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
         publish(aside, stage.output, manifest | {"inputs": stage.inputs})
@@ -147,17 +149,17 @@ def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
     (directory / "train.json").unlink(missing_ok=True)
     (directory / "cancel").unlink(missing_ok=True)
     launcher = launcher_of(execution.plan.experiment)
-    command = launcher.command(directory, execution.plan.experiment)
-    environment = launcher.environment(execution.plan.experiment)
-    _run(
-        execution,
-        stage,
-        command,
-        directory / "problems.json",
-        tick,
-        environment=environment,
-        signal_children=launcher.signal_children,
-    )
+    with gpu_slots(execution, stage.stage) as slots:
+        _run(
+            execution,
+            stage,
+            launcher.command(directory, execution.plan.experiment, slots),
+            directory / "problems.json",
+            tick,
+            environment=launcher.environment(execution.plan.experiment) | visible(slots),
+            signal_children=launcher.signal_children,
+            afterwards=lambda: launcher.end(directory),
+        )
     if wrong := damage(directory, "train.json", stage.fingerprint):
         raise StageError(f"train ended without a whole result: {wrong}", _log(execution, stage))
 
@@ -179,6 +181,7 @@ def _run(
     *,
     environment: dict[str, str] | None = None,
     signal_children: bool = False,
+    afterwards: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs a stage's process to its end and turns its exit into what it means."""
     problems.unlink(missing_ok=True)
@@ -191,6 +194,7 @@ def _run(
         timeout_seconds=policy.timeout_seconds,
         environment=environment or {},
         signal_children=signal_children,
+        afterwards=afterwards,
     )
 
     before, shown_at = log_size(child.log), 0.0

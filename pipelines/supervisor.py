@@ -59,6 +59,8 @@ class Child:
     """On top of this process's own."""
     signal_children: bool = False
     """The command is a launcher that would kill its ranks on SIGTERM: signal them and leave it waiting."""
+    afterwards: Callable[[], None] = lambda: None
+    """Called when the command is gone, however it ended: ends what it started on other machines."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -108,6 +110,7 @@ def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Cal
     finally:
         # Also on KeyboardInterrupt and whatever Prefect raises: nothing outlives this call.
         _end(child, process, grace=0.0)
+        child.afterwards()
         child.record.unlink(missing_ok=True)
 
 

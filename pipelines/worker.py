@@ -10,7 +10,6 @@ import time
 import psutil
 
 from pipelines.home import Home
-from pipelines.launchers.local import free_port
 from pipelines.reap import ProcessRecord, end, is_alive, reap
 from pipelines.server import (
     ServiceError,
@@ -24,6 +23,7 @@ from pipelines.server import (
 )
 from pipelines.submit import POOL, ensure_deployment
 from pipelines.supervisor import start
+from rpg.node_ranks import free_port
 
 DEFAULT_PORT = 4200
 _FLOW_SECONDS = 20.0

@@ -3,10 +3,11 @@
 import base64
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def local_command(run_dir: Path, ranks: int, port: int) -> list[str]:
+def local_command(run_dir: Path, ranks: int, port: int, devices: Sequence[str] = ()) -> list[str]:
     """DeepSpeed's launcher on this machine, with one process a rank.
 
     The launcher exits with a rank's own code when it fails or stops (143 after SIGTERM to the ranks), within a second.
@@ -14,8 +15,9 @@ def local_command(run_dir: Path, ranks: int, port: int) -> list[str]:
 
     Args:
         port: a free TCP port, at which the ranks meet.
+        devices: a rank's GPU each, as CUDA_VISIBLE_DEVICES names it; empty: the first ones.
     """
-    world = base64.urlsafe_b64encode(json.dumps({"localhost": list(range(ranks))}).encode()).decode()
+    world = base64.urlsafe_b64encode(json.dumps({"localhost": list(devices) or list(range(ranks))}).encode()).decode()
     return [
         *(sys.executable, "-m", "deepspeed.launcher.launch"),
         *(f"--world_info={world}", f"--master_port={port}", "--log_level=error", "--no_local_rank"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.output import as_objects, cell_text, table_text
 from pipelines.home import Home
+from pipelines.launchers.launch_record import read_launch
 from pipelines.runs import log_files, status_of
 from pipelines.state import read_json
 
@@ -61,6 +62,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "flow_run_id")},
             "progress": {key: read_json(directory / "progress.json").get(key) for key in ("step", "steps", "phase")},
             "spec": spec_differences(read_json(directory / "spec.json")),
+            "launch": dict(_leaves(read_launch(directory), "")),
             "stages": _objects(store, _STAGES, run_id),
             "metrics": _objects(store, _LAST_METRICS, run_id),
             "evaluations": _objects(store, _EVALUATIONS, run_id),
@@ -76,6 +78,7 @@ def print_run(run: dict[str, Any]) -> None:
     print(f"{run['experiment']}: {run['name']}\n{run['question'] or ''}".rstrip())
     print("   ".join(_standing(run)))
     _section("Spec, where it differs from the defaults", run["spec"])
+    _section("Launch", run["launch"])
     _table("Stages", run["stages"], ("stage", "status", "cached", "started_at", "ended_at", "reason"))
     _table("Metrics at the last step", run["metrics"], ("name", "value", "step"))
     _table(

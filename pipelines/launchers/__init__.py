@@ -1,5 +1,6 @@
 """How the training ranks of a run are started: one module per kind, joined by the spec's `launcher.type`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,12 +13,22 @@ class Launcher(Protocol):
     signal_children: bool
     """SIGTERM goes to the command's children (the ranks), not to the command, which would kill them."""
 
-    def command(self, run_directory: Path, experiment: Experiment) -> list[str]:
-        """The command line. Resuming is the trainer's affair: it finds the last checkpoint in the run's directory."""
+    def command(self, run_directory: Path, experiment: Experiment, slots: Sequence[str]) -> list[str]:
+        """The command line. Resuming is the trainer's affair: it finds the last checkpoint in the run's directory.
+
+        What it chooses (addresses, ports, environment) it records in the run's launch.json.
+
+        Args:
+            slots: GPUs of this machine that are leased for the ranks.
+        """
         ...
 
     def environment(self, experiment: Experiment) -> dict[str, str]:
         """On top of the present environment."""
+        ...
+
+    def end(self, run_directory: Path) -> None:
+        """Ends what the command started elsewhere and did not take with it; called when the command is gone."""
         ...
 
 

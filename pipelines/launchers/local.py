@@ -1,8 +1,10 @@
 """Training ranks on this machine, under DeepSpeed's launcher."""
 
-import socket
+from collections.abc import Sequence
 from pathlib import Path
 
+from pipelines.launchers.launch_record import passed_on, write_launch
+from rpg.node_ranks import free_port
 from specs.schema.experiment import Experiment
 
 
@@ -11,21 +13,19 @@ class LocalLauncher:
 
     signal_children = True
 
-    def command(self, run_directory: Path, experiment: Experiment) -> list[str]:
+    def command(self, run_directory: Path, experiment: Experiment, slots: Sequence[str]) -> list[str]:
         """What starts the ranks; they meet at a free port of this machine."""
         from rpg.launch import local_command
 
-        return local_command(run_directory, experiment.training.ranks, free_port())
+        port = free_port()
+        chosen = {"ranks": experiment.training.ranks, "gpus": ", ".join(slots), "environment": passed_on()}
+        write_launch(run_directory, "local", rendezvous=f"127.0.0.1:{port}", **chosen)
+        return local_command(run_directory, experiment.training.ranks, port, slots)
 
     def environment(self, experiment: Experiment) -> dict[str, str]:
         """Nothing beyond the present environment."""
         del experiment
         return {}
 
-
-def free_port() -> int:
-    """A TCP port that nobody listens at now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    def end(self, run_directory: Path) -> None:
+        """The ranks ended with the command."""

@@ -1,6 +1,7 @@
 """Training ranks on several hosts, each at the other end of an ssh connection."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from specs.schema.experiment import Experiment
@@ -11,12 +12,15 @@ class SshRanks:
 
     signal_children = False
 
-    def command(self, run_directory: Path, experiment: Experiment) -> list[str]:
-        """What connects, starts the ranks, and stays until they have ended."""
-        del experiment
+    def command(self, run_directory: Path, experiment: Experiment, slots: Sequence[str]) -> list[str]:
+        """What connects, starts the ranks, and stays until they have ended. GPUs are leased on the hosts."""
+        del experiment, slots
         return [sys.executable, "-m", "pipelines.launchers.ssh_head", str(run_directory.absolute())]
 
     def environment(self, experiment: Experiment) -> dict[str, str]:
         """Nothing beyond the present environment."""
         del experiment
         return {}
+
+    def end(self, run_directory: Path) -> None:
+        """The connections ended with the command, and what runs on the hosts with them."""

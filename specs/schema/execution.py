@@ -12,6 +12,8 @@ class Resources(Spec):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where there is one."""
+    when_taken: Literal["wait", "fail"] = "wait"
+    """Where other runs hold the machine's GPUs: wait until enough are free, or fail. Leases are held per machine."""
     memory_gib: float = Field(0.0, ge=0)
     """Memory of one rank's device in GiB, against which the plan's estimate is held; 0: not checked."""
     threads: int = Field(0, ge=0)

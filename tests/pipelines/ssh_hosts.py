@@ -48,7 +48,17 @@ class SshHost:
 
     def serve(self) -> None:
         """Starts its ssh server."""
-        command = [_program("ip"), "netns", "exec", self.namespace, _program("sshd"), "-D", "-e", "-f", str(self.config)]
+        command = [
+            _program("ip"),
+            "netns",
+            "exec",
+            self.namespace,
+            _program("sshd"),
+            "-D",
+            "-e",
+            "-f",
+            str(self.config),
+        ]
         with open(self.config.with_suffix(".log"), "ab") as log:
             self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
