@@ -19,7 +19,7 @@ from rpg.engines.sentinel import Probe
 from rpg.evaluation_inputs import evaluation_inputs
 from rpg.prompts import PromptOrder, seed_of
 from rpg.reference import ReferenceSchedule
-from rpg.reference_policy import ReferencePolicy
+from rpg.reference_policy import ReferencePolicy, reference_policy
 from rpg.rewards import Scorer, open_scorer
 from rpg.run_directory import RunDirectory
 from rpg.types import Problem
@@ -115,7 +115,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             sampler=sampler,
             scorer=closing.enter_context(open_scorer(spec.reward)),
             learner=learner,
-            reference=None if spec.reference.source == "behaviour" else ReferencePolicy(learner.model),
+            reference=reference_policy(spec.reference.source, learner.model),
             schedule=ReferenceSchedule.of(spec.reference),
             probe=Probe(
                 tuple([*prompts[0], *prompts[0]][: max(2, min(PROBE_TOKENS, max_length - 1))]), prompt_length=1

@@ -1,18 +1,72 @@
 """The reference policy's weights: lent to the learner's module for a pass, so that there is no second model."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rpg import ranks
+from rpg.engines.adapters import has_adapters, without_adapters
 
 
-class ReferencePolicy:
-    """A snapshot of a module's weights. When they are sharded, each rank keeps its own shard."""
+class ReferencePolicy(Protocol):
+    """Another policy than the one that is trained, of the same shape."""
+
+    def move(self, *, ema_decay: float = 0.0) -> None:
+        """Makes it the present policy, or a mixture with it."""
+        ...
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Within the block the learner's module is this policy. Train on nothing inside."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Writes what a checkpoint needs to have it back."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Takes back what `save` wrote."""
+        ...
+
+
+def reference_policy(
+    source: Literal["behaviour", "snapshot", "initial"], module: nn.Module
+) -> "Snapshot | BaseModel | None":
+    """The spec's reference, from a module that is still as training begins. None: that which samples, so no other."""
+    if source == "behaviour":
+        return None
+    return BaseModel(module) if source == "initial" and has_adapters(module) else Snapshot(module)
+
+
+class BaseModel:
+    """The policy that training with adapters began with: the module with its adapters off. Nothing is kept."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
+        """An initial policy does not move."""
+        raise ValueError("the initial policy does not move")
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within the block the adapters are off."""
+        with without_adapters(self._module), torch.no_grad():
+            yield
+
+    def save(self, directory: Path) -> None:
+        """Writes nothing: the base model's weights never change."""
+
+    def load(self, directory: Path) -> None:
+        """Reads nothing."""
+
+
+class Snapshot:
+    """A copy of what a module trains: all its weights, or its adapters. Sharded, each rank keeps its own shard."""
 
     def __init__(self, module: nn.Module) -> None:
         """The snapshot is the module as it is now."""
@@ -57,6 +111,7 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def _held(self) -> Iterator[tuple[str, Tensor]]:
-        """What this rank holds of each parameter: the whole, or at ZeRO 3 its shard."""
+        """What this rank holds of each parameter that is trained: the whole, or at ZeRO 3 its shard."""
         for name, parameter in self._module.named_parameters():
-            yield name, getattr(parameter, "ds_tensor", parameter)
+            if parameter.requires_grad:
+                yield name, getattr(parameter, "ds_tensor", parameter)

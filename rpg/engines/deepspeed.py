@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from rpg import ranks
 from rpg.batch import Microbatch
+from rpg.engines.adapters import add_adapters, save_adapter, whole_weights
 from rpg.logprobs import token_logprobs
 from specs.errors import Problem, SpecError
 from specs.schema.training import Training
@@ -128,10 +129,13 @@ class Learner:
         self._norm = float(norm)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole weights by the transformers model's names, one after another; at ZeRO 3 gathered one by one."""
-        for name, parameter in self.model.named_parameters():
-            with self._whole([parameter]):
-                yield name, parameter.detach()
+        """The whole weights by the transformers model's names, one after another; at ZeRO 3 gathered one by one.
+
+        Adapters are merged into theirs.
+        """
+        for weight in whole_weights(self.model):
+            with self._whole(weight.parts):
+                yield weight.name, weight.whole()
 
     @contextmanager
     def _whole(self, parameters: list[nn.Parameter]) -> Iterator[None]:
@@ -144,17 +148,24 @@ class Learner:
             yield
 
     def save(self, directory: Path) -> None:
-        """Writes weights, optimizer state and shards; each rank its own files."""
-        self._engine.save_checkpoint(str(directory), tag="state", save_latest=False)
+        """Writes what is trained, optimizer state and shards; each rank its own files. What is frozen the base has."""
+        self._engine.save_checkpoint(
+            str(directory), tag="state", save_latest=False, exclude_frozen_parameters=bool(self._training.lora)
+        )
 
     def load(self, directory: Path) -> None:
         """Takes back what `save` wrote, on the same number of ranks."""
-        path, _ = self._engine.load_checkpoint(str(directory), tag="state")
+        path, _ = self._engine.load_checkpoint(
+            str(directory), tag="state", load_module_strict=self._training.lora is None
+        )
         if path is None:
             raise RuntimeError(f"DeepSpeed found no state in {directory}")
 
     def export(self, directory: Path) -> None:
-        """Writes the policy as safetensors and config, for transformers and vLLM. Rank 0 writes; all ranks call."""
+        """Writes the policy as safetensors and config, for transformers and vLLM. Rank 0 writes; all ranks call.
+
+        Adapters are merged; alone they lie in `adapter`, as PEFT reads them.
+        """
         first = ranks.rank() == 0
         state = {
             name: weight.to("cpu", copy=True)
@@ -163,6 +174,10 @@ class Learner:
         }
         if first:
             self.model.save_pretrained(directory, state_dict=state)
+        if lora := self._training.lora:
+            with self._whole([parameter for parameter in self.model.parameters() if parameter.requires_grad]):
+                if first:
+                    save_adapter(self.model, lora, directory / "adapter")
 
 
 def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
@@ -174,6 +189,8 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
             setattr(config, name, 0.0)
     model = AutoModelForCausalLM.from_pretrained(weights_dir, config=config, dtype=getattr(torch, training.precision))
     model.train()
+    if training.lora:
+        add_adapters(model, training.lora)
     if training.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model

@@ -22,6 +22,12 @@ def execution(default: Any = ..., **constraints: Any) -> Any:
     return Field(default, json_schema_extra={"identity": False}, **constraints)
 
 
+def addition(default: Any, **constraints: Any) -> Any:
+    """A field that came after results did and whose default means what was done before: it is left out of a fingerprint
+    while it has the default, so that those results stay valid."""
+    return Field(default, json_schema_extra={"identity": "unless default"}, **constraints)
+
+
 def unless_said(tag: str, variant: str) -> BeforeValidator:
     """For a union of sections: a mapping that leaves its `tag` out means `variant`."""
 
@@ -35,10 +41,11 @@ def identity_of(model: BaseModel) -> dict[str, Any]:
     """The fields of a section that change a result, as plain data; those declared with `execution` are left out."""
     plain: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra.get("identity") is False:
+        extra, value = field.json_schema_extra, getattr(model, name)
+        kind = extra.get("identity") if isinstance(extra, dict) else True
+        if kind is False or (kind == "unless default" and value == field.default):
             continue
-        plain[name] = _plain(getattr(model, name))
+        plain[name] = _plain(value)
     return plain
 
 

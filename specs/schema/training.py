@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec, execution
+from specs.schema.base import Spec, addition, execution
 
 
 class Optimizer(Spec):
@@ -21,6 +21,18 @@ class Optimizer(Spec):
     """Decoupled; the share of a weight, times the learning rate, that an update takes away."""
     max_grad_norm: float = Field(1.0, gt=0)
     """The global gradient norm is scaled down to it."""
+
+
+class Lora(Spec):
+    """Low-rank adapters, Hu 2021, arXiv:2106.09685: W + (alpha / rank) B A stands for each adapted weight W. Only A and
+    B are trained; W keeps no gradient and no optimizer state. There is no dropout: the ratio compares two passes."""
+
+    rank: int = Field(16, ge=1)
+    """Rows of A and columns of B."""
+    alpha: float = Field(32.0, gt=0)
+    """The product B A is scaled by alpha / rank."""
+    target_modules: tuple[str, ...] = ()
+    """Names of the linear modules that get adapters, such as q_proj; none: all but the output head."""
 
 
 class Schedule(Spec):
@@ -63,6 +75,8 @@ class Training(Spec):
     """Parts a step's rollouts are split into, one optimizer update each; must divide prompts_per_step x group_size."""
     epochs: int = Field(1, ge=1)
     """Passes over a step's rollouts."""
+    lora: Lora | None = addition(None)
+    """Train low-rank adapters instead of the model's own weights."""
     optimizer: Optimizer = Optimizer()
     """What makes an update of a gradient."""
     schedule: Schedule = Schedule()

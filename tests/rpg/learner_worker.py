@@ -1,33 +1,45 @@
 """One rank of the learner's tests: `learner_worker INPUTS OUT CASE...` makes five updates on fixed responses.
 
-A case is ZERO:PRECISION:MICROBATCH_TOKENS, or `plain`: the same updates written out in PyTorch, one response at a time.
-The weights after the updates, and the mean gradient norm (to whose scale AdamW is blind), go to OUT/<case>.npz.
+A case is ZERO:PRECISION:MICROBATCH_TOKENS and names of OPTIONS, or `plain` and such names: the same updates written out
+in PyTorch, in float32 and one response at a time. The weights after the updates, and the mean gradient norm (to whose
+scale AdamW is blind), go to OUT/<case>.npz.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from torch.nn.utils import parametrize
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rpg import ranks
 from rpg.advantages import advantages
 from rpg.batch import StepRollouts
+from rpg.engines.deepspeed import load_model
 from rpg.ledger import TokenLedger
+from rpg.minibatches import Minibatch, cut
 from rpg.objectives import token_losses
-from rpg.parts import open_parts
+from rpg.parts import _seed_everything, open_parts
 from rpg.rewards.score import Score
 from rpg.run_directory import RunDirectory
 from rpg.run_state import RunState
-from rpg.trainer import Minibatch, Trainer
+from rpg.trainer import Trainer
 from specs.schema.experiment import Experiment
+from specs.schema.training import Training
 from tests.rpg.tiny_run import make_run
 
 UPDATES = 5
-TRAINING = {
+TRAINING: dict[str, Any] = {
     **{"steps": 1, "prompts_per_step": 5, "group_size": 5, "minibatches": UPDATES, "schedule": {"type": "constant"}},
     "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.05, "weight_decay": 0.1},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "lora": {
+        "lora": {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]},
+        "optimizer": TRAINING["optimizer"] | {"learning_rate": 2e-2},
+    },
 }
 ROLLOUT = {"max_response_length": 20, "temperature": 1.3}
 
@@ -61,7 +73,8 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
     step = responses()
     with open_parts(run, spec, torch.device("cpu")) as parts:
         trainer = Trainer(parts, RunState(), keeper=None, progress=None)
-        minibatches, ledger = trainer.cut(step), TokenLedger(len(step.token_ids))
+        minibatches = cut(step, trainer.training, torch.device("cpu"))
+        ledger = TokenLedger(len(step.token_ids))
         trainer.recompute(minibatches, ledger)
         seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
         weights = {name: weight.float().numpy().copy() for name, weight in parts.learner.weights()}
@@ -96,8 +109,9 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
     """The same updates with whole logits, no padding, one response at a time."""
     step, training = responses(), spec.training
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    trained = low_rank(model, base, training) if training.lora else list(model.parameters())
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=training.optimizer.learning_rate, eps=1e-8, weight_decay=training.optimizer.weight_decay
+        trained, lr=training.optimizer.learning_rate, eps=1e-8, weight_decay=training.optimizer.weight_decay
     )
 
     def logprobs(index: int) -> torch.Tensor:
@@ -124,21 +138,53 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
             )
             total = total + losses.sum() / step.lengths[part].sum()
         total.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), training.optimizer.max_grad_norm).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(trained, training.optimizer.max_grad_norm).item())
         optimizer.step()
+    for name in [name for name, module in model.named_modules() if parametrize.is_parametrized(module)]:
+        parametrize.remove_parametrizations(model.get_submodule(name), "weight")
     weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
     return weights | {"grad_norm": np.array([np.mean(norms)])}
+
+
+class LowRank(torch.nn.Module):
+    """W -> W + scale B A, with B = 0 at first."""
+
+    def __init__(self, a: torch.Tensor, rows: int, scale: float) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Parameter(a.detach().clone()), torch.nn.Parameter(a.new_zeros(rows, len(a)))
+        self.scale = scale
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + self.scale * self.b @ self.a
+
+
+def low_rank(model: PreTrainedModel, base: Path, training: Training) -> list[torch.nn.Parameter]:
+    """Freezes the model and gives it the learner's adapters, written out; returns what is trained."""
+    assert training.lora is not None
+    _seed_everything(0)
+    drawn = {name: a for name, a in load_model(base, training).named_parameters() if "lora_A" in name}
+    model.requires_grad_(False)
+    trained: list[torch.nn.Parameter] = []
+    for name, a in drawn.items():
+        linear = model.get_submodule(name.partition(".lora_A")[0])
+        adapter = LowRank(a, linear.weight.shape[0], training.lora.alpha / training.lora.rank)
+        parametrize.register_parametrization(linear, "weight", adapter)
+        trained += [adapter.a, adapter.b]
+    return trained
 
 
 def main(inputs: Path, out: Path, cases: list[str]) -> None:
     ranks.join("cpu")
     torch.set_num_threads(1)
     for case in cases:
-        zero, precision, tokens = ("0:float32:1" if case == "plain" else case).split(":")
-        changes = {"zero_stage": int(zero), "precision": precision, "microbatch_tokens": int(tokens)}
+        plain = case.startswith("plain")
+        zero, precision, tokens, *options = case.replace("plain", "0:float32:1").split(":")
+        changes: dict[str, Any] = {"zero_stage": int(zero), "precision": precision, "microbatch_tokens": int(tokens)}
+        for option in options:
+            changes |= OPTIONS[option]
         place = out / f"{case}-rank{ranks.rank()}of{ranks.world_size()}"
         run = RunDirectory(make_run(inputs, place, training=TRAINING | changes, rollout=ROLLOUT))
-        weights = by_hand(inputs / "base", run.spec()) if case == "plain" else by_trainer(run, run.spec())
+        weights = by_hand(inputs / "base", run.spec()) if plain else by_trainer(run, run.spec())
         if ranks.rank() == 0:
             np.savez(out / f"{case}x{ranks.world_size()}.npz", **weights)
     ranks.leave()

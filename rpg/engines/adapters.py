@@ -1,0 +1,138 @@
+"""Low-rank adapters on a transformers model: what is trained in place of its weights, and what they make of them.
+
+The modules are PEFT's, put into the model itself, so that it stays a transformers model and the names of its weights
+stay legible: an adapted `q_proj.weight` is called `q_proj.base_layer.weight` inside and `q_proj.weight` outside.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import Conv1D, PreTrainedModel
+
+from specs.errors import Problem, SpecError
+from specs.schema.training import Lora
+
+if TYPE_CHECKING:  # importing PEFT takes a second, which a run without adapters need not wait for
+    from peft import LoraConfig
+
+_NAME = "default"
+"""PEFT's name of an adapter that has none."""
+_INSIDE = ".base_layer."
+
+
+def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
+    """Puts adapters into the model and freezes all else. A is drawn from torch's generator; B is 0, so nothing changes.
+
+    Raises:
+        SpecError: a target module that the model has not, or that is no linear layer between the embeddings.
+    """
+    from peft import inject_adapter_in_model
+
+    _check_targets(model, lora)
+    inject_adapter_in_model(_config(lora), model)
+
+
+def _config(lora: Lora) -> "LoraConfig":
+    from peft import LoraConfig
+
+    targets = list(lora.target_modules) or "all-linear"
+    alpha = lora.alpha  # annotated as whole, used as a factor
+    return LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
+
+
+def _check_targets(model: PreTrainedModel, lora: Lora) -> None:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D)) and module is not head
+    }
+    wrong = [
+        Problem(
+            "the model has no such linear module",
+            path=("training", "lora", "target_modules", index),
+            given=name,
+            allowed=", ".join(sorted(linear)),
+        )
+        for index, name in enumerate(lora.target_modules)
+        if name not in linear
+    ]
+    if wrong:
+        raise SpecError(*wrong)
+
+
+def _adapted(module: nn.Module | None) -> bool:
+    return hasattr(module, "lora_A")
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether `add_adapters` was here."""
+    return any(map(_adapted, model.modules()))
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Within the block the model is the one that the adapters were put into."""
+    layers: list[Any] = [module for module in model.modules() if _adapted(module)]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One of a model's weights under the name that the model without adapters has for it."""
+
+    name: str
+    parts: list[nn.Parameter]
+    """What it is made of: the parameter itself and, where it is adapted, the adapter's."""
+    layer: Any = None
+    """PEFT's, where it is adapted."""
+
+    @torch.no_grad()
+    def whole(self) -> Tensor:
+        """The parameter, or with an adapter a new tensor W + (alpha / rank) B A, added in float32 and rounded once.
+
+        Rounded to bfloat16 it loses what of the product is below 2^-9 of the weight, which the trained model keeps.
+        """
+        parameter = self.parts[0].detach()
+        if self.layer is None:
+            return parameter
+        product: Tensor = self.layer.get_delta_weight(_NAME)
+        return (parameter.float() + product.float()).to(parameter.dtype)
+
+
+def whole_weights(model: PreTrainedModel) -> Iterator[Weight]:
+    """The weights of the model with its adapters merged, by the names of the model without."""
+    modules: dict[str, Any] = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        owner, _, kind = name.rpartition(_INSIDE)
+        layer = modules.get(owner) if kind == "weight" else None
+        if layer is not None and _adapted(layer):
+            adapter = [layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight]
+            yield Weight(f"{owner}.weight", [parameter, *adapter], layer)
+        elif ".lora_" not in name:
+            yield Weight(name.replace(_INSIDE, "."), [parameter])
+
+
+def save_adapter(model: PreTrainedModel, lora: Lora, directory: Path) -> None:
+    """Writes the adapter alone as PEFT reads it. Its weights must be whole."""
+    from peft import get_peft_model_state_dict
+
+    directory.mkdir(exist_ok=True)
+    state = get_peft_model_state_dict(model)
+    save_file(
+        {f"base_model.model.{name}": weight.detach().cpu().contiguous() for name, weight in state.items()},
+        directory / "adapter_model.safetensors",
+    )
+    _config(lora).save_pretrained(str(directory))
