@@ -38,7 +38,7 @@ TRAINING: dict[str, Any] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "lora": {
         "lora": {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]},
-        "optimizer": TRAINING["optimizer"] | {"learning_rate": 2e-2},
+        "optimizer": TRAINING["optimizer"] | {"learning_rate": 5e-3},
     },
 }
 ROLLOUT = {"max_response_length": 20, "temperature": 1.3}

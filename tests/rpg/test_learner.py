@@ -18,11 +18,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inputs, out = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("results")
     make_inputs(inputs)
     alone = ["plain", *STAGES, "0:float32:1", "0:float32:100000", "0:bfloat16:60", "2:bfloat16:60"]
+    alone += ["plain:lora", "0:float32:60:lora", "3:bfloat16:60:lora"]
     command = [sys.executable, "-m", "tests.rpg.learner_worker", str(inputs), str(out)]
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [start([*command, *alone])]
     processes += [
-        start([*command, *STAGES, "1:bfloat16:60"], environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        start(
+            [*command, *STAGES, "1:bfloat16:60", "3:float32:60:lora"],
+            environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
         for rank in range(2)
     ]
     finish(*processes)
@@ -71,3 +75,22 @@ def test_microbatch_size_does_not_change_the_gradient(results: Path, tokens: int
 @pytest.mark.parametrize("case", ["0:bfloat16:60x1", "2:bfloat16:60x1", "1:bfloat16:60x2"])
 def test_bfloat16_stays_near_float32(results: Path, case: str) -> None:
     assert 0 < worst(results, case, "plainx1") < 0.06
+
+
+@pytest.mark.parametrize("case", ["0:float32:60:lorax1", "3:float32:60:lorax2"])
+def test_adapters_are_those_of_plain_pytorch(results: Path, case: str) -> None:
+    assert worst(results, case, "plain:lorax1") < 1e-4
+
+
+def test_only_adapted_weights_move(results: Path) -> None:
+    import safetensors.numpy
+
+    base = safetensors.numpy.load_file(next(results.parent.glob("inputs*/base/model.safetensors")))
+    trained = np.load(results / "0:float32:60:lorax1.npz")
+    for name, weight in base.items():
+        adapted = any(target in name for target in ("q_proj", "v_proj", "down_proj"))
+        assert np.array_equal(trained[name], weight) != adapted, name
+
+
+def test_bfloat16_adapters_stay_near_float32(results: Path) -> None:
+    assert 0 < worst(results, "3:bfloat16:60:lorax1", "plain:lorax1") < 0.06
