@@ -144,7 +144,7 @@ spec.yaml:11: rollout.max_response_length: prompt and response do not fit the mo
         ["--set", "training.stepz=3"],
         """\
 --set training.stepz=3: training.stepz: unknown field
-  allowed: checkpoint, epochs, export_every_steps, gradient_checkpointing, group_size, microbatch_tokens, minibatches, offload, optimizer, precision, prompts_per_step, ranks, schedule, steps, zero_stage
+  allowed: checkpoint, epochs, export_every_steps, gradient_checkpointing, group_size, lora, microbatch_tokens, minibatches, offload, optimizer, precision, prompts_per_step, ranks, schedule, steps, zero_stage
   hint: did you mean `steps`?
 1 error; nothing was run
 """,
