@@ -3,8 +3,8 @@
 Everything here follows from the lengths alone and is the same on every rank, so that the ranks agree without talking.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ class StepRollouts:
     """The text of each response."""
     scores: tuple[Score, ...]
     policy_version: int
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of how the batch came about."""
 
     @property
     def starts(self) -> Integers:
@@ -52,8 +54,13 @@ class StepRollouts:
 
     @property
     def rewards(self) -> Floats:
-        """Of each response. [B]"""
-        return np.array([score.value for score in self.scores], dtype=np.float32)
+        """Of each response, penalties included. [B]"""
+        return np.array([score.reward for score in self.scores], dtype=np.float32)
+
+    @property
+    def truncated(self) -> npt.NDArray[np.bool_]:
+        """Whether a response was cut at the maximum length. [B]"""
+        return np.array([reason == "length" for reason in self.finish_reasons])
 
 
 def collate(
@@ -91,6 +98,31 @@ def join(parts: Sequence[StepRollouts]) -> StepRollouts:
         scores=tuple(score for part in parts for score in part.scores),
         policy_version=parts[0].policy_version,
     )
+
+
+def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
+    """The batch with these groups alone, in this order."""
+    members = [np.flatnonzero(step.group_ids == group) for group in groups]
+    index = np.concatenate([np.empty(0, dtype=np.int64), *members])
+    tokens = np.concatenate([np.empty(0, dtype=np.int64), *(_tokens_of(step, each) for each in members)])
+    return StepRollouts(
+        prompts=tuple(step.prompts[group] for group in groups),
+        problems=tuple(step.problems[group] for group in groups),
+        group_ids=np.repeat(np.arange(len(groups), dtype=np.int64), [len(each) for each in members]),
+        token_ids=step.token_ids[tokens],
+        rollout_logprobs=step.rollout_logprobs[tokens],
+        lengths=step.lengths[index],
+        finish_reasons=tuple(step.finish_reasons[response] for response in index),
+        responses=tuple(step.responses[response] for response in index),
+        scores=tuple(step.scores[response] for response in index),
+        policy_version=step.policy_version,
+    )
+
+
+def _tokens_of(step: StepRollouts, responses: Integers) -> Integers:
+    """Where the responses' tokens stand among the step's."""
+    starts = step.starts
+    return np.concatenate([np.arange(starts[response], starts[response + 1]) for response in responses])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +196,8 @@ class Microbatch:
     """Positions of the n tokens in the flattened [b * T]. [n]"""
     rollouts: Tensor
     """Index of each row's response in the step, on the host. [b]"""
+    rollout_logprobs: Tensor
+    """Of those response tokens by the engine that sampled them, nats. [n]"""
     counts: bool
     """False: its tokens weigh nothing, see Rows."""
 
@@ -206,5 +240,6 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device) -> Microbat
         response_mask=place(mask),
         places=place(row * longest + column),
         rollouts=torch.from_numpy(index),
+        rollout_logprobs=place(step.rollout_logprobs[tokens]),
         counts=rows.counts,
     )

@@ -9,6 +9,8 @@ from torch import Tensor
 from rpg import ranks
 from rpg.batch import Microbatch, StepRollouts
 
+_LARGEST = ("ratio", "rollout_ratio")
+"""Per-token tensors whose maximum is a metric, NAME/max."""
 _TOKEN_MEANS = {
     "kl/reverse": "kl_reverse",
     "kl/forward": "kl_forward",
@@ -18,6 +20,9 @@ _TOKEN_MEANS = {
     "clip_fraction/dual": "clipped_dual",
     "ratio/mean": "ratio",
     "entropy": "entropy",
+    "kl/rollout": "kl_rollout",
+    "rollout_ratio/mean": "rollout_ratio",
+    "clip_fraction/rollout": "corrected",
 }
 """Metric -> name of the per-token tensor (`rpg.objectives.diagnostics`, and the entropy) whose mean it is."""
 
@@ -28,7 +33,7 @@ class UpdateMetrics:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._tokens = torch.zeros((), dtype=torch.float64)
-        self._largest_ratio = torch.zeros((), dtype=torch.float64)
+        self._largest = torch.zeros(len(_LARGEST), dtype=torch.float64)
         self._loss = torch.zeros((), dtype=torch.float64)
         self._grad_norms: list[float] = []
 
@@ -53,7 +58,7 @@ class UpdateMetrics:
             self._sums[f"{name}_squared"] = self._sums.get(f"{name}_squared", 0) + wide[name].square().sum()
         self._tokens += wide["ratio"].numel()
         if wide["ratio"].numel():
-            self._largest_ratio = torch.maximum(self._largest_ratio, wide["ratio"].max())
+            self._largest = torch.maximum(self._largest, torch.stack([wide[name].max() for name in _LARGEST]))
         self._loss += loss.detach().to("cpu", torch.float64)
 
     def update_done(self, grad_norm: float) -> None:
@@ -64,12 +69,12 @@ class UpdateMetrics:
         """The figures over all ranks, by the names that SQL knows."""
         names = sorted(self._sums)
         values = ranks.total(torch.stack([self._tokens, self._loss, *(self._sums[name] for name in names)]))
-        tokens, loss = float(values[0]), float(values[1])
+        tokens, loss = max(1.0, float(values[0])), float(values[1])
         sums = dict(zip(names, values[2:].tolist(), strict=True))
         figures = {metric: sums[name] / tokens for metric, name in _TOKEN_MEANS.items()}
         return {
             **figures,
-            "ratio/max": float(ranks.largest(self._largest_ratio)),
+            **dict(zip((f"{name}/max" for name in _LARGEST), ranks.largest(self._largest).tolist(), strict=True)),
             "ratio/ess": sums["ratio"] ** 2 / (tokens * sums["ratio_squared"]) if sums["ratio_squared"] else 0.0,
             "weight/variance": max(0.0, sums["weight_squared"] / tokens - (sums["weight"] / tokens) ** 2),
             "loss": loss / len(self._grad_norms),
@@ -83,6 +88,7 @@ def rollout_metrics(step: StepRollouts) -> dict[str, float]:
     sizes = np.bincount(step.group_ids)
     groups = np.split(rewards, np.cumsum(sizes)[:-1])
     return {
+        **step.figures,
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
         "zero_std_fraction": float(np.mean([np.ptp(group) == 0 for group in groups])),

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rpg import ranks
-from rpg.batch import Microbatch, StepRollouts, microbatch, plan_microbatches
+from rpg.batch import Microbatch, Rows, StepRollouts, microbatch, plan_microbatches
 from specs.schema.training import Training
 
 
@@ -16,29 +16,37 @@ class Minibatch:
 
     passes: list[Microbatch]
     num_tokens: int
-    """Response tokens, over all ranks."""
+    """Response tokens that are trained on, over all ranks; at least 1."""
     num_sequences: int
-    """Responses, over all ranks."""
+    """Responses that are trained on, over all ranks; at least 1."""
 
 
 def cut(rollouts: StepRollouts, training: Training, device: torch.device) -> list[Minibatch]:
-    """Minibatches in the order of the prompts, each with this rank's passes, which serve every forward alike."""
-    lengths = rollouts.sequence_lengths
+    """Minibatches in the order of the prompts, each with this rank's passes, which serve every forward alike.
+
+    Responses that `mask_truncated` leaves out are in no pass and no count.
+    """
     parts = np.array_split(np.arange(len(rollouts.lengths)), training.minibatches)
+    if training.mask_truncated:
+        parts = [part[~rollouts.truncated[part]] for part in parts]
     return [
         Minibatch(
-            passes=[
-                microbatch(rollouts, rows, device)
-                for rows in plan_microbatches(
-                    lengths,
-                    part.tolist(),
-                    ranks=ranks.world_size(),
-                    rank=ranks.rank(),
-                    max_tokens=training.microbatch_tokens,
-                )
-            ],
-            num_tokens=int(rollouts.lengths[part].sum()),
-            num_sequences=len(part),
+            passes=[microbatch(rollouts, rows, device) for rows in _passes(rollouts, part.tolist(), training)],
+            num_tokens=max(1, int(rollouts.lengths[part].sum())),
+            num_sequences=max(1, len(part)),
         )
         for part in parts
     ]
+
+
+def _passes(rollouts: StepRollouts, part: list[int], training: Training) -> list[Rows]:
+    """This rank's; one that does not count where there is nothing to train on, since an update needs a backward."""
+    if not part:
+        return [Rows((int(rollouts.sequence_lengths.argmin()),), counts=False)]
+    return plan_microbatches(
+        rollouts.sequence_lengths,
+        part,
+        ranks=ranks.world_size(),
+        rank=ranks.rank(),
+        max_tokens=training.microbatch_tokens,
+    )

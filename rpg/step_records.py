@@ -42,7 +42,7 @@ def write_rollouts(
             "group_id": rollouts.group_ids,
             "prompt": [problem.prompt for problem in asked],
             "response": list(rollouts.responses),
-            "reward": [score.value for score in rollouts.scores],
+            "reward": [score.reward for score in rollouts.scores],
             "correct": [score.correct for score in rollouts.scores],
             "advantage": advantages.double().numpy(),
             "num_tokens": rollouts.lengths,

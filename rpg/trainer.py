@@ -6,10 +6,10 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
   losses therefore carry pi_ref/pi_old, which is 1 in the paper.
 - A loss is divided by one denominator over all microbatches and ranks (rpg/objectives/aggregate.py). The public code
   averages within microbatches, so that its loss depends on how they are cut.
-- Groups without signal (all rewards equal) stay in the batch and in every denominator; the paper samples until it has
-  a batch without them.
+- Groups without signal (all rewards equal) stay in the batch and in every denominator, unless the spec asks for
+  dynamic sampling, as the paper has it. That fills the places of such groups only; the paper throws surplus away too.
 - `old_logprobs` are the learner's, taken in the same microbatches that train, so that the first update's ratios are
-  exactly 1; the sampler's own logprobs are recorded and used for nothing.
+  exactly 1; the sampler's own logprobs weigh the loss only where the spec asks for a correction.
 - Minibatches follow the order of the prompts; there is no further shuffling.
 - Dropout is off: the ratio compares two passes over the same tokens.
 """
@@ -27,6 +27,7 @@ from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics
 from rpg.minibatches import Minibatch, cut
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
+from rpg.objectives.mismatch import correction_weight, mismatch_diagnostics, rollout_ratio
 from rpg.parts import Parts
 from rpg.progress import Progress
 from rpg.rollouts import RolloutSource
@@ -139,9 +140,8 @@ class Trainer:
                     logprobs, entropies = self.parts.learner.logprobs(batch)
                     if epoch == number == 0:
                         ledger.write(batch, old_logprobs=logprobs)
-                    loss, seen = self.loss(batch, minibatch, logprobs, advantage, ledger)
+                    loss, seen = self.loss(batch, minibatch, logprobs, entropies, advantage, ledger)
                     self.parts.learner.backward(loss)
-                    seen["entropy"] = entropies
                     metrics.add(batch, seen, loss)
                     ledger.write(
                         batch, logprobs=logprobs, entropies=entropies, ratios=seen["ratio"], clipped=seen["clipped"]
@@ -163,9 +163,15 @@ class Trainer:
         return metrics, rate
 
     def loss(
-        self, batch: Microbatch, minibatch: Minibatch, logprobs: Tensor, advantage: Tensor, ledger: TokenLedger
+        self,
+        batch: Microbatch,
+        minibatch: Minibatch,
+        logprobs: Tensor,
+        entropies: Tensor,
+        advantage: Tensor,
+        ledger: TokenLedger,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This pass's part of the update's loss, and what `diagnostics` says of its tokens. [n] each"""
+        """This pass's part of the update's loss, and what can be said of its tokens. [n] each"""
         old = batch.spread(ledger.read("old_logprobs", batch))
         inputs = {
             "logprobs": batch.spread(logprobs),
@@ -174,15 +180,23 @@ class Trainer:
             "advantages": batch.spread(advantage[batch.tokens].to(old)),
             "response_mask": batch.response_mask,
         }
+        correction = self.spec.rollout.correction
+        gap = rollout_ratio(old, batch.spread(batch.rollout_logprobs.to(old)), batch.response_mask)
+        weight = correction_weight(correction, gap)
+        losses = token_losses(self.spec.objective, **inputs) * weight
+        if self.training.entropy_coef:
+            losses = losses - self.training.entropy_coef * batch.spread(entropies)
         loss = aggregate(
-            token_losses(self.spec.objective, **inputs),
+            losses,
             batch.response_mask,
             aggregation=self.spec.objective.aggregation,
             num_tokens=minibatch.num_tokens,
             num_sequences=minibatch.num_sequences,
             max_response_length=self.spec.rollout.max_response_length,
         )
-        seen = {name: batch.pick(values) for name, values in diagnostics(self.spec.objective, **inputs).items()}
+        of_tokens = diagnostics(self.spec.objective, **inputs) | mismatch_diagnostics(gap, weight, correction)
+        seen = {name: batch.pick(values) for name, values in of_tokens.items()}
+        seen["entropy"] = entropies.detach()
         seen["clipped"] = seen["clipped_low"] | seen["clipped_high"] | seen["clipped_dual"]
         return loss, seen
 

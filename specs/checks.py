@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from specs import sampling_checks
 from specs.errors import Problem
 from specs.files import context_length, missing_files
 from specs.launcher_checks import launcher_problems
@@ -9,6 +10,7 @@ from specs.positions import Path
 from specs.schema.data import ReasoningGymSource, TemplatePrompt
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
+from specs.schema.objective import RegularizedObjective
 
 
 def problems_of(experiment: Experiment) -> list[Problem]:
@@ -188,7 +190,8 @@ def _idle_clip(experiment: Experiment) -> Iterator[Problem]:
         "the clip can never fire",
         ("objective", "clip"),
         given="1 minibatch x 1 epoch: the policy that is trained is the one that sampled, so every ratio is 1",
-        hint="raise training.minibatches or training.epochs, or write clip: {type: none}",
+        hint="raise training.minibatches or training.epochs"
+        + (", or write clip: {type: none}" if isinstance(experiment.objective, RegularizedObjective) else ""),
     )
 
 
@@ -214,9 +217,10 @@ def _idle_divergence(experiment: Experiment) -> Iterator[Problem]:
 
 def _idle_reference(experiment: Experiment) -> Iterator[Problem]:
     reference, training = experiment.reference, experiment.training
-    if reference.source != "behaviour" and getattr(experiment.objective, "divergence", "") == "none":
+    if reference.source != "behaviour" and not experiment.objective.needs_reference:
+        given = "divergence none" if getattr(experiment.objective, "divergence", "") == "none" else "kl_coef 0"
         hint = "leave reference out: a second model costs memory"
-        yield Problem("nothing reads the reference", ("reference", "source"), given="divergence none", hint=hint)
+        yield Problem("nothing reads the reference", ("reference", "source"), given=given, hint=hint)
     every_steps = getattr(reference.update, "every_steps", None)
     if every_steps and every_steps >= training.steps and not getattr(reference.update, "kl_above", None):
         yield Problem(
@@ -279,7 +283,16 @@ RULES = (
     _prompt,
     _overlap,
     _vocabulary,
+    *sampling_checks.RULES,
     missing_files,
     launcher_problems,
 )
-IDLE_KNOBS = (_idle_clip, _idle_divergence, _idle_reference, _idle_groups, _idle_evaluation, _idle_schedule)
+IDLE_KNOBS = (
+    _idle_clip,
+    _idle_divergence,
+    _idle_reference,
+    _idle_groups,
+    _idle_evaluation,
+    _idle_schedule,
+    *sampling_checks.IDLE_KNOBS,
+)

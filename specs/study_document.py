@@ -117,11 +117,17 @@ def _goal(study: Study, experiment: Experiment) -> Iterator[Problem]:
     if study.goal.dataset not in evaluated:
         allowed = ", ".join(evaluated) or "none: data.evaluation is empty"
         yield Problem("no such evaluation set", ("goal", "dataset"), show(study.goal.dataset), allowed)
-    k = int(study.goal.metric.partition("@")[2])
-    if k > experiment.evaluation.samples_per_problem:
-        allowed = f"k at most {experiment.evaluation.samples_per_problem}"
+    measure, _, digits = study.goal.metric.partition("@")
+    k, samples = int(digits), experiment.evaluation.samples_per_problem
+    if k > samples:
         hint = "raise evaluation.samples_per_problem"
-        yield Problem("more samples than are taken", ("goal", "metric"), study.goal.metric, allowed, hint)
+        yield Problem(
+            "more samples than are taken", ("goal", "metric"), study.goal.metric, f"k at most {samples}", hint
+        )
+    elif measure != "mean" and k != samples and k & (k - 1):
+        powers = [2**exponent for exponent in range(samples.bit_length())]
+        allowed = ", ".join(f"{measure}@{size}" for size in sorted({*powers, samples}))
+        yield Problem("is not among the measures that are taken", ("goal", "metric"), study.goal.metric, allowed)
 
 
 def _ends(document: StudyDocument) -> Iterator[Problem]:

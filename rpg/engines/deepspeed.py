@@ -21,10 +21,11 @@ from specs.schema.training import Training
 class Policy(nn.Module):
     """The model as the objective sees it: tokens in, logprobs and entropies of chosen tokens out, never full logits."""
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float) -> None:
+    def __init__(self, model: PreTrainedModel, *, temperature: float, entropy_gradient: bool = False) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
+        self.entropy_gradient = entropy_gradient
 
     def forward(
         self, input_ids: Tensor, sources: Tensor, targets: Tensor, temperature: float | None = None
@@ -46,6 +47,7 @@ class Policy(nn.Module):
             targets,
             temperature=self.temperature if temperature is None else temperature,
             bias=getattr(head, "bias", None),
+            entropy_gradient=self.entropy_gradient,
         )
 
 
@@ -70,7 +72,7 @@ class Learner:
         )
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         model = load_model(weights_dir, training)
-        self.policy = Policy(model, temperature=temperature)
+        self.policy = Policy(model, temperature=temperature, entropy_gradient=training.entropy_coef > 0)
         self.device = device
         self._training = training
         self._norm = float("nan")
@@ -91,7 +93,8 @@ class Learner:
         return self.policy.model
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies of the batch's response tokens, nats. [n] each; differentiable with gradients on."""
+        """Logprobs and entropies of the batch's response tokens, nats. [n] each; with gradients on, the logprobs are
+        differentiable, and the entropies where there is an entropy bonus."""
         logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets)
         return logprobs, entropies
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rpg.objectives.terms import bounded_exp
+from specs.schema.sampling import Correction
 
 
 def rollout_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor) -> Tensor:
@@ -31,3 +32,19 @@ def truncated_weight(ratio: Tensor, *, bound: float) -> Tensor:
 def masked_weight(ratio: Tensor, *, bound: float) -> Tensor:
     """The ratio where it is at most the bound and at least one over it, else 0: such a token is left out."""
     return torch.where((ratio <= bound) & (ratio >= 1 / bound), ratio, 0.0)
+
+
+def correction_weight(correction: Correction, ratio: Tensor) -> Tensor:
+    """What the spec multiplies each token's loss by, given the ratio old / rollout."""
+    if correction.type == "truncate":
+        return truncated_weight(ratio, bound=correction.bound)
+    if correction.type == "mask":
+        return masked_weight(ratio, bound=correction.bound)
+    return torch.ones_like(ratio)
+
+
+def mismatch_diagnostics(ratio: Tensor, weight: Tensor, correction: Correction) -> dict[str, Tensor]:
+    """Of each token: the ratio old / rollout, an estimate of KL(rollout || old) that is nowhere negative, and whether
+    the correction's bound acted."""
+    acted = weight != ratio if correction.type != "none" else torch.zeros_like(ratio, dtype=torch.bool)
+    return {"rollout_ratio": ratio, "kl_rollout": ratio - 1 - torch.log(ratio), "corrected": acted}

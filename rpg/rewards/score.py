@@ -23,6 +23,13 @@ class Score:
     """What the scorer read as the answer; None where it found none."""
     error: str | None = None
     """Why the scorer failed, where it did."""
+    penalty: float = 0.0
+    """Added to the value for what the scorer does not see, such as the length; at most 0."""
+
+    @property
+    def reward(self) -> float:
+        """What is trained on."""
+        return self.value + self.penalty
 
     @classmethod
     def of(cls, value: float, extracted: str | None) -> Self:

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec, execution, unless_said
+from specs.schema.base import Spec, addition, execution, unless_said
+from specs.schema.sampling import Correction, DynamicSampling, Overlong
 
 
 class _Rollout(Spec):
@@ -12,6 +13,10 @@ class _Rollout(Spec):
     """Logits are divided by it, in the sampler and wherever logprobs are taken."""
     max_response_length: int = Field(256, ge=1)
     """Tokens of a response at most, the end-of-text token included."""
+    dynamic_sampling: DynamicSampling | None = addition(None)
+    """Sample until every group's scores vary; left out: take the groups as they come."""
+    correction: Correction = addition(Correction())
+    """For an engine whose logprobs differ from the learner's."""
 
 
 class TransformersRollout(_Rollout):
@@ -48,5 +53,7 @@ class Reward(Spec):
     type: Literal["math_verify", "math_dapo", "reasoning_gym", "exact_match"]
     """math_verify: mathematical equality, 1 or 0; math_dapo: DAPO's rule, 1 or -1; reasoning_gym: the task's own
     scorer, 0 to 1; exact_match: the stripped texts are equal, 1 or 0."""
+    overlong: Overlong | None = addition(None)
+    """A penalty on long responses, added to the score; left out: none."""
     timeout_seconds: float = execution(10.0, gt=0)
     """A scorer is stopped after so long on one response."""

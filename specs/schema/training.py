@@ -77,6 +77,12 @@ class Training(Spec):
     """Passes over a step's rollouts."""
     lora: Lora | None = addition(None)
     """Train low-rank adapters instead of the model's own weights."""
+    mask_truncated: bool = addition(False)
+    """Overlong filtering: responses cut at rollout.max_response_length count for their group's advantages and for
+    nothing else; they are in no loss and no denominator."""
+    entropy_coef: float = addition(0.0, ge=0)
+    """Weight of the entropy bonus: the mean entropy of the policy at the sampled tokens, in nats, joins the objective,
+    averaged as the losses are."""
     optimizer: Optimizer = Optimizer()
     """What makes an update of a gradient."""
     schedule: Schedule = Schedule()

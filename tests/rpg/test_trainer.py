@@ -15,6 +15,7 @@ from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, s
 
 METRICS = {
     *("reward/mean", "reward/std", "kl/reverse", "kl/forward", "kl/behaviour", "entropy"),
+    *("kl/rollout", "rollout_ratio/mean", "rollout_ratio/max", "clip_fraction/rollout"),
     *("ratio/mean", "ratio/max", "ratio/ess", "weight/variance"),
     *("clip_fraction/low", "clip_fraction/high", "clip_fraction/dual", "grad_norm", "learning_rate", "loss"),
     *("response_length/mean", "response_length/max", "truncated_fraction", "zero_std_fraction"),

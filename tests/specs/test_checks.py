@@ -1,7 +1,9 @@
 """Rules across fields, and knobs that cannot act."""
 
 import pytest
-from spec_text import GOOD, changed, message, warnings
+from spec_text import GOOD, changed, message, warnings, write
+
+from specs.loader import load_experiment
 
 EVALUATION = "    - {name: held_out, source: reasoning_gym, task: chain_sum, size: 50, seed: 1000}\n"
 
@@ -51,6 +53,11 @@ def test_the_good_spec_warns_of_nothing():
         ),
         ("hidden_size: 32", "hidden_size: 32, vocab_size: 99", "model.config.vocab_size: the tokenizer decides it"),
         (
+            "exact_match}",
+            "exact_match, overlong: {buffer: 33}}",
+            "reward.overlong.buffer: the buffer is longer than a response",
+        ),
+        (
             "  max_prompt_length",
             "  prompt: {template: Solve it.}\n  max_prompt_length",
             "data.prompt.template: the problem's",
@@ -97,6 +104,8 @@ def test_a_clip_that_can_never_fire_is_named():
         ("training:", "evaluation: {temperature: 0}\ntraining:", "every sample of a problem is the same"),
         ("training:", "evaluation: {checkpoints: all}\ntraining:", "only the first and the last checkpoint"),
         ("group_size: 4", "group_size: 4\n  schedule: {warmup_updates: 8}", "the learning rate never reaches its peak"),
+        ("rollout: {", "rollout: {correction: {bound: 3}, ", "rollout.correction.bound: the bound has no effect"),
+        ("rollout: {", "rollout: {correction: {type: mask}, ", "rollout.correction: the correction can never act"),
     ],
 )
 def test_what_has_no_effect_is_warned_of(old, new, said):
@@ -107,6 +116,36 @@ def test_a_reference_that_nothing_reads():
     text = changed("  kl_coef: 1e-2\n", "  divergence: none\n")
     text += "reference: {source: snapshot, update: {every_steps: 2}}\n"
     assert "reference.source: nothing reads the reference" in warnings(text)
+
+
+def test_dynamic_sampling_needs_groups():
+    text = changed("group_size: 4", "group_size: 1").replace("rollout: {", "rollout: {dynamic_sampling: {}, ")
+    assert "rollout.dynamic_sampling: no group could vary" in message(text)
+
+
+def test_dynamic_sampling_with_a_baseline_that_leaves_equal_groups_an_advantage():
+    text = changed("rollout: {", "rollout: {dynamic_sampling: {}, ") + "advantage: {baseline: batch_mean}\n"
+    assert "dynamic sampling throws away groups that have an advantage" in warnings(text)
+
+
+def test_what_is_masked_has_no_divergence_to_take_off_its_reward():
+    text = changed("type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual", "type: rloo\n  clip:")
+    text += "  mask_truncated: true\n"
+    assert "training.mask_truncated: a masked response has no divergence" in message(text)
+
+
+def test_a_rival_without_divergence_holds_no_reference_and_is_told_of_one_it_is_given():
+    text = changed("type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual", "type: grpo\n  kl_coef: 0\n  clip:")
+    write(text)
+    assert load_experiment("spec.yaml").reference.source == "behaviour"
+    assert warnings(text) == "0 warnings"
+    assert "nothing reads the reference" in warnings(text + "reference: {source: initial}\n")
+
+
+def test_a_rivals_idle_clip_is_not_told_to_be_a_type_it_lacks():
+    text = changed("type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual", "type: dapo\n  clip:")
+    said = warnings(text.replace("minibatches: 2", "minibatches: 1"))
+    assert "hint: raise training.minibatches or training.epochs\n" in said
 
 
 def test_a_small_kl_coef_is_no_matter_where_the_reference_stays():

@@ -1,0 +1,78 @@
+"""Rules on which responses are sampled, scored and trained on."""
+
+from collections.abc import Iterator
+
+from specs.errors import Problem
+from specs.schema.experiment import Experiment
+from specs.schema.objective import Rival
+from specs.schema.rollout import TransformersRollout
+
+
+def dynamic_sampling(experiment: Experiment) -> Iterator[Problem]:
+    """A group of one never varies."""
+    if experiment.rollout.dynamic_sampling and experiment.training.group_size == 1:
+        yield Problem(
+            "no group could vary",
+            ("rollout", "dynamic_sampling"),
+            given="group_size 1",
+            hint="raise training.group_size to 2 or more, or leave dynamic_sampling out",
+        )
+
+
+def overlong(experiment: Experiment) -> Iterator[Problem]:
+    """The buffer lies within the response."""
+    given, longest = experiment.reward.overlong, experiment.rollout.max_response_length
+    if given and given.buffer > longest:
+        yield Problem(
+            "the buffer is longer than a response",
+            ("reward", "overlong", "buffer"),
+            given=str(given.buffer),
+            allowed=f"at most {longest}, rollout.max_response_length",
+        )
+
+
+def mask_truncated(experiment: Experiment) -> Iterator[Problem]:
+    """What is not computed cannot be taken off the reward."""
+    objective = experiment.objective
+    if experiment.training.mask_truncated and isinstance(objective, Rival) and objective.penalizes_reward:
+        yield Problem(
+            "a masked response has no divergence to take off its reward",
+            ("training", "mask_truncated"),
+            given=f"true with {objective.type} and kl_in reward",
+            hint="write objective.kl_in: loss, or leave mask_truncated out",
+        )
+
+
+def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Problem]:
+    """Thrown away although there is something to learn from it."""
+    baseline = experiment.advantage.baseline
+    if experiment.rollout.dynamic_sampling and baseline in ("none", "batch_mean"):
+        yield Problem(
+            "dynamic sampling throws away groups that have an advantage",
+            ("rollout", "dynamic_sampling"),
+            given=f"advantage.baseline {baseline}: a group that is all right differs from the other groups",
+            hint="take advantage.baseline group_mean or leave_one_out, or leave dynamic_sampling out",
+        )
+
+
+def idle_correction(experiment: Experiment) -> Iterator[Problem]:
+    """A ratio that is 1, or a bound on nothing."""
+    correction = experiment.rollout.correction
+    if correction.type == "none" and "bound" in correction.model_fields_set:
+        yield Problem(
+            "the bound has no effect",
+            ("rollout", "correction", "bound"),
+            given="correction.type none",
+            hint="write type: truncate or type: mask, or leave the bound out",
+        )
+    if correction.type != "none" and isinstance(experiment.rollout, TransformersRollout):
+        yield Problem(
+            "the correction can never act",
+            ("rollout", "correction"),
+            given="engine transformers: it samples with the learner's own weights and arithmetic",
+            hint="leave it out; it is for engine vllm",
+        )
+
+
+RULES = (dynamic_sampling, overlong, mask_truncated)
+IDLE_KNOBS = (idle_dynamic_sampling, idle_correction)
