@@ -90,20 +90,12 @@ def ours(work: Work) -> Way:
 
 def vllm(work: Work) -> Way:
     from rpg.engines.vllm import VllmSampler
+    from rpg.engines.vllm_engine import EngineSettings
 
     directory = Path(tempfile.mkdtemp())
     work.model.save_pretrained(directory)
-    sampler = VllmSampler(
-        directory,
-        eos_ids=work.ends,
-        device=torch.device("cpu"),
-        max_length=300,
-        max_concurrent=256,
-        memory_fraction=0.4,
-        cpu_cache_gib=1.0,
-        seed=0,
-    )
-    return sampled_by(sampler, work)
+    settings = EngineSettings(directory, tuple(work.ends), device_type="cpu", max_length=300, max_concurrent=256)
+    return sampled_by(VllmSampler(settings), work)
 
 
 def generation_config(work: Work) -> GenerationConfig:

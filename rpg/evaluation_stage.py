@@ -89,6 +89,8 @@ def _answers(
         temperature=spec.evaluation.temperature,
         top_p=spec.evaluation.top_p,
         max_response_length=asked.max_response_length,
+        top_k=spec.evaluation.top_k,
+        stop=spec.evaluation.stop,
     )
     # Large enough to keep the engine full, small enough that a progress line comes now and then.
     size = max(1, 8 * spec.rollout.max_concurrent // samples)

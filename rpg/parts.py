@@ -101,6 +101,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             max_length=max_length,
             seed=seed,
             model=learner.model if shared else None,
+            beside_learner=True,
         )
         closing.callback(sampler.close)
         yield Parts(

@@ -23,7 +23,9 @@ class RolloutSource:
         self._parts = parts
         self._training = parts.spec.training
         rollout = parts.spec.rollout
-        self._sampling = Sampling(rollout.temperature, 1.0, rollout.max_response_length)
+        self._sampling = Sampling(
+            rollout.temperature, rollout.top_p, rollout.max_response_length, rollout.top_k, rollout.stop
+        )
         self._dynamic = rollout.dynamic_sampling
 
     def take(self, step: int, clock: Stopwatch) -> StepRollouts:

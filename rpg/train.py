@@ -73,6 +73,7 @@ def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: flo
     """Takes up the run where it stands, trains, and says how it ended."""
     from rpg import ranks
     from rpg.checkpoint import Checkpoints
+    from rpg.engines.sentinel import StaleEngineError
     from rpg.keeping import Keeper
     from rpg.progress import Progress
     from rpg.records import SegmentWriter
@@ -93,7 +94,7 @@ def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: flo
     )
     try:
         done = Trainer(parts, state, keeper, progress).train(stop)
-    except DivergedError as error:
+    except (DivergedError, StaleEngineError) as error:
         keeper.event(state.step, "failed", str(error))
         keeper.close()
         print(f"train: {error}", file=sys.stderr)

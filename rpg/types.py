@@ -32,6 +32,10 @@ class Sampling:
     """Nucleus probability in (0, 1]; 1 is all tokens."""
     max_response_length: int
     """Tokens at most, the end token included."""
+    top_k: int = 0
+    """The likeliest tokens only, the nucleus taken of what is left; 0 is all."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response; the token that completes one is its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,10 @@ class Rollout:
     response_ids: tuple[int, ...]
     """Sampled tokens, the end token included where there is one."""
     rollout_logprobs: tuple[float, ...]
-    """Of each sampled token under the distribution it was drawn from, nats."""
+    """Of each sampled token under the distribution it was drawn from, nats: tempered, cut to top_k and the nucleus,
+    and renormalised. They differ from the learner's wherever a cut took something away."""
     finish_reason: FinishReason
-    """stop: the end token was sampled; length: cut at max_response_length."""
+    """stop: the end token was sampled, or a stop text completed; length: cut at max_response_length."""
 
 
 @dataclass(frozen=True, slots=True)

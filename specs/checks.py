@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from specs import sampling_checks
+from specs import engine_checks, sampling_checks
 from specs.errors import Problem
 from specs.files import context_length, missing_files
 from specs.launcher_checks import launcher_problems
@@ -286,6 +286,7 @@ RULES = (
     *sampling_checks.RULES,
     missing_files,
     launcher_problems,
+    *engine_checks.RULES,
 )
 IDLE_KNOBS = (
     _idle_clip,
@@ -295,4 +296,5 @@ IDLE_KNOBS = (
     _idle_evaluation,
     _idle_schedule,
     *sampling_checks.IDLE_KNOBS,
+    *engine_checks.IDLE_KNOBS,
 )

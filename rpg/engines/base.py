@@ -9,7 +9,7 @@ from rpg.types import RolloutGroup, Sampling
 
 
 class Sampler(Protocol):
-    """Draws responses from a policy whose weights it is given."""
+    """Draws responses from a policy whose weights it is given. Any thread may use it, one at a time."""
 
     policy_version: int
     """Number of weight loads so far."""
@@ -22,7 +22,7 @@ class Sampler(Protocol):
         Args:
             prompts: token ids of each prompt.
             group_size: responses per prompt; the prompt is computed once.
-            sampling: temperature, top_p and length.
+            sampling: temperature, top_p, top_k, what ends a response.
             seeds: one per prompt; the same prompt, seed and weights give the same responses whatever else is in the
                 batch, as far as the engine's arithmetic allows.
         """

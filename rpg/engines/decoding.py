@@ -1,6 +1,6 @@
 """One call of the transformers sampler: responses enter a slot of the cache, gain a token a step, leave at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -11,12 +11,16 @@ from transformers.cache_utils import DynamicLayer
 from rpg.engines.cache import KeysValues, SlotCache
 from rpg.engines.draws import BLOCK, draw, uniforms
 from rpg.engines.prompts import response_limits
+from rpg.engines.stop_texts import StopTextWatch
 from rpg.types import Rollout, Sampling
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, that one prefill pass takes at most."""
 _FIRST_CAPACITY = 64
 """Response positions that the cache has room for at first; it grows with what is sampled, not with the maximum."""
+
+WatchFn = Callable[[Sequence[int]], StopTextWatch]
+"""Prompt -> what looks for stop texts in one response to it."""
 
 
 class Decoding:
@@ -38,6 +42,7 @@ class Decoding:
         pad_id: int,
         max_concurrent: int,
         max_length: int,
+        watch: WatchFn | None = None,
     ) -> None:
         self.model, self.device = model, model.device
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
@@ -58,6 +63,9 @@ class Decoding:
         self.feed = np.zeros(slots, dtype=np.int64)
         """The token each slot is fed next."""
         self.noise = np.zeros((slots, min(longest, BLOCK)))
+        self.watch = watch
+        """None where no text ends a response."""
+        self.watches = np.empty(slots if watch else 0, dtype=object)
         self.active = 0
         self.tokens = np.empty((self.total, longest), dtype=np.int64)
         self.logprobs = np.empty((self.total, longest), dtype=np.float32)
@@ -74,6 +82,9 @@ class Decoding:
         while self.active:
             self._step()
             ended = np.isin(self.feed[: self.active], self.eos_ids)
+            if self.watch:
+                fed = zip(self.watches[: self.active], self.feed[: self.active].tolist(), strict=True)
+                ended |= [watch.completes(token) for watch, token in fed]
             done = ended | (self.counts[: self.active] >= self.limits[self.responses[: self.active] // self.group_size])
             if done.any():
                 for slot in np.flatnonzero(done):
@@ -111,6 +122,7 @@ class Decoding:
             self._device(self.noise[np.arange(active), self.counts[:active] % BLOCK]),
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
         )
         self._record(tokens.cpu().numpy(), logprobs.cpu().numpy())
 
@@ -145,6 +157,8 @@ class Decoding:
             self.cache.move(self._device(sources), self._device(targets))
             for values in (self.responses, self.lengths, self.counts, self.feed, self.noise):
                 values[targets] = values[sources]
+            if self.watch:
+                self.watches[targets] = self.watches[sources]
         self.active = keep
 
     def _admit(self, free: NDArray[np.int64]) -> int:
@@ -171,6 +185,8 @@ class Decoding:
         self.feed[slots] = [self.prompts[prompt][-1] for prompt in prompts]
         for slot in slots:
             self._renew_noise(int(slot))
+            if self.watch:
+                self.watches[slot] = self.watch(self.prompts[self.responses[slot] // self.group_size])
         self.entered += len(slots)
         longest = int(self.lengths[slots].max())
         if longest:

@@ -19,7 +19,7 @@ def uniforms(seed: int, response: int, block: int, size: int = BLOCK) -> NDArray
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(size)
 
 
-def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top_k: int = 0) -> tuple[Tensor, Tensor]:
     """One token per row, and its logprob under the distribution that it was drawn from.
 
     Args:
@@ -27,12 +27,17 @@ def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float) -> 
         noise: [rows], float64 in [0, 1); not used where temperature is 0.
         temperature: logits are divided by it; 0 takes the likeliest token, with logprob 0 since it is certain.
         top_p: nucleus probability in (0, 1]: the smallest set of likeliest tokens that holds it, renormalised.
+        top_k: as many likeliest tokens are kept, before the nucleus is taken of them, and whatever ties with the last;
+            0 keeps all.
     Returns:
         tokens [rows] int64, logprobs [rows] float32, nats.
     """
     if temperature == 0:
         return logits.argmax(-1), logits.new_zeros(logits.shape[0])
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    logits = logits / temperature
+    if 0 < top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k, dim=-1).values[:, -1:], -torch.inf)
+    logprobs = torch.log_softmax(logits, dim=-1)
     if top_p < 1:
         logprobs = torch.log_softmax(logprobs.masked_fill(~nucleus(logprobs, top_p), -torch.inf), dim=-1)
     # float64: over a large vocabulary a float32 sum would round the tail away.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rpg.engines.base import Sampler
+from rpg.engines.vllm_engine import EngineSettings
 from specs.errors import Problem, SpecError
 from specs.schema.rollout import Rollout, VllmRollout
 
@@ -58,6 +59,7 @@ def open_sampler(
     max_length: int,
     seed: int,
     model: "PreTrainedModel | None" = None,
+    beside_learner: bool = False,
 ) -> Sampler:
     """The engine that the spec names, with the weights of a transformers directory.
 
@@ -68,24 +70,29 @@ def open_sampler(
         max_length: tokens of prompt and response together at most.
         seed: the engine's own; what is drawn depends on the seeds given to `generate` alone.
         model: the learner's own module, for the transformers engine to sample from instead of one of its own.
+        beside_learner: a learner in this process wants the GPU's memory while the engine does not sample.
     Raises:
-        SpecError: the engine is not installed, or the directory names no end token.
+        SpecError: the engine is not installed, its GPUs are not there, or the directory names no end token.
     """
     tokens = special_tokens(weights_dir)
     if isinstance(rollout_spec, VllmRollout):
         require_vllm()
-        from rpg.engines.vllm import VllmSampler
+        from rpg.engines.placement import open_vllm
 
-        return VllmSampler(
-            weights_dir,
+        settings = EngineSettings(
+            weights_dir=weights_dir,
             eos_ids=tokens.eos_ids,
-            device=torch.device(device),
+            device_type=torch.device(device).type,
             max_length=max_length,
             max_concurrent=rollout_spec.max_concurrent,
             memory_fraction=rollout_spec.memory_fraction,
             cpu_cache_gib=rollout_spec.cpu_cache_gib,
             seed=seed,
+            prefix_caching=rollout_spec.enable_prefix_caching,
+            tensor_parallel_size=rollout_spec.tensor_parallel_size,
+            sleeps=rollout_spec.sleep and beside_learner,
         )
+        return open_vllm(rollout_spec, settings, torch.device(device))
     from transformers import AutoModelForCausalLM
 
     from rpg.engines.transformers import TransformersSampler
@@ -102,6 +109,7 @@ def open_sampler(
         max_concurrent=rollout_spec.max_concurrent,
         max_length=max_length,
         shared=shared,
+        tokenizer_dir=weights_dir,
     )
 
 

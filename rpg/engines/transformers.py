@@ -8,6 +8,8 @@ have 0.2 and 0.6 times this one's speed where lengths have a long tail, 0.7 and 
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,8 +17,9 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rpg.engines.attention import ATTENTION
-from rpg.engines.decoding import Decoding
+from rpg.engines.decoding import Decoding, WatchFn
 from rpg.engines.prompts import check_prompts
+from rpg.engines.stop_texts import StopTextWatch, tokenizer_in
 from rpg.types import RolloutGroup, Sampling
 
 
@@ -36,6 +39,7 @@ class TransformersSampler:
         max_concurrent: int,
         max_length: int | None = None,
         shared: bool = False,
+        tokenizer_dir: Path | None = None,
     ) -> None:
         """
         Args:
@@ -45,6 +49,7 @@ class TransformersSampler:
             max_concurrent: responses in flight at once.
             max_length: tokens of prompt and response together at most; default, the model's context.
             shared: the model is the learner's own: loading weights then only counts the version.
+            tokenizer_dir: the policy's tokenizer, which stop texts need.
         """
         layers = DynamicCache(config=model.config).layers
         if any(type(layer) is not DynamicLayer for layer in layers):
@@ -57,6 +62,7 @@ class TransformersSampler:
         self._max_concurrent = max_concurrent
         self._max_length = max_length or int(model.config.max_position_embeddings)
         self._shared = shared
+        self._tokenizer_dir = tokenizer_dir
         self.policy_version = 0
 
     def generate(
@@ -65,7 +71,8 @@ class TransformersSampler:
         """`group_size` responses to each prompt; see Sampler.
 
         Raises:
-            ValueError: a prompt that is empty or leaves no room for a response, or seeds that do not match the prompts.
+            ValueError: a prompt that is empty or leaves no room for a response, seeds that do not match the prompts, or
+                stop texts without a tokenizer.
         """
         check_prompts(prompts, seeds, max_length=self._max_length)
         with _evaluating(self._model), torch.no_grad():
@@ -79,12 +86,18 @@ class TransformersSampler:
                 pad_id=self._pad_id,
                 max_concurrent=self._max_concurrent,
                 max_length=self._max_length,
+                watch=self._watch(sampling.stop),
             )
             rollouts = decoding.run()
         return [
             RolloutGroup(tuple(prompt), tuple(rollouts[i * group_size : (i + 1) * group_size]), self.policy_version)
             for i, prompt in enumerate(prompts)
         ]
+
+    def _watch(self, stop: tuple[str, ...]) -> WatchFn | None:
+        if not stop:
+            return None
+        return partial(StopTextWatch, tokenizer_in(self._tokenizer_dir).backend_tokenizer, stop)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Copies the weights in, unless the module is shared: then they are there already.

@@ -1,13 +1,6 @@
 """Sampling with a vLLM engine that lives in this process, so that new weights reach it without leaving memory."""
 
-import gc
-import os
-import random
-import textwrap
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +8,12 @@ import torch
 from torch import Tensor
 
 from rpg.engines.prompts import check_prompts, response_limits
+from rpg.engines.stop_texts import tokenizer_in
+from rpg.engines.vllm_engine import EngineSettings, our_process_untouched, shut_down, start
 from rpg.types import FinishReason, Rollout, RolloutGroup, Sampling
-from specs.errors import Problem, SpecError
 
 if TYPE_CHECKING:
-    from vllm import LLM, RequestOutput
-
-_BYTES_PER_GIB = 2**30
+    from vllm import RequestOutput
 
 
 class VllmSampler:
@@ -29,53 +21,15 @@ class VllmSampler:
 
     Each response is a request with a seed of its own; vLLM's prefix caching shares the prompt. Weights are handed over
     in this process, from the learner's tensors: vLLM's weight-transfer API (nccl, ipc) is for engines in processes of
-    their own.
+    their own, see rpg/engines/dedicated.py.
     """
 
-    def __init__(
-        self,
-        weights_dir: Path,
-        *,
-        eos_ids: Sequence[int],
-        device: torch.device,
-        max_length: int,
-        max_concurrent: int,
-        memory_fraction: float,
-        cpu_cache_gib: float,
-        seed: int,
-    ) -> None:
-        """
-        Args:
-            weights_dir: config and safetensors of a transformers model.
-            eos_ids: any of them ends a response.
-            device: cpu or cuda.
-            max_length: tokens of prompt and response together at most.
-            max_concurrent: responses in flight at once.
-            memory_fraction: share of a GPU's memory that the engine may take.
-            cpu_cache_gib: its KV cache on a CPU, GiB.
-            seed: the engine's own; responses have theirs.
-        Raises:
-            SpecError: vLLM does not run this model, or not with this memory.
-        """
-        self._eos_ids = list(eos_ids)
-        self._max_length = max_length
+    def __init__(self, settings: EngineSettings) -> None:
+        """Raises SpecError where vLLM does not run this model, or not with these settings."""
+        self._settings = settings
         self._owns_distributed = not torch.distributed.is_initialized()
-        on_cpu = device.type == "cpu"
-        memory: dict[str, Any] = {"gpu_memory_utilization": memory_fraction}
-        if on_cpu:
-            memory = {"kv_cache_memory_bytes": int(cpu_cache_gib * _BYTES_PER_GIB)}
-        with _our_process_untouched():
-            if on_cpu:
-                _check_head_size(weights_dir)
-            self._llm = _start_engine(
-                model=str(weights_dir),
-                dtype="float32" if on_cpu else "auto",
-                enforce_eager=on_cpu,
-                max_model_len=max_length,
-                max_num_seqs=max_concurrent,
-                seed=seed,
-                **memory,
-            )
+        self._llm = start(settings)
+        self._asleep = False
         self.policy_version = 0
 
     def generate(
@@ -84,12 +38,30 @@ class VllmSampler:
         """`group_size` responses to each prompt; see Sampler. Batch-mates may change the last bits of the arithmetic.
 
         Raises:
-            ValueError: a prompt that is empty or leaves no room for a response, or seeds that do not match the prompts.
+            ValueError: a prompt that is empty or leaves no room for a response, seeds that do not match the prompts, or
+                stop texts without a tokenizer.
         """
+        if sampling.stop:
+            self._need_tokenizer()
+        check_prompts(prompts, seeds, max_length=self._settings.max_length)
+        requests, parameters = self._requests(prompts, group_size, sampling, seeds)
+        outputs = self._run(requests, parameters)
+        if self._settings.sleeps:
+            self._sleep()
+        certain = sampling.temperature == 0
+        rollouts = [_rollout(output, certain=certain) for output in outputs]
+        return [
+            RolloutGroup(tuple(prompt), tuple(rollouts[i * group_size : (i + 1) * group_size]), self.policy_version)
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def _requests(
+        self, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> tuple[list[dict[str, list[int]]], list[Any]]:
+        """One a response, in order."""
         from vllm import SamplingParams
 
-        check_prompts(prompts, seeds, max_length=self._max_length)
-        limits = response_limits(prompts, sampling, max_length=self._max_length)
+        limits = response_limits(prompts, sampling, max_length=self._settings.max_length)
         requests, parameters = [], []
         for prompt, seed, limit in zip(prompts, seeds, limits, strict=True):
             for member in range(group_size):
@@ -98,42 +70,57 @@ class VllmSampler:
                     SamplingParams(
                         temperature=sampling.temperature,
                         top_p=sampling.top_p,
+                        top_k=sampling.top_k,
+                        stop=list(sampling.stop),
                         max_tokens=limit,
-                        stop_token_ids=self._eos_ids,
+                        stop_token_ids=list(self._settings.eos_ids),
                         seed=_response_seed(seed, member),
                         logprobs=0,
-                        detokenize=False,
+                        detokenize=bool(sampling.stop),
                     )
                 )
-        outputs = self._run(requests, parameters)
-        certain = sampling.temperature == 0
-        rollouts = [_rollout(output, certain=certain) for output in outputs]
-        return [
-            RolloutGroup(tuple(prompt), tuple(rollouts[i * group_size : (i + 1) * group_size]), self.policy_version)
-            for i, prompt in enumerate(prompts)
-        ]
+        return requests, parameters
+
+    def _need_tokenizer(self) -> None:
+        """Gives vLLM's search for stop texts the policy's tokenizer, which the engine starts without."""
+        processor = self._llm.llm_engine.output_processor
+        processor.tokenizer = processor.tokenizer or tokenizer_in(self._settings.weights_dir)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Copies the weights in, packs again those that a kernel keeps packed, and drops what the old ones cached."""
+        self.wake()
         self._reload(weights)
-        self._repack()
+        self.finish_load(policy_version)
+
+    def load_directory(self, weights_dir: str, *, policy_version: int) -> None:
+        """The same, from the safetensors of a transformers directory."""
+        self.wake()
+        self.call_workers("reload_weights", {"weights_path": weights_dir})
+        self.finish_load(policy_version)
+
+    def finish_load(self, policy_version: int) -> None:
+        """What has to follow whichever way the weights came in.
+
+        Raises:
+            RuntimeError: requests are still running.
+        """
+        if self._settings.device_type == "cpu":
+            self._repack()
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache: requests are still running")
         self.policy_version = policy_version
 
     def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        with _our_process_untouched():
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self.call_workers("reload_weights", {"weights_iterator": weights})
 
     def _repack(self) -> None:
-        # On a CPU, vLLM multiplies by packed copies of the weights, and its reload leaves that of a tied head as it
-        # was. Nothing reports that; logprobs are off by as much as the weights have moved.
-        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+        self.call_workers("pack_weights_again")
 
-        for module in _model(self._llm).modules():
-            weight = getattr(module, "weight", None)
-            if hasattr(module, "cpu_linear") and isinstance(weight, Tensor) and weight.numel():
-                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+    def call_workers(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        """Calls a method of vLLM's workers by name."""
+        with our_process_untouched():
+            results: list[Any] = self._llm.collective_rpc(method, kwargs=arguments or {})
+        return results
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
         """Of the tokens after the prompt, nats, by a prefill that reads no cache.
@@ -152,87 +139,26 @@ class VllmSampler:
         return [entry[token].logprob for token, entry in given if entry is not None][prompt_length - 1 :]
 
     def _run(self, requests: list[dict[str, list[int]]], parameters: list[Any]) -> "list[RequestOutput]":
-        with _our_process_untouched():
+        self.wake()
+        with our_process_untouched():
             outputs: list[RequestOutput] = self._llm.generate(requests, parameters, use_tqdm=False)
         return outputs
 
+    def _sleep(self) -> None:
+        """Gives the GPU's memory back; the weights wait in the host's."""
+        self._llm.sleep(level=1)
+        self._asleep = True
+
+    def wake(self) -> None:
+        """Takes the memory again, if the engine is asleep."""
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
     def close(self) -> None:
         """Ends the engine. A process group that was there before it stays."""
-        client = self._llm.llm_engine.engine_core
-        if self._owns_distributed:
-            client.shutdown()
-        else:
-            _shut_down_beside_learner(client)
+        shut_down(self._llm, owns_distributed=self._owns_distributed)
         del self._llm
-
-
-def _shut_down_beside_learner(client: Any) -> None:
-    """What the engine's own shutdown does, except that it destroys the default process group: here, the learner's."""
-    from vllm.distributed import destroy_model_parallel, parallel_state
-
-    client._finalizer.detach()
-    core = client.engine_core
-    core.structured_output_manager.clear_backend()
-    core.model_executor.shutdown()
-    core.scheduler.shutdown()
-    gc.unfreeze()
-    destroy_model_parallel()
-    parallel_state.get_world_group().destroy()
-    parallel_state._WORLD = None
-
-
-def _start_engine(**settings: Any) -> "LLM":
-    """In this process, without a tokenizer, its logprobs those of the distribution that it samples from."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else the learner's threads are bound as well
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    from vllm import LLM
-
-    # A process group of several ranks is there already, and each of them has an engine of its own.
-    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    try:
-        return LLM(
-            **settings,
-            skip_tokenizer_init=True,
-            use_tqdm_on_load=False,
-            generation_config="vllm",
-            logprobs_mode="processed_logprobs",
-            disable_log_stats=True,
-            enable_prefix_caching=True,
-            distributed_executor_backend="external_launcher" if several else "uni",
-        )
-    except ValueError as error:  # of what it is given: architecture, length, memory
-        said = " ".join(str(error).rpartition("Value error, ")[2].split())
-        hint = f"it says: {textwrap.shorten(said, 300)}"
-        raise SpecError(
-            Problem("vLLM does not start with this model and these settings", ("rollout",), hint=hint)
-        ) from error
-
-
-def _check_head_size(weights_dir: Path) -> None:
-    """Raises SpecError where vLLM's attention for CPUs lacks the model's head size; else the first token would fail."""
-    from transformers import AutoConfig
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    config = AutoConfig.from_pretrained(weights_dir)
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    sizes = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in sizes:
-        raise SpecError(
-            Problem(
-                "vLLM on a CPU has no attention for the model's head size",
-                path=("rollout", "engine"),
-                given=f"head_dim {size}",
-                allowed=", ".join(map(str, sizes)),
-                hint="engine: transformers takes any",
-            )
-        )
-
-
-def _model(llm: "LLM") -> torch.nn.Module:
-    models: list[torch.nn.Module] = llm.collective_rpc("get_model")
-    return models[0]
 
 
 def _response_seed(seed: int, member: int) -> int:
@@ -249,18 +175,3 @@ def _rollout(output: "RequestOutput", *, certain: bool) -> Rollout:
     logprobs = tuple(0.0 if certain else entry[token].logprob for token, entry in drawn)
     reason: FinishReason = "stop" if completion.finish_reason == "stop" else "length"
     return Rollout(tokens, logprobs, reason)
-
-
-@contextmanager
-def _our_process_untouched() -> Iterator[None]:
-    """vLLM in this process seeds the global generators, draws from them, and replaces torch.set_num_threads: undone."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
-    try:
-        with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):  # of what it uses that is deprecated
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_num_threads = set_num_threads
-        torch.set_num_threads(num_threads)

@@ -7,10 +7,20 @@ from pydantic import Field
 from specs.schema.base import Spec, addition, execution, unless_said
 from specs.schema.sampling import Correction, DynamicSampling, Overlong
 
+StopText = Annotated[str, Field(min_length=1)]
+
 
 class _Rollout(Spec):
     temperature: float = Field(1.0, gt=0)
     """Logits are divided by it, in the sampler and wherever logprobs are taken."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus: sample from the smallest set of tokens that holds this probability. rollout_logprobs are of the
+    renormalised set, the learner's of all tokens."""
+    top_k: int = Field(0, ge=0)
+    """Sample from as many likeliest tokens, the nucleus taken of these; 0: all."""
+    stop: tuple[StopText, ...] = ()
+    """Texts that end a response. The token that completes one is its last, and counts as any other: the response's text
+    holds the stop text, and what else that token says after it."""
     max_response_length: int = Field(256, ge=1)
     """Tokens of a response at most, the end-of-text token included."""
     dynamic_sampling: DynamicSampling | None = addition(None)
@@ -28,9 +38,22 @@ class TransformersRollout(_Rollout):
 
 
 class VllmRollout(_Rollout):
-    """Sampling with a vLLM engine in the trainer's process; new weights are loaded and proven after each step."""
+    """Sampling with vLLM, an engine for each rank; new weights are loaded and proven after each step."""
 
     engine: Literal["vllm"] = "vllm"
+    placement: Literal["colocated", "dedicated"] = execution("colocated")
+    """colocated: the engine lives in the trainer's process and shares its GPU; dedicated: in a process of its own, on
+    GPUs of its own."""
+    engine_gpus: tuple[Annotated[int, Field(ge=0)], ...] = execution(())
+    """Where dedicated engines run: tensor_parallel_size GPUs for each rank of the machine, numbered as in
+    CUDA_VISIBLE_DEVICES; empty: those after the ranks' own. A rank's own GPU may be shared with it."""
+    tensor_parallel_size: int = execution(1, ge=1)
+    """GPUs (on a CPU: processes) over which a dedicated engine spreads each weight matrix."""
+    enable_prefix_caching: bool = execution(True)
+    """Keep the states of a prompt for its further responses."""
+    sleep: bool = execution(False)
+    """A colocated engine gives its GPU memory to the learner while it does not sample; the weights wait in host
+    memory."""
     max_concurrent: int = execution(256, ge=1)
     """vLLM's max_num_seqs."""
     memory_fraction: float = execution(0.4, gt=0, lt=1)

@@ -10,13 +10,15 @@ import torch
 from transformers import PreTrainedModel
 
 from rpg.engines.base import Sampler
-from rpg.types import Sampling
+from rpg.types import Rollout, Sampling
 from tests.rpg.tiny_engine import (
     EOS,
     MAX_LENGTH,
+    PAD,
     PROMPT,
     PROMPTS,
     VOCABULARY,
+    WORDS,
     every_rollout,
     fresh_logprobs,
     moved,
@@ -24,11 +26,23 @@ from tests.rpg.tiny_engine import (
     qwen3,
     reference_probabilities,
     sampling,
+    save,
 )
 
-ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+ENGINES = [
+    "transformers",
+    pytest.param("vllm", marks=pytest.mark.vllm),
+    pytest.param("dedicated", marks=[pytest.mark.vllm, pytest.mark.long]),
+]
 ENGINES_OF_MANY = ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.long])]
-DISTRIBUTIONS = [sampling(2), sampling(2, temperature=0.6), sampling(2, temperature=1.3, top_p=0.8)]
+DISTRIBUTIONS = [
+    sampling(2),
+    sampling(2, temperature=0.6),
+    sampling(2, temperature=1.3, top_p=0.8),
+    sampling(2, temperature=1.3, top_k=5),
+    sampling(2, temperature=1.3, top_k=6, top_p=0.7),
+]
+CUTS = ["as_it_is", "cooler", "hotter_nucleus", "likeliest", "nucleus_of_likeliest"]
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +53,13 @@ def model() -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def weights_dir(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("policy")
-    model.save_pretrained(directory)
+    save(model, directory)
     return directory
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest, weights_dir: Path) -> Iterator[Sampler]:
-    if request.param == "vllm":
+    if request.param != "transformers":
         pytest.importorskip("vllm", exc_type=ImportError)
     sampler = open_engine(request.param, weights_dir)
     yield sampler
@@ -53,7 +67,7 @@ def engine(request: pytest.FixtureRequest, weights_dir: Path) -> Iterator[Sample
 
 
 @pytest.mark.parametrize("engine", ENGINES_OF_MANY, indirect=True)
-@pytest.mark.parametrize("drawn", DISTRIBUTIONS, ids=["as_it_is", "cooler", "hotter_nucleus"])
+@pytest.mark.parametrize("drawn", DISTRIBUTIONS, ids=CUTS)
 def test_20000_responses_follow_the_exact_distribution(
     engine: Sampler, model: PreTrainedModel, drawn: Sampling
 ) -> None:
@@ -72,8 +86,7 @@ def exact_distribution(model: PreTrainedModel, drawn: Sampling) -> dict[tuple[in
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits
     first_logits, second_logits = logits[:1, len(PROMPT) - 1], logits[:, len(PROMPT)]
-    how = {"temperature": drawn.temperature, "top_p": drawn.top_p}
-    one, two = reference_probabilities(first_logits, **how)[0], reference_probabilities(second_logits, **how)
+    one, two = reference_probabilities(first_logits, drawn)[0], reference_probabilities(second_logits, drawn)
     exact = {(EOS,): float(one[EOS])}
     exact |= {(a, b): float(one[a] * two[a, b]) for a in firsts if a != EOS for b in firsts}
     return {response: p for response, p in exact.items() if p > 0}
@@ -91,7 +104,9 @@ def chi_square_p(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...
 
 
 @pytest.mark.parametrize(
-    "drawn", [sampling(), sampling(temperature=0.7), sampling(temperature=1.2, top_p=0.9)], ids=str
+    "drawn",
+    [sampling(), sampling(temperature=0.7), sampling(temperature=1.2, top_p=0.9), sampling(top_k=4, top_p=0.9)],
+    ids=str,
 )
 def test_logprobs_are_those_of_a_fresh_forward_pass(engine: Sampler, model: PreTrainedModel, drawn: Sampling) -> None:
     groups = engine.generate(PROMPTS, group_size=4, sampling=drawn, seeds=range(5))
@@ -106,6 +121,17 @@ def test_one_seed_gives_one_output(engine: Sampler) -> None:
 
     assert engine.generate(PROMPTS, group_size=3, sampling=sampling(), seeds=[3, 1, 4, 1, 5]) == first
     assert engine.generate(PROMPTS, group_size=3, sampling=sampling(), seeds=[9, 9, 9, 9, 9]) != first
+
+
+def test_batch_mates_change_no_token(engine: Sampler) -> None:
+    alone = engine.generate([PROMPT], group_size=3, sampling=sampling(), seeds=[7])
+
+    for mates in (PROMPTS, [[2]] * 60):
+        seeds = [*range(100, 100 + len(mates)), 7]
+        crowd = engine.generate([*mates, PROMPT], group_size=3, sampling=sampling(), seeds=seeds)
+        for ours, mine in zip(crowd[-1].rollouts, alone[0].rollouts, strict=True):
+            assert ours.response_ids == mine.response_ids
+            assert ours.rollout_logprobs == pytest.approx(mine.rollout_logprobs, abs=1e-5)
 
 
 def test_siblings_and_neighbouring_seeds_are_drawn_apart(engine: Sampler) -> None:
@@ -139,6 +165,38 @@ def test_a_response_ends_where_prompt_and_response_fill_the_length(engine: Sampl
     assert cut == {6}
     assert longest[0] == 6
     assert longest[1] > 6
+
+
+def test_a_response_ends_with_the_token_that_completes_a_stop_text(engine: Sampler) -> None:
+    """Texts within a token (`f`), over two (`bba` is b+ba or b+b+a), and with more text after them in their token."""
+    stop = ("f", "bba", "c ")
+    groups = engine.generate(PROMPTS, group_size=40, sampling=sampling(16, stop=stop), seeds=range(5))
+
+    seen = Counter(end_of(rollout, stop) for _, rollout in every_rollout(groups))
+    assert set(seen) == {"end token", "length", *stop}
+
+
+def end_of(rollout: Rollout, stop: tuple[str, ...]) -> str:
+    """What ended it, having checked that nothing before the last token would have."""
+    words = ["" if token in (EOS, PAD) else WORDS[token] for token in rollout.response_ids]
+    assert not any(text in "".join(words[:-1]) for text in stop)
+    assert EOS not in rollout.response_ids[:-1]
+    assert len(rollout.rollout_logprobs) == len(rollout.response_ids)
+    complete = [text for text in stop if text in "".join(words)]
+    ended = bool(complete) or rollout.response_ids[-1] == EOS
+    assert rollout.finish_reason == ("stop" if ended else "length")
+    assert ended or len(rollout.response_ids) == 16
+    return complete[0] if complete else "end token" if ended else "length"
+
+
+def test_a_stop_text_changes_nothing_before_it(engine: Sampler) -> None:
+    free = engine.generate(PROMPTS, group_size=8, sampling=sampling(), seeds=range(5))
+    stopped = engine.generate(PROMPTS, group_size=8, sampling=sampling(stop=("f", "bba")), seeds=range(5))
+
+    pairs = list(zip(every_rollout(free), every_rollout(stopped), strict=True))
+    for (_, whole), (_, part) in pairs:
+        assert whole.response_ids[: len(part.response_ids)] == part.response_ids
+    assert any(len(part.response_ids) < len(whole.response_ids) for (_, whole), (_, part) in pairs)
 
 
 def test_greedy_takes_the_likeliest_token_with_certainty(engine: Sampler, model: PreTrainedModel) -> None:

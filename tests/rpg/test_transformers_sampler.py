@@ -1,6 +1,7 @@
 """The transformers sampler: continuous batching changes the speed and nothing else."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def one_at_a_time(model: PreTrainedModel, prompt: list[int], seed: int, member: 
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[:, -1].float()
         noise = torch.tensor([uniforms(seed, member, len(response) // BLOCK)[len(response) % BLOCK]])
-        token, _ = draw(logits, noise, temperature=drawn.temperature, top_p=drawn.top_p)
+        token, _ = draw(logits, noise, temperature=drawn.temperature, top_p=drawn.top_p, top_k=drawn.top_k)
         response.append(int(token))
     return response
 
@@ -59,7 +60,25 @@ def test_a_cache_that_grows_loses_nothing() -> None:
         assert list(rollout.response_ids) == one_at_a_time(model, PROMPT, 2, member, sampling(200))
 
 
-def test_batch_mates_change_nothing() -> None:
+def test_sequences_leave_and_enter_without_a_padded_row() -> None:
+    model = qwen3()
+    rows: list[int] = []
+
+    def count(_: torch.nn.Module, __: object, inputs: dict[str, torch.Tensor]) -> None:
+        if inputs["input_ids"].shape[1] == 1:  # a decoding step; a prefill pass takes whole prompts
+            rows.append(inputs["input_ids"].shape[0])
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
+    groups = sampler_of(model, max_concurrent=6).generate(PROMPTS, group_size=5, sampling=sampling(), seeds=range(5))
+
+    lengths = [len(rollout.response_ids) for _, rollout in every_rollout(groups)]
+    assert sum(rows) == sum(lengths), "each computed row gave a token of a response"
+    assert max(rows) == 6
+    assert rows[: sum(lengths) // 12] == [6] * (sum(lengths) // 12), "slots that end are filled at once"
+    assert len(rows) < sum(max(lengths[first : first + 6]) for first in range(0, len(lengths), 6))
+
+
+def test_slots_change_nothing() -> None:
     model = qwen3()
     alone = sampler_of(model).generate([PROMPT], group_size=3, sampling=sampling(), seeds=[7])
 
@@ -104,6 +123,13 @@ def test_a_response_longer_than_a_block_of_noise_goes_on_with_fresh_noise() -> N
         noise = np.concatenate([uniforms(3, member, block) for block in (0, 1)])[: BLOCK + 100]
         assert abs(np.array(rollout.response_ids) - noise * 12).max() < 1.1
         assert rollout.response_ids[:100] != rollout.response_ids[BLOCK:]
+
+
+def test_stop_texts_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
+    sampler = TransformersSampler(qwen3(), eos_id=EOS, pad_id=PAD, max_concurrent=8, tokenizer_dir=tmp_path)
+
+    with pytest.raises(ValueError, match="stop texts need the policy's tokenizer; there is none in"):
+        sampler.generate([PROMPT], group_size=1, sampling=sampling(stop=("x",)), seeds=[1])
 
 
 def test_a_shared_module_keeps_its_modes_and_its_gradients() -> None:
@@ -206,6 +232,17 @@ def test_a_token_without_probability_is_never_drawn() -> None:
     tokens, _ = draw(logits, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64), temperature=1.0, top_p=1.0)
 
     assert tokens.tolist() == [1, 2]
+
+
+def test_the_likeliest_tokens_stay_with_what_ties() -> None:
+    logits = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.2, 0.1]]).repeat(4, 1))
+    noise = torch.tensor([0.0, 0.51, 0.76, 1 - 2**-53], dtype=torch.float64)
+
+    # Of 0.4, 0.2, 0.2, renormalised 0.5, 0.25, 0.25, in the order of their ids.
+    tokens, logprobs = draw(logits, noise, temperature=1.0, top_p=1.0, top_k=2)
+
+    assert tokens.tolist() == [1, 2, 3, 3]
+    assert logprobs.exp().tolist() == pytest.approx([0.5, 0.25, 0.25, 0.25])
 
 
 def test_the_nucleus_is_the_smallest_set_that_holds_top_p() -> None:

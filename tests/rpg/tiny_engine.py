@@ -19,6 +19,7 @@ from rpg.types import Rollout, RolloutGroup, Sampling
 from specs.schema.rollout import TransformersRollout, VllmRollout
 
 EOS, PAD, VOCABULARY = 0, 1, 12
+WORDS = ["<eos>", "<pad>", "a", "b", "ab", "ba", "c", "d", " ", "e", "fa", "bf"]
 MAX_LENGTH = 64
 PROMPT = [5, 7, 3]
 PROMPTS = [[5, 6, 7], [8], [9] * 20, [3, 4], list(range(2, 12)) * 3]
@@ -92,12 +93,33 @@ def open_engine(name: str, weights_dir: Path, *, max_concurrent: int = 128, max_
     spec = {
         "transformers": TransformersRollout(max_concurrent=max_concurrent),
         "vllm": VllmRollout(engine="vllm", max_concurrent=max_concurrent, cpu_cache_gib=0.25),
+        "dedicated": VllmRollout(
+            engine="vllm", placement="dedicated", max_concurrent=max_concurrent, cpu_cache_gib=0.25
+        ),
     }[name]
     return open_sampler(spec, weights_dir=weights_dir, device="cpu", max_length=max_length, seed=0)
 
 
-def sampling(max_response_length: int = 24, *, temperature: float = 1.0, top_p: float = 1.0) -> Sampling:
-    return Sampling(temperature=temperature, top_p=top_p, max_response_length=max_response_length)
+def save(model: PreTrainedModel, directory: Path) -> None:
+    """The policy with a tokenizer of as many tokens, whose text is WORDS run together."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    model.save_pretrained(directory)
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<pad>"))
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(directory)
+
+
+def sampling(
+    max_response_length: int = 24,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    stop: tuple[str, ...] = (),
+) -> Sampling:
+    return Sampling(temperature, top_p, max_response_length, top_k, stop)
 
 
 def every_rollout(groups: list[RolloutGroup]) -> list[tuple[tuple[int, ...], Rollout]]:
@@ -110,16 +132,19 @@ def fresh_logprobs(
     """Logprobs [response] from one forward pass without a cache, under the distribution that `drawn` asks for."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([prompt + response]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-    probabilities = reference_probabilities(logits, temperature=drawn.temperature, top_p=drawn.top_p)
+    probabilities = reference_probabilities(logits, drawn)
     return probabilities[torch.arange(len(response)), torch.tensor(response)].log()
 
 
-def reference_probabilities(logits: torch.Tensor, *, temperature: float, top_p: float) -> torch.Tensor:
-    """Of each token [rows, vocabulary], row by row and in float64: tempered, cut to the nucleus, renormalised."""
-    rows = torch.softmax(logits.double() / temperature, dim=-1)
+def reference_probabilities(logits: torch.Tensor, drawn: Sampling) -> torch.Tensor:
+    """Of each token [rows, vocabulary], row by row and in float64: tempered, cut to top_k, then to the nucleus."""
+    rows = torch.softmax(logits.double() / drawn.temperature, dim=-1)
     for row in rows:
+        likeliest = row.argsort(descending=True).tolist()
+        row[likeliest[drawn.top_k or len(likeliest) :]] = 0.0
+        row /= row.sum()
         held = 0.0
-        for token in row.argsort(descending=True).tolist():
-            held, row[token] = held + float(row[token]), row[token] if held < top_p else 0.0
+        for token in likeliest:
+            held, row[token] = held + float(row[token]), row[token] if held < drawn.top_p else 0.0
         row /= row.sum()
     return rows

@@ -1,0 +1,60 @@
+"""Where a response ends because it says a stop text: the same rule, and the same decoder, as vLLM's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class StopTextWatch:
+    """Reads one response token by token until it holds a stop text. Special tokens are not text."""
+
+    def __init__(self, tokenizer: "Tokenizer", stop: Sequence[str], prompt_ids: Sequence[int]) -> None:
+        """
+        Args:
+            tokenizer: the policy's.
+            stop: the texts, none empty.
+            prompt_ids: decoding begins after them, which decides whether a first word has its space.
+        """
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._stream = DecodeStream(ids=list(prompt_ids), skip_special_tokens=True)
+        self._kept = max(map(len, stop)) - 1
+        self._tail = ""
+        """The last characters, in which a stop text may have begun."""
+
+    def completes(self, token_id: int) -> bool:
+        """Whether a stop text is complete with this token; it may begin in earlier ones and end before this one."""
+        text = self._tail + (self._decode(token_id) or "")
+        self._tail = text[-self._kept :] if self._kept else ""
+        return any(stop in text for stop in self._stop)
+
+    def _decode(self, token_id: int) -> str | None:
+        """The characters that are complete with this token; None while bytes of one are missing."""
+        try:
+            return self._stream.step(self._tokenizer, token_id)
+        except Exception as error:
+            if not str(error).startswith("Invalid prefix encountered"):
+                raise
+            # Bytes that are no UTF-8 and then turn out to be: the stream cannot go back, a new one goes on.
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._tokenizer, token_id)
+
+
+def tokenizer_in(weights_dir: Path | None) -> PreTrainedTokenizerFast:
+    """The policy's tokenizer.
+
+    Raises:
+        ValueError: there is none, or it is not one of the tokenizers library, whose decoding goes token by token.
+    """
+    if weights_dir is None or not (weights_dir / "tokenizer_config.json").exists():
+        raise ValueError(f"stop texts need the policy's tokenizer; there is none in {weights_dir}")
+    tokenizer = AutoTokenizer.from_pretrained(weights_dir)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(f"stop texts need a tokenizer of the tokenizers library, not {type(tokenizer).__name__}")
+    return tokenizer

@@ -1,0 +1,188 @@
+"""An engine in a process of its own: in a training run, when it goes stale, and when it ends."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from rpg.engines import open_sampler
+from rpg.engines.dedicated import DedicatedSampler, EngineProcessError
+from rpg.engines.placement import engine_gpus, rank_gpu
+from specs.errors import SpecError
+from specs.schema.rollout import VllmRollout
+from tests.rpg.tiny_engine import MAX_LENGTH, PROMPT, open_engine, qwen3, sampling, save
+from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start
+
+STALE_AFTER_STEP_2 = """
+import pathlib, sys
+from rpg import train
+from rpg.engines.weight_transfer import DirectoryTransfer
+whole = DirectoryTransfer.send
+def send(self, weights, policy_version):
+    if policy_version == 2:  # the engine is told that it has new weights, and is given those that it had
+        weights = [(name, weight) for name, weight in self.first]
+    else:
+        weights = self.first = [(name, weight.clone()) for name, weight in weights]
+    whole(self, weights, policy_version)
+DirectoryTransfer.send = send
+sys.exit(train.main(pathlib.Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.vllm
+def test_a_run_trains_with_a_dedicated_engine_and_stops_at_the_step_at_which_it_is_stale(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    make_inputs(tmp_path, head_dim=32)
+    run_dir = make_run(
+        tmp_path,
+        tmp_path / "run",
+        training={"steps": 5, "optimizer": {"learning_rate": 0.03}, "schedule": {"type": "constant"}},
+        rollout={"engine": "vllm", "placement": "dedicated", "cpu_cache_gib": 0.25},
+    )
+
+    said = finish(start([sys.executable, "-c", STALE_AFTER_STEP_2, str(run_dir)]), expect=1)
+
+    stale = (
+        r"after load 2 the sampler does not hold the learner's weights: logprobs of the probe differ by [0-9.]+ nats"
+    )
+    assert re.search(stale + r", allowed 0\.05 \(rollout\.sentinel_tolerance\)", said), said
+    assert "Traceback" not in said
+    assert {(row["step"], row["policy_version"]) for row in rows(run_dir, "rollouts")} == {(1, 0), (2, 1)}
+    tokens = rows(run_dir, "tokens")
+    assert {row["step"] for row in tokens} == {1, 2}
+    for row in tokens:
+        assert abs(row["rollout_logprob"] - row["old_logprob"]) < 1e-3, "each step was sampled with the weights before"
+    [failure] = [row for row in rows(run_dir, "events") if row["kind"] == "failed"]
+    assert "does not hold the learner's weights" in failure["message"]
+
+
+@pytest.fixture(scope="module")
+def weights_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("policy")
+    save(qwen3(), directory)
+    return directory
+
+
+@pytest.fixture
+def engine(weights_dir: Path) -> Iterator[DedicatedSampler]:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    sampler = open_engine("dedicated", weights_dir)
+    assert isinstance(sampler, DedicatedSampler)
+    yield sampler
+    sampler.close()
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_an_engine_that_is_killed_fails_the_call_with_the_signal(engine: DedicatedSampler) -> None:
+    engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
+    child = psutil.Process(engine._process.pid)
+    for number in (signal.SIGINT, signal.SIGTERM):  # these mean the trainer, which wants to end its step
+        child.send_signal(number)
+    engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
+
+    child.kill()
+
+    with pytest.raises(EngineProcessError, match="the engine's process ended by signal 9 in generate"):
+        engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
+    with pytest.raises(EngineProcessError, match="ended by signal 9 in load_directory"):
+        engine.load_weights(qwen3().named_parameters(), policy_version=1)
+
+
+ORPHAN = """
+import pathlib, sys
+from tests.rpg.tiny_engine import open_engine
+engine = open_engine("dedicated", pathlib.Path(sys.argv[1]))
+print(engine._process.pid, flush=True)
+input()
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_the_engine_ends_with_a_trainer_that_is_killed(weights_dir: Path) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    command = [sys.executable, "-c", ORPHAN, str(weights_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        child = psutil.Process(int(trainer.stdout.readline()))
+        trainer.kill()
+    deadline = time.monotonic() + 60
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_what_the_engine_refuses_is_raised_here(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    save(qwen3(head_dim=8), tmp_path)
+
+    with pytest.raises(SpecError) as caught:
+        open_engine("dedicated", tmp_path)
+
+    [problem] = caught.value.problems
+    assert (problem.path, problem.given) == (("rollout", "engine"), "head_dim 8")
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_weights_spread_over_two_processes_give_the_same_responses(weights_dir: Path) -> None:
+    pytest.importorskip("vllm", exc_type=ImportError)
+    spec = {"engine": "vllm", "placement": "dedicated", "cpu_cache_gib": 0.25, "max_concurrent": 64}
+    answers = []
+    for size in (1, 2):
+        rollout = VllmRollout.model_validate(spec | {"tensor_parallel_size": size})
+        sampler = open_sampler(rollout, weights_dir=weights_dir, device="cpu", max_length=MAX_LENGTH, seed=0)
+        try:
+            sampler.load_weights(qwen3().named_parameters(), policy_version=1)
+            answers.append(sampler.generate([PROMPT] * 4, group_size=2, sampling=sampling(), seeds=range(4)))
+        finally:
+            sampler.close()
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "environment", "expected"),
+    [
+        ({}, {}, (1,)),
+        ({}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, (3,)),
+        ({"tensor_parallel_size": 2}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, (4, 5)),
+        ({"engine_gpus": [7, 6]}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, (6,)),
+        ({"engine_gpus": [0]}, {}, (0,)),
+    ],
+)
+def test_each_rank_has_the_gpus_of_its_engine(
+    fields: dict[str, object], environment: dict[str, str], expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    rollout = VllmRollout.model_validate({"engine": "vllm", "placement": "dedicated", **fields})
+
+    assert engine_gpus(rollout) == expected
+
+
+def test_too_few_gpus_are_the_specs_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_SIZE", "2")
+    rollout = VllmRollout(engine="vllm", placement="dedicated", engine_gpus=(2,))
+
+    with pytest.raises(SpecError, match="too few GPUs for the engines") as caught:
+        engine_gpus(rollout)
+
+    assert caught.value.problems[0].given == "1 for 2 engines of 1"
+
+
+def test_a_ranks_gpu_is_known_by_the_number_that_the_system_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for visible, expected in (("", 1), ("4,6", 6), ("GPU-a,GPU-b", -1)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert rank_gpu(torch.device("cuda", 1)) == expected
