@@ -12,6 +12,9 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
   exactly 1; the sampler's own logprobs weigh the loss only where the spec asks for a correction.
 - Minibatches follow the order of the prompts; there is no further shuffling.
 - Dropout is off: the ratio compares two passes over the same tokens.
+- With Schedule-Free AdamW the policy is the average of the iterates wherever it is sampled, compared, saved or
+  measured; gradients are taken beside it, so that the first update's ratios are not 1. The public code samples and
+  evaluates at the gradient's point and takes `old_logprobs` at the average.
 """
 
 import math
@@ -72,7 +75,7 @@ class Trainer:
         with clock("logprobs"):
             self.recompute(minibatches, ledger)
             advantage = self.advantages(rollouts, ledger)
-        with clock("update"):
+        with clock("update"), self.parts.learner.updating():
             updates, rate = self.update(minibatches, advantage, ledger)
         with clock("sync"):
             self.sync()
@@ -96,14 +99,19 @@ class Trainer:
         self.progress.step(self.state.step, figures)
         return stopping
 
+    @property
+    def recomputes_first(self) -> bool:
+        """Whether the old logprobs of the first minibatch take a pass of their own."""
+        return needs_logprobs(self.spec.objective) or self.training.optimizer.type == "schedule_free_adamw"
+
     @torch.no_grad()
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
         """Old and reference logprobs, before the policy moves.
 
         The first minibatch is left out: its first training pass runs under the same policy and gives its old logprobs.
-        Not so where advantages depend on them.
+        Not so where advantages depend on them, or where the optimizer takes gradients elsewhere than at the policy.
         """
-        for minibatch in minibatches if needs_logprobs(self.spec.objective) else minibatches[1:]:
+        for minibatch in minibatches if self.recomputes_first else minibatches[1:]:
             for batch in minibatch.passes:
                 ledger.write(batch, old_logprobs=self.parts.learner.logprobs(batch)[0])
         if self.parts.reference:
@@ -138,7 +146,7 @@ class Trainer:
             for number, minibatch in enumerate(minibatches):
                 for batch in minibatch.passes:
                     logprobs, entropies = self.parts.learner.logprobs(batch)
-                    if epoch == number == 0:
+                    if epoch == number == 0 and not self.recomputes_first:
                         ledger.write(batch, old_logprobs=logprobs)
                     loss, seen = self.loss(batch, minibatch, logprobs, entropies, advantage, ledger)
                     self.parts.learner.backward(loss)

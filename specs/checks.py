@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from specs import engine_checks, sampling_checks
+from specs import engine_checks, sampling_checks, training_checks
 from specs.errors import Problem
 from specs.files import context_length, missing_files
 from specs.launcher_checks import launcher_problems
@@ -119,18 +119,6 @@ def _repeated(values: Sequence[object], path: Path, message: str) -> Iterator[Pr
             yield Problem(message, (*path, index), given=str(value))
 
 
-def _offload(experiment: Experiment) -> Iterator[Problem]:
-    training = experiment.training
-    for name, stages in (("optimizer", (2, 3)), ("parameters", (3,))):
-        if getattr(training.offload, name) and training.zero_stage not in stages:
-            yield Problem(
-                "needs ZeRO",
-                ("training", "offload", name),
-                given=f"zero_stage {training.zero_stage}",
-                allowed="training.zero_stage " + " or ".join(str(stage) for stage in stages),
-            )
-
-
 def _reward(experiment: Experiment) -> Iterator[Problem]:
     if getattr(experiment.reward, "type", "") != "reasoning_gym":
         return
@@ -185,6 +173,8 @@ def _idle_clip(experiment: Experiment) -> Iterator[Problem]:
     clip = getattr(experiment.objective, "clip", None)
     training = experiment.training
     if clip is None or getattr(clip, "type", "") == "none" or training.minibatches * training.epochs > 1:
+        return
+    if training.optimizer.type == "schedule_free_adamw":  # trains at another point than the policy that sampled
         return
     yield Problem(
         "the clip can never fire",
@@ -278,7 +268,6 @@ RULES = (
     _evaluation_sets,
     _names,
     _seeds,
-    _offload,
     _reward,
     _prompt,
     _overlap,
@@ -287,6 +276,7 @@ RULES = (
     missing_files,
     launcher_problems,
     *engine_checks.RULES,
+    *training_checks.RULES,
 )
 IDLE_KNOBS = (
     _idle_clip,

@@ -8,47 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rpg import ranks
 from rpg.batch import Microbatch
-from rpg.engines.adapters import add_adapters, save_adapter, whole_weights
-from rpg.logprobs import token_logprobs
-from specs.errors import Problem, SpecError
+from rpg.engines.adapters import save_adapter, whole_weights
+from rpg.engines.deepspeed_config import deepspeed_config, optimizer_maker
+from rpg.engines.policy import Policy, load_model
+from rpg.engines.schedule_free import ScheduleFreeAdamW
 from specs.schema.training import Training
-
-
-class Policy(nn.Module):
-    """The model as the objective sees it: tokens in, logprobs and entropies of chosen tokens out, never full logits."""
-
-    def __init__(self, model: PreTrainedModel, *, temperature: float, entropy_gradient: bool = False) -> None:
-        super().__init__()
-        self.model = model
-        self.temperature = temperature
-        self.entropy_gradient = entropy_gradient
-
-    def forward(
-        self, input_ids: Tensor, sources: Tensor, targets: Tensor, temperature: float | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies of `targets`, nats, float32. [n] each
-
-        Args:
-            input_ids: token ids, padded on the right. [b, L]
-            sources: positions in the flattened [b * L] whose hidden states predict the targets. [n]
-            targets: token ids. [n]
-            temperature: another than the policy's own.
-        """
-        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        chosen = hidden.flatten(0, 1).index_select(0, sources)
-        return token_logprobs(
-            chosen,
-            head.weight,
-            targets,
-            temperature=self.temperature if temperature is None else temperature,
-            bias=getattr(head, "bias", None),
-            entropy_gradient=self.entropy_gradient,
-        )
 
 
 class Learner:
@@ -79,6 +47,7 @@ class Learner:
         self._engine, *_ = deepspeed.initialize(
             model=self.policy,
             model_parameters=[parameter for parameter in self.policy.parameters() if parameter.requires_grad],
+            optimizer=optimizer_maker(training),
             config=deepspeed_config(training, device_type=device.type, lends_weights=lends_weights),
         )
         if self._clips_itself:
@@ -97,6 +66,37 @@ class Learner:
         differentiable, and the entropies where there is an entropy bonus."""
         logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets)
         return logprobs, entropies
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around `backward` and `update`. The policy, which samples and gives all other logprobs, is the one outside.
+
+        Schedule-free the weights inside are those at which gradients are taken, the policy's again outside. With AdamW
+        they are the same.
+        """
+        optimizer = self._engine.basic_optimizer
+        if not isinstance(optimizer, ScheduleFreeAdamW):
+            yield
+            return
+        optimizer.use_gradient_point()
+        self._show_master_weights()
+        try:
+            yield
+        finally:
+            optimizer.use_average()
+            self._show_master_weights()
+
+    def _show_master_weights(self) -> None:
+        """The module takes over the weights that ZeRO's optimizer holds, as after an update."""
+        zero = self._engine.optimizer
+        if hasattr(zero, "update_lp_params"):
+            zero.update_lp_params()
+        elif self._training.zero_stage == 3:
+            for group in range(len(zero.fp16_groups)):
+                zero._reassign_or_swap_out_partitioned_parameters(group)
+            if persistent := zero.persistent_parameters:
+                persistent[0].partition(persistent)
+                persistent[0].all_gather(persistent)
 
     @torch.no_grad()
     def probe(self, token_ids: Sequence[int], prompt_length: int) -> list[float]:
@@ -181,73 +181,3 @@ class Learner:
             with self._whole([parameter for parameter in self.model.parameters() if parameter.requires_grad]):
                 if first:
                     save_adapter(self.model, lora, directory / "adapter")
-
-
-def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
-    """The model in the training precision, with dropout off, since the ratio compares two passes."""
-    config = AutoConfig.from_pretrained(weights_dir)
-    check_logits(config)
-    for name, value in config.to_dict().items():
-        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
-            setattr(config, name, 0.0)
-    model = AutoModelForCausalLM.from_pretrained(weights_dir, config=config, dtype=getattr(torch, training.precision))
-    model.train()
-    if training.lora:
-        add_adapters(model, training.lora)
-    if training.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model
-
-
-def check_logits(config: PretrainedConfig) -> None:
-    """Logits must be the last hidden state times the head's weight, since that is how logprobs are taken here.
-
-    Raises:
-        SpecError: the architecture scales or caps them further.
-    """
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
-        value = getattr(config, name, None)
-        if value not in (None, 1):
-            raise SpecError(
-                Problem(
-                    "this architecture scales or caps its logits, which training does not support",
-                    path=("model",),
-                    given=f"{config.model_type} with {name} = {value}",
-                )
-            )
-
-
-def deepspeed_config(training: Training, *, device_type: str, lends_weights: bool) -> dict[str, Any]:
-    """DeepSpeed's settings. Accumulation boundary and learning rate are ours: it divides by and schedules nothing."""
-    optimizer = training.optimizer
-    clips_itself = training.zero_stage == 0 and training.precision == "float32"
-    # Without ZeRO DeepSpeed would add bfloat16 gradients up in bfloat16; stage 1 keeps them in float32.
-    zero: dict[str, Any] = {"stage": training.zero_stage or int(training.precision == "bfloat16")}
-    if lends_weights:
-        zero["stage3_param_persistence_threshold"] = 0
-    if training.offload.optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if training.offload.parameters:
-        zero["offload_param"] = {"device": "cpu"}
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
-        "gradient_clipping": 0.0 if clips_itself else optimizer.max_grad_norm,
-        "bf16": {"enabled": training.precision == "bfloat16"},
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "zero_optimization": zero,
-        "zero_force_ds_cpu_optimizer": False,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": optimizer.learning_rate,
-                "betas": list(optimizer.betas),
-                "eps": optimizer.epsilon,
-                "weight_decay": optimizer.weight_decay,
-                "torch_adam": True,
-                **({"fused": True} if device_type == "cuda" and not training.offload.optimizer else {}),
-            },
-        },
-        "steps_per_print": 10**9,
-    }

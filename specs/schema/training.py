@@ -8,13 +8,16 @@ from specs.schema.base import Spec, addition, execution
 
 
 class Optimizer(Spec):
-    """AdamW."""
+    """AdamW, or Schedule-Free AdamW (Defazio 2024, arXiv:2405.15682): the policy is then an average over the updates,
+    and gradients are taken between it and the newest iterate."""
 
-    type: Literal["adamw"] = "adamw"
+    type: Literal["adamw", "schedule_free_adamw"] = "adamw"
+    """schedule_free_adamw takes schedule.warmup_updates and no decay."""
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """Decay of the first and second moment, each in [0, 1)."""
+    """Decay of the first and second moment, each in [0, 1). Schedule-free has no first moment: there it is the share of
+    the average in the point where gradients are taken, above 0."""
     epsilon: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
     weight_decay: float = Field(0.0, ge=0)

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from schedulefree import AdamWScheduleFree
 from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rpg import ranks
 from rpg.advantages import advantages
 from rpg.batch import StepRollouts
-from rpg.engines.deepspeed import load_model
+from rpg.engines.policy import load_model
 from rpg.ledger import TokenLedger
 from rpg.minibatches import Minibatch, cut
 from rpg.objectives import token_losses
@@ -36,6 +37,10 @@ TRAINING: dict[str, Any] = {
     "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.05, "weight_decay": 0.1},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
+    "free": {
+        "optimizer": TRAINING["optimizer"] | {"type": "schedule_free_adamw"},
+        "schedule": {"type": "constant", "warmup_updates": 3},
+    },
     "lora": {
         "lora": {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]},
         "optimizer": TRAINING["optimizer"] | {"learning_rate": 5e-3},
@@ -76,7 +81,8 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
         minibatches = cut(step, trainer.training, torch.device("cpu"))
         ledger = TokenLedger(len(step.token_ids))
         trainer.recompute(minibatches, ledger)
-        seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
+        with parts.learner.updating():
+            seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
         weights = {name: weight.float().numpy().copy() for name, weight in parts.learner.weights()}
         check_reference(trainer, minibatches, ledger)
         return weights | {"grad_norm": np.array([seen.reduce()["grad_norm"]])}
@@ -110,9 +116,7 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
     step, training = responses(), spec.training
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     trained = low_rank(model, base, training) if training.lora else list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        trained, lr=training.optimizer.learning_rate, eps=1e-8, weight_decay=training.optimizer.weight_decay
-    )
+    optimizer = optimizer_of(training, trained)
 
     def logprobs(index: int) -> torch.Tensor:
         prompt = torch.from_numpy(step.prompts[step.group_ids[index]])
@@ -122,6 +126,8 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
 
     with torch.no_grad():
         old = [logprobs(index) for index in range(25)]
+    if isinstance(optimizer, AdamWScheduleFree):
+        optimizer.train()
     norms = []
     for part in np.array_split(np.arange(25), UPDATES):
         optimizer.zero_grad()
@@ -140,10 +146,20 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
         total.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(trained, training.optimizer.max_grad_norm).item())
         optimizer.step()
+    if isinstance(optimizer, AdamWScheduleFree):
+        optimizer.eval()
     for name in [name for name, module in model.named_modules() if parametrize.is_parametrized(module)]:
         parametrize.remove_parametrizations(model.get_submodule(name), "weight")
     weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
     return weights | {"grad_norm": np.array([np.mean(norms)])}
+
+
+def optimizer_of(training: Training, trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    rate, decay = training.optimizer.learning_rate, training.optimizer.weight_decay
+    if training.optimizer.type == "adamw":
+        return torch.optim.AdamW(trained, lr=rate, eps=1e-8, weight_decay=decay)
+    warmup = training.schedule.warmup_updates
+    return AdamWScheduleFree(trained, lr=rate, eps=1e-8, weight_decay=decay, warmup_steps=warmup)
 
 
 class LowRank(torch.nn.Module):

@@ -1,0 +1,89 @@
+"""The model that is trained, as the objective sees it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from rpg.engines.adapters import add_adapters, has_adapters
+from rpg.logprobs import token_logprobs
+from specs.errors import Problem, SpecError
+from specs.schema.training import Training
+
+
+class Policy(nn.Module):
+    """The model as the objective sees it: tokens in, logprobs and entropies of chosen tokens out, never full logits."""
+
+    def __init__(self, model: PreTrainedModel, *, temperature: float, entropy_gradient: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.entropy_gradient = entropy_gradient
+        if has_adapters(model):
+            self.register_state_dict_post_hook(_keep_trained)
+
+    def forward(
+        self, input_ids: Tensor, sources: Tensor, targets: Tensor, temperature: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies of `targets`, nats, float32. [n] each
+
+        Args:
+            input_ids: token ids, padded on the right. [b, L]
+            sources: positions in the flattened [b * L] whose hidden states predict the targets. [n]
+            targets: token ids. [n]
+            temperature: another than the policy's own.
+        """
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        chosen = hidden.flatten(0, 1).index_select(0, sources)
+        return token_logprobs(
+            chosen,
+            head.weight,
+            targets,
+            temperature=self.temperature if temperature is None else temperature,
+            bias=getattr(head, "bias", None),
+            entropy_gradient=self.entropy_gradient,
+        )
+
+
+def _keep_trained(policy: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
+    """Leaves frozen weights out of a state dict, a tied one's second name included."""
+    trained = {prefix + name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    for name in set(state) - trained:
+        del state[name]
+
+
+def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
+    """The model in the training precision, with dropout off, since the ratio compares two passes."""
+    config = AutoConfig.from_pretrained(weights_dir)
+    check_logits(config)
+    for name, value in config.to_dict().items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    model = AutoModelForCausalLM.from_pretrained(weights_dir, config=config, dtype=getattr(torch, training.precision))
+    model.train()
+    if training.lora:
+        add_adapters(model, training.lora)
+    if training.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def check_logits(config: PretrainedConfig) -> None:
+    """Logits must be the last hidden state times the head's weight, since that is how logprobs are taken here.
+
+    Raises:
+        SpecError: the architecture scales or caps them further.
+    """
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
+        value = getattr(config, name, None)
+        if value not in (None, 1):
+            raise SpecError(
+                Problem(
+                    "this architecture scales or caps its logits, which training does not support",
+                    path=("model",),
+                    given=f"{config.model_type} with {name} = {value}",
+                )
+            )

@@ -1,0 +1,39 @@
+"""Several trainings in one process: `train_worker RUN_DIR...`. A:B goes on with run A from its last checkpoint but one,
+in a copy of its directory that is made at B."""
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from rpg import ranks
+from rpg.parts import open_parts
+from rpg.run_directory import RunDirectory
+from rpg.stopping import StopRequest
+from rpg.train import _run
+
+
+def continued(original: Path, copy: Path) -> Path:
+    """The run as it was when the checkpoint before the last was written, records aside."""
+    shutil.copytree(original, copy, symlinks=True)
+    (copy / "train.json").unlink()
+    shutil.rmtree(max((copy / "checkpoints").glob("step-*")))
+    return copy
+
+
+def main(arguments: list[str]) -> None:
+    ranks.join("cpu")
+    torch.set_num_threads(1)
+    stop = StopRequest()
+    for argument in arguments:
+        original, _, copy = argument.partition(":")
+        run = RunDirectory(continued(Path(original), Path(copy)) if copy else Path(original))
+        with open_parts(run, run.spec(), torch.device("cpu")) as parts:
+            assert _run(parts, run.inputs(), stop, time.monotonic()) == 0
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
