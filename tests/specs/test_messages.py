@@ -209,12 +209,7 @@ def test_a_batch_that_does_not_divide():
 def test_a_setting_of_an_unknown_path():
     assert message(GOOD, "training.step=5") == (
         "--set training.step=5: training.step: unknown field\n"
-<<<<<<< HEAD
         f"  allowed: {', '.join(sorted(Training.model_fields))}\n"
-=======
-        "  allowed: checkpoint, epochs, export_every_steps, gradient_checkpointing, group_size, lora, microbatch_tokens, "
-        "minibatches, offload, optimizer, precision, prompts_per_step, ranks, schedule, steps, zero_stage\n"
->>>>>>> e292acc (Train with Schedule-Free AdamW; the average samples, is saved and is measured)
         "  hint: did you mean `steps`?\n"
         "1 error; nothing was run"
     )
