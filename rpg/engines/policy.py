@@ -22,7 +22,7 @@ class Policy(nn.Module):
         self.temperature = temperature
         self.entropy_gradient = entropy_gradient
         if has_adapters(model):
-            self.register_state_dict_post_hook(_keep_trained)
+            self.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
 
     def forward(
         self, input_ids: Tensor, sources: Tensor, targets: Tensor, temperature: float | None = None
