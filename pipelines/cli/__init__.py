@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-MODULES = ("specs", "execute", "plan", "query", "maintain", "compare", "study", "objectives", "services")
+MODULES = ("specs", "execute", "plan", "query", "maintain", "compare", "study", "objectives", "replay", "services")
 
 app = typer.Typer(
     name="rpg",

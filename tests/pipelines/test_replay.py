@@ -1,0 +1,183 @@
+"""`rpg replay` on what a real trainer recorded, and on tokens counted by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.home import Home
+from pipelines.replay import replay_run
+from rpg.replay import RecordedStep, Tally, replay
+from specs.errors import SpecError
+from specs.replacing import with_objective
+from tests.rpg.tiny_run import make_inputs, make_run, rows, train
+
+STEPS = 3
+CHANGES: dict[str, Any] = {
+    "training": {"steps": STEPS, "minibatches": 4, "optimizer": {"learning_rate": 0.03}, "schedule": {}},
+    "objective": {"type": "rpg", "kl_coef": 0.1, "divergence": "reverse"},
+}
+Replayed = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    directory = tmp_path_factory.mktemp("replay")
+    make_inputs(directory)
+    run_dir = make_run(directory, directory / "home/runs/tiny", **CHANGES)
+    (run_dir / "run.json").write_text(json.dumps({"run_id": "tiny", "experiment": "tiny", "name": "tiny", "seed": 0}))
+    train(run_dir)
+    return Home(directory / "home")
+
+
+@pytest.fixture
+def replayed(home: Home) -> Replayed:
+    def run(objective: str = "", *overrides: str, **limits: Any) -> dict[str, Any]:
+        return replay_run(home, "tiny", objective, overrides=overrides, **limits).as_json()
+
+    return run
+
+
+def test_the_recorded_objective_gives_back_the_recorded_columns(home: Home, replayed: Replayed) -> None:
+    found = replayed()
+    assert found["reproduced"]["holds"]
+    assert found["reproduced"]["clipped"] == 0
+    assert found["reproduced"]["ratio"] < 1e-6
+    assert found["reproduced"]["advantage"] < 1e-6
+    assert found["reproduced"]["loss"] < 1e-5
+    assert found["overall"]["cosine"] == pytest.approx(1, abs=1e-12)
+    assert found["furthest"] == []
+    metrics = {(row["step"], row["name"]): row["value"] for row in rows(home.run("tiny"), "metrics")}
+    assert [entry["step"] for entry in found["steps"]] == [1, 2, 3]
+    names = ["loss", "weight/variance", "ratio/mean", "ratio/max", "ratio/ess", "kl/reverse", "kl/forward"]
+    names += ["kl/behaviour", "clip_fraction/low", "clip_fraction/high", "clip_fraction/dual"]
+    for entry in found["steps"]:
+        for name in names:
+            assert entry["recorded"][name] == pytest.approx(metrics[entry["step"], name], rel=1e-4, abs=1e-6), name
+    clips = [entry["recorded"]["clip_fraction/high"] for entry in found["steps"]]
+    assert max(clips) > 0, "a clip that never fires would prove little"
+
+
+def test_another_objective_is_weighed_on_the_same_tokens(replayed: Replayed) -> None:
+    found = replayed("{type: grpo}")
+    assert found["replayed"]["objective"]["type"] == "grpo"
+    assert found["replayed"]["advantage"]["scale"] == "group_std", "grpo's published advantage"
+    assert found["recorded"]["advantage"]["scale"] == "none"
+    assert found["reproduced"]["holds"], "it is about the recorded objective"
+    assert 0 < found["overall"]["cosine"] < 0.999
+    one, other = found["overall"]["recorded"], found["overall"]["replayed"]
+    assert other["kl/reverse"] == one["kl/reverse"], "of the policies, not of the objective"
+    assert other["loss"] != one["loss"]
+    apart = [token["apart"] for token in found["furthest"]]
+    assert len(apart) == 10
+    assert apart == sorted(apart, reverse=True)
+
+
+def test_the_reward_alone_has_no_divergence_and_a_clip_can_be_taken_off(replayed: Replayed) -> None:
+    found = replayed("", "objective.divergence=none", "objective.clip={type: none}")
+    assert found["overall"]["replayed"]["loss/divergence"] == 0
+    assert found["overall"]["replayed"]["weight/divergence"] == 0
+    assert found["overall"]["recorded"]["loss/divergence"] != 0
+    assert found["overall"]["replayed"]["clip_fraction/high"] == 0
+    assert found["overall"]["woken"] > 0, "tokens that the clip had silenced"
+    assert found["replayed"]["advantage"] == found["recorded"]["advantage"], "the type is the run's"
+
+
+def test_steps_can_be_chosen(replayed: Replayed) -> None:
+    assert [entry["step"] for entry in replayed(first=2)["steps"]] == [2, 3]
+    assert [entry["step"] for entry in replayed(only=[1, 3])["steps"]] == [1, 3]
+    with pytest.raises(Exception, match="there are steps 1 to 3"):
+        replayed(first=9)
+
+
+def test_weights_and_figures_of_four_tokens_are_those_worked_out_by_hand() -> None:
+    """Two responses of one group, rewards 1 and 0, on policy, no divergence: m is the advantage, +-1/2."""
+    spec = _spec()
+    step = RecordedStep(
+        step=1,
+        rewards=np.array([1, 0], dtype=np.float32),
+        group_ids=np.array([0, 0]),
+        lengths=np.array([1, 3]),
+        token_ids=np.arange(4),
+        logprobs=np.full(4, -1, dtype=np.float32),
+        old_logprobs=np.full(4, -1, dtype=np.float32),
+        ref_logprobs=np.full(4, -1, dtype=np.float32),
+    )
+    plain = replay(step, with_objective(spec, ""))
+    assert plain.weight.tolist() == [0.5, -0.5, -0.5, -0.5]
+    assert plain.gradient.tolist() == [0.125, -0.125, -0.125, -0.125], "token_mean: over 4 tokens"
+    by_response = replay(step, with_objective(spec, "", ["objective.aggregation=sequence_mean"]))
+    assert by_response.gradient.tolist() == pytest.approx([1 / 4, -1 / 12, -1 / 12, -1 / 12])
+    tally = Tally()
+    tally.add(plain, updates=1)
+    figures = tally.figures()
+    # Losses -m log pi are 0.5 and three times -0.5; weights have mean -1/4 and variance 1/4 - 1/16.
+    assert figures["loss"] == pytest.approx((0.5 - 1.5) / 4)
+    assert figures["weight/mean"] == -0.25
+    assert figures["weight/variance"] == pytest.approx(3 / 16)
+    assert figures["weight/ess"] == 1
+
+
+def test_a_token_that_was_not_trained_on_weighs_nothing_and_still_counts_in_the_length() -> None:
+    logprobs = np.array([-1, np.nan, np.nan, np.nan], dtype=np.float32)
+    step = RecordedStep(
+        1, np.array([1, 0], np.float32), np.array([0, 0]), np.array([1, 3]), np.arange(4), *[logprobs] * 3
+    )
+    weights = replay(step, with_objective(_spec(), ""))
+    assert weights.known.tolist() == [True, False, False, False]
+    assert weights.gradient.tolist() == [0.125, 0, 0, 0]
+
+
+def test_the_command_prints_tables_and_json(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = CliRunner().invoke(app, ["replay", "tiny", "--objective", "{type: dr_grpo}", "--steps", "1-2"])
+    assert shown.exit_code == 0, shown.output
+    assert "tiny: 2 steps" in shown.output
+    assert "gradient weights, one entry a token, aggregation included: cosine" in shown.output
+    assert "Furthest apart" in shown.output
+    plain = CliRunner().invoke(app, ["replay", "tiny", "--objective", "{type: dr_grpo}", "--step", "3", "--json"])
+    assert [entry["step"] for entry in json.loads(plain.stdout)["steps"]] == [3]
+    wrong = CliRunner().invoke(app, ["replay", "tiny", "--steps", "a-b"])
+    assert wrong.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("objective", "overrides", "message"),
+    [
+        ("{type: grpo, clip: {lo: 0.1}}", [], "--objective {type: grpo, clip: {lo: 0.1}}: objective.clip.lo: unknown"),
+        ("", ["training.steps=3"], "--set training.steps=3: a replay changes these alone"),
+        ("nowhere.yaml", [], "nowhere.yaml: no such file"),
+    ],
+)
+def test_a_wrong_objective_is_said_with_its_place(objective: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        with_objective(_spec(), objective, overrides)
+    assert str(error.value).startswith(message)
+
+
+def test_an_objective_comes_from_a_file_of_its_own_or_from_a_spec(tmp_path: Path) -> None:
+    alone = tmp_path / "cispo.yaml"
+    alone.write_text("type: cispo\nmax_ratio: 3.0\n")
+    assert with_objective(_spec(), str(alone)).objective.type == "cispo"
+    whole = tmp_path / "whole.yaml"
+    whole.write_text("extends: other.yaml\nadvantage: {scale: batch_std}\n")
+    (tmp_path / "other.yaml").write_text("name: other\nobjective: {type: rloo}\n")
+    found = with_objective(_spec(), str(whole))
+    assert (found.objective.type, found.advantage.scale) == ("rloo", "batch_std")
+    alone.write_text("type: cispo\nmax_ratio: -3.0\n")
+    with pytest.raises(SpecError, match=r"cispo\.yaml:2: objective\.max_ratio"):
+        with_objective(_spec(), str(alone))
+
+
+def _spec() -> dict[str, Any]:
+    from specs.schema.experiment import Experiment
+    from tests.rpg.tiny_run import SPEC
+
+    changes = {"objective": {"type": "rpg", "divergence": "none"}, "reference": {"source": "behaviour"}}
+    plain = SPEC | changes | {"training": SPEC["training"] | {"minibatches": 1}}
+    return json.loads(Experiment.model_validate(plain).model_dump_json())
