@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.cancel import request_cancel
 from pipelines.home import Home
+from pipelines.launchers.slurm import SlurmRanks
 from pipelines.reap import ProcessRecord, end
 from pipelines.state import RunState, now, read_json
 from specs.errors import Problem, SpecError
@@ -66,3 +67,6 @@ def _end_child(home: Home, run_id: str) -> None:
     if record := ProcessRecord.read(path):
         end(record, grace=0.0)
         path.unlink(missing_ok=True)
+    if read_json(home.run(run_id) / "launch.json").get("launcher") == "slurm":
+        # A job outlives the command that waited for it.
+        SlurmRanks().end(home.run(run_id))

@@ -35,7 +35,8 @@ class Launcher(Protocol):
 def launcher_of(experiment: Experiment) -> Launcher:
     """The launcher that a spec names."""
     from pipelines.launchers.local import LocalLauncher
+    from pipelines.launchers.slurm import SlurmRanks
     from pipelines.launchers.ssh import SshRanks
 
-    launchers: dict[str, type[Launcher]] = {"local": LocalLauncher, "ssh": SshRanks}
+    launchers: dict[str, type[Launcher]] = {"local": LocalLauncher, "ssh": SshRanks, "slurm": SlurmRanks}
     return launchers[experiment.launcher.type]()
