@@ -1,6 +1,7 @@
 """Two hosts of one's own: network namespaces on a bridge, an ssh server in each, keys of their own."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -46,19 +47,12 @@ class SshHost:
     config: Path
     server: "subprocess.Popen[bytes] | None" = None
 
-    def serve(self) -> None:
-        """Starts its ssh server."""
-        command = [
-            _program("ip"),
-            "netns",
-            "exec",
-            self.namespace,
-            _program("sshd"),
-            "-D",
-            "-e",
-            "-f",
-            str(self.config),
-        ]
+    def serve(self, *before: str) -> None:
+        """Starts its ssh server; `before`: a command for the host's own mount namespace."""
+        serve = [_program("sshd"), "-D", "-e", "-f", str(self.config)]
+        # `ip netns exec` gives what it runs mounts of its own.
+        script = f"{shlex.join(before) or 'true'} && exec {shlex.join(serve)}"
+        command = [_program("ip"), "netns", "exec", self.namespace, "sh", "-c", script]
         with open(self.config.with_suffix(".log"), "ab") as log:
             self.server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -88,6 +82,11 @@ class SshHost:
             except psutil.Error:
                 continue
         return found
+
+    def hide(self, directory: Path, behind: Path) -> None:
+        """From now on it sees another directory in the place of one."""
+        self.power_off()
+        self.serve("mount", "--bind", str(behind), str(directory))
 
     def cut(self) -> None:
         """Nothing goes in or out any more."""
@@ -127,7 +126,7 @@ class SshHosts:
             for index in (0, 1):
                 self.hosts.append(self._host(index, number))
             for host in self.hosts:
-                self._await(host)
+                self.await_answer(host)
         except BaseException:
             self.close()
             raise
@@ -183,7 +182,8 @@ class SshHosts:
         host.serve()
         return host
 
-    def _await(self, host: SshHost) -> None:
+    def await_answer(self, host: SshHost) -> None:
+        """Until its server lets one in."""
         deadline = time.monotonic() + 30
         while True:
             tried = subprocess.run([*self.ssh, host.address, "true"], capture_output=True, text=True)

@@ -1,0 +1,80 @@
+"""What a launcher's section may say, and what is said of one that cannot work."""
+
+from pathlib import Path
+
+import pytest
+from spec_text import GOOD, message, write
+
+from specs.hostfile import hosts_of, parse_hostfile
+from specs.loader import load_experiment
+
+
+def spec(launcher: str, ranks: int = 4) -> str:
+    return GOOD + f"  ranks: {ranks}\nlauncher: {launcher}\n"
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_hosts_and_a_hostfile_say_the_same():
+    Path("hosts").write_text("# the rack\nworker-1 slots=2\n\nroot@10.0.0.2   slots=2  # new\n")
+    listed = load_experiment(
+        write(spec("{type: ssh, hosts: [{host: worker-1, slots: 2}, {host: root@10.0.0.2, slots: 2}]}"))
+    )
+    from_file = load_experiment(write(spec("{type: ssh, hostfile: hosts}")))
+    assert hosts_of(listed.launcher) == hosts_of(from_file.launcher)
+    assert Path(from_file.launcher.hostfile).is_absolute()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("worker-1", "line 1 is not"),
+        ("worker-1 slots=0", "line 1 is not"),
+        ("-oProxyCommand=x slots=1", "line 1 is not"),
+        ("a slots=1\na slots=2", "line 2 names a again"),
+        ("# nobody", "there is no host in it"),
+    ],
+)
+def test_a_hostfile_with_something_wrong_is_told_with_its_line(text, why):
+    with pytest.raises(ValueError, match=why):
+        parse_hostfile(text)
+
+
+def test_a_hostfile_that_is_none_is_a_problem_of_the_spec():
+    Path("hosts").write_text("worker-1\n")
+    said = message(spec("{type: ssh, hostfile: hosts}"))
+    assert "launcher.hostfile: is no hostfile: line 1 is not `NAME slots=N`: worker-1" in said
+    assert "launcher.hostfile: cannot be read" in message(spec("{type: ssh, hostfile: nowhere}"))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [
+        ("{type: ssh}", "launcher: needs hosts or a hostfile, one of the two"),
+        ("{type: ssh, hosts: [{host: a, slots: 3}]}", "launcher.hosts: the hosts have too few slots"),
+        ("{type: ssh, hosts: [{host: a, slots: 4}, {host: a}]}", "launcher.hosts.1.host: the host is named twice"),
+        ("{type: ssh, hosts: [{host: -oProxyCommand=x}]}", "launcher.hosts.0.host"),
+        ("{type: slurm, nodes: 3}", "launcher.nodes: the ranks do not divide"),
+        ("{type: slurm, time_limit_minutes: 2}", "launcher.stop_before_seconds: no time is left to train in"),
+        ("{type: slurm, options: [--nodes=2]}", "launcher.options.0: the launcher sets it"),
+        ("{type: slurm, options: [-N2]}", "launcher.options.0: the launcher sets it"),
+        ('{type: slurm, options: ["--account lab"]}', "launcher.options.0: is no option"),
+        ("{type: local, nodes: 2}", "launcher.nodes: unknown field"),
+        ("{type: pdsh}", "launcher.type"),
+    ],
+)
+def test_a_launcher_that_cannot_work_is_refused_at_its_line(launcher, said):
+    text = message(spec(launcher))
+    assert said in text
+    assert "spec.yaml:26" in text or "hosts" in text
+
+
+def test_a_launcher_is_no_part_of_what_a_run_is():
+    from pipelines.fingerprint import train_identity
+
+    here = load_experiment(write(GOOD))
+    there = load_experiment(write(spec("{type: slurm, nodes: 2, options: [--account=lab]}")))
+    assert train_identity(here) == train_identity(there)
