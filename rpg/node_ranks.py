@@ -60,6 +60,10 @@ class Share:
         }
 
 
+ENDED_WELL = (0, 143, -signal.SIGTERM)
+"""Codes of a rank that is done or was asked to stop; the last, where the signal met it on its way in or out."""
+
+
 class Ranks:
     """One process a rank, output in the machine's log. They die with this process, however it ends."""
 
@@ -91,7 +95,7 @@ class Ranks:
     def over(self) -> bool:
         """Whether all have ended, or one has failed, so that the others wait for it in vain."""
         codes = self.codes()
-        return None not in codes or any(code not in (None, 0, 143) for code in codes)
+        return None not in codes or any(code not in (None, *ENDED_WELL) for code in codes)
 
     def stop(self) -> None:
         """Asks them to save their state and end."""
@@ -127,12 +131,13 @@ def verdict(codes: Sequence[int | None]) -> int:
 
     None is no code: the rank was killed because of another's end.
     """
-    failures = [code for code in codes if code not in (None, 0, 143)]
+    failures = [code for code in codes if code is not None and code not in ENDED_WELL]
     # A rank that a signal ended is the cause of its peers' complaints.
-    killed = [code for code in failures if code is not None and code < 0]
-    if killed:
+    if killed := [code for code in failures if code < 0]:
         return 128 - killed[0]
-    return failures[0] or 1 if failures else max((code for code in codes if code is not None), default=0)
+    if failures:
+        return failures[0]
+    return 143 if any(codes) else 0
 
 
 def interface_of(address: str) -> str:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rpg.node_ranks import address_of, free_port, verdict
+from rpg.node_ranks import ENDED_WELL, address_of, free_port, verdict
 from rpg.run_directory import now, replace_json
 from rpg.slurm_node import DIRECTORY, source_address
 from rpg.stopping import STOPPED
@@ -42,8 +42,8 @@ class Job:
         self._tag = f"{self._id}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
         self._settings: dict[str, Any] = json.loads((self._directory / "settings.json").read_bytes())
         self._srun: subprocess.Popen[bytes] | None = None
-        self._told = False
-        signal.signal(signal.SIGTERM, self._pass_on)
+        self._asked_to_stop = False
+        signal.signal(signal.SIGTERM, self._note)
 
     def run(self) -> int:
         """Trains, and queues the job again where that is called for. Returns the job's exit code."""
@@ -53,8 +53,6 @@ class Job:
             command.append(f"--cpus-per-task={cpus}")
         node = [sys.executable, "-u", "-m", "rpg.slurm_node", str(self._run_dir), self._tag]
         self._srun = subprocess.Popen([*command, "--kill-on-bad-exit=1", *node], stdin=subprocess.DEVNULL)
-        if self._told:
-            self._pass_on()
         self._wait()
         code, lost = self._meaning()
         if (self._directory / STOP).exists() or not self._again(code, lost):
@@ -113,10 +111,14 @@ class Job:
     def _wait(self) -> None:
         """Until srun ends; not for a node that is dead, which srun would do until Slurm has noticed."""
         assert self._srun is not None
-        failed_at = 0.0
+        failed_at, told = 0.0, False
         while self._srun.poll() is None:
+            if self._asked_to_stop and not told:
+                told = True
+                # To the ranks, by way of Slurm: srun itself would end them at once.
+                subprocess.run(["scancel", "--signal=TERM", self._id])
             codes = [code for report in self._reports() for code in report["codes"]]
-            if not failed_at and any(code not in (None, 0, STOPPED) for code in codes):
+            if not failed_at and any(code not in (None, *ENDED_WELL) for code in codes):
                 failed_at = time.monotonic()
             if failed_at and time.monotonic() - failed_at > _PEERS_SECONDS:
                 self._srun.kill()
@@ -158,10 +160,8 @@ class Job:
             print(f"lost {losses} times without a checkpoint between: given up (launcher.restarts)", flush=True)
         return losses <= int(self._settings["restarts"])
 
-    def _pass_on(self, *_: object) -> None:
-        self._told = True
-        if self._srun is not None:
-            self._srun.send_signal(signal.SIGTERM)
+    def _note(self, *_: object) -> None:
+        self._asked_to_stop = True
 
 
 def _output(*command: str) -> str:

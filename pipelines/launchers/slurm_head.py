@@ -124,8 +124,9 @@ class Head:
                 if state != before:
                     _say(f"job {job}: {state}")
                 if state == "PENDING" and before not in ("", "PENDING"):
-                    # Slurm lets two minutes pass before it looks at a job that was queued again.
-                    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+                    # Slurm lets two minutes pass before it looks at a job that was queued again; in the first seconds
+                    # it would refuse it ("Job credential revoked").
+                    slurm("scontrol", "update", f"JobId={job}", "StartTime=now+10")
                 gone_at = (gone_at or time.monotonic()) if state not in (*STATES_OF_THE_LIVING, "UNKNOWN") else 0.0
             if gone_at and (self._stopping or time.monotonic() - gone_at > _LATE_SECONDS):
                 _say(f"job {job} ended without a word: {state}")

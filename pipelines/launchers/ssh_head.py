@@ -18,7 +18,7 @@ from pipelines.launchers.launch_record import passed_on, write_launch
 from pipelines.launchers.ssh_connection import Connection
 from pipelines.supervisor import log_size, log_tail
 from rpg.node import versions
-from rpg.node_ranks import Share, log_of, verdict
+from rpg.node_ranks import ENDED_WELL, Share, log_of, verdict
 from rpg.process import die_with_parent
 from specs.errors import Problem
 from specs.hostfile import hosts_of
@@ -201,7 +201,7 @@ class Head:
         for connection in lost:
             _say(f"{connection.host.host}: lost, {'the connection ended' if connection.closed else 'silent'}")
         for connection in connections:
-            if failed := [code for code in connection.codes() if code not in (0, STOPPED)]:
+            if failed := [code for code in connection.codes() if code not in ENDED_WELL]:
                 _say(f"{connection.host.host}: a rank ended with {failed[0]}; the end of its log:")
                 _say(log_tail(connection.log, since=connection.log_began))
         code = verdict([code for each in connections for code in each.codes()])
@@ -236,7 +236,7 @@ def _answered(connections: Sequence[Connection]) -> bool:
 
 def _well(connection: Connection) -> bool:
     """Whether its ranks ended as they should, or were asked to."""
-    return bool(connection.ended) and set(connection.ended["codes"]) <= {0, STOPPED}
+    return bool(connection.ended) and set(connection.ended["codes"]) <= set(ENDED_WELL)
 
 
 def _say(text: str) -> None:

@@ -113,6 +113,9 @@ def test_declared_slots_stand_for_gpus_and_the_cpu_needs_none() -> None:
         # A rank that was killed is why its peer complains.
         ([1, -9], 137),
         ([None, 2], 2),
+        # The signal that asks to stop met one before it listened.
+        ([-15, 143], 143),
+        ([-15, -9], 137),
         ([None, None], 0),
     ],
 )

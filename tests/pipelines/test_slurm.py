@@ -1,0 +1,203 @@
+"""Training in batch jobs of a real Slurm: a controller and two nodes on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from live import SPEC, Lab, finished, wait_for
+from safetensors.torch import load_file
+from slurm_cluster import SlurmCluster, missing
+
+from tests.rpg.tiny_run import finish, make_inputs, make_run, start
+
+WHY_NOT = missing()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    made = SlurmCluster(tmp_path / "slurm")
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("inputs")
+    make_inputs(directory)
+    return directory
+
+
+def two_nodes(inputs: Path, run: Path, *, steps: int = 12, **more: Any) -> Path:
+    """A run of one rank on each node."""
+    launcher = {"type": "slurm", "nodes": 2, "stop_before_seconds": 5, **more}
+    return make_run(inputs, run, training={"ranks": 2, "steps": steps}, launcher=launcher)
+
+
+def head(run: Path) -> Any:
+    return start([sys.executable, "-m", "pipelines.launchers.slurm_head", str(run)])
+
+
+def step_of(run: Path) -> int:
+    try:
+        return int(json.loads((run / "progress.json").read_text()).get("step", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def job_of(run: Path) -> str:
+    return str(json.loads((run / "slurm" / "job.json").read_text())["job"])
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    (file,) = sorted((run / "weights").glob("step-*"))[-1].glob("*.safetensors")
+    return load_file(file)
+
+
+def test_a_job_on_two_nodes_finishes_and_every_node_has_its_log(
+    cluster: SlurmCluster, inputs: Path, tmp_path: Path
+) -> None:
+    run = two_nodes(inputs, tmp_path / "run", steps=2, environment={"NCCL_DEBUG": "WARN"})
+    said = finish(head(run))
+    assert "job 1 is submitted" in said
+    logs = {path.name: path.read_text() for path in (run / "logs").iterdir()}
+    assert "step 2/2" in logs["train-0-rpg1.log"]
+    assert "node 1 of 2" in logs["train-1-rpg2.log"]
+    assert "2 ranks on rpg1, rpg2" in logs["train-slurm.log"]
+    launch = json.loads((run / "launch.json").read_text())
+    assert (launch["launcher"], launch["job"]) == ("slurm", "1")
+    assert launch["environment"]["NCCL_DEBUG"] == "WARN"
+    assert (run / "train.json").exists()
+    wait_for(lambda: not cluster.jobs(), what="the job to leave the queue")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["preempted", "time limit", "requeued"])
+def test_a_job_that_has_to_yield_saves_its_state_and_goes_on_when_it_is_its_turn(
+    cluster: SlurmCluster, inputs: Path, tmp_path: Path, how: str
+) -> None:
+    alone = make_run(inputs, tmp_path / "alone", training={"steps": 12})
+    finish(start([sys.executable, "-m", "rpg.train", str(alone)]))
+    run = two_nodes(inputs, tmp_path / "run")
+    process = head(run)
+    wait_for(lambda: step_of(run) >= 3, what="three steps")
+    urgent = None
+    if how == "preempted":
+        command = ["srun", "--partition=urgent", "--nodes=2", "--ntasks=2", "--exclusive", "sleep", "1"]
+        urgent = subprocess.Popen(command, env=os.environ | cluster.environment)
+    elif how == "time limit":
+        # What --signal=B:TERM@N makes Slurm do N seconds before the limit.
+        cluster.command("scancel", "--batch", "--signal=TERM", job_of(run))
+    else:
+        cluster.command("scontrol", "requeue", job_of(run))
+    finish(process)
+    if urgent:
+        assert urgent.wait(60) == 0
+    assert job_of(run) == "1", "one job, queued again"
+    attempts = [json.loads(path.read_text()) for path in sorted((run / "attempts").iterdir())]
+    assert len(attempts) == 2
+    # Not at a multiple of every_steps by itself: the state after the step under way.
+    assert attempts[1]["resumed_from_step"] >= 3 or how == "requeued"
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(run)[name], tensor, rtol=0, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["rank killed", "node died"])
+def test_a_lost_node_is_noticed_and_the_job_is_queued_again(
+    cluster: SlurmCluster, inputs: Path, tmp_path: Path, how: str
+) -> None:
+    run = two_nodes(inputs, tmp_path / "run")
+    process = head(run)
+    wait_for(lambda: step_of(run) >= 3, what="three steps")
+    if how == "rank killed":
+        next(rank for rank in cluster.ranks() if cluster.node_of(rank) == "rpg2").kill()
+    else:
+        cluster.kill_node("rpg2")
+        wait_for(lambda: not cluster.ranks(), what="the end of all ranks")
+        cluster.start_node("rpg2")
+    finish(process)
+    assert job_of(run) == "1", "one job, queued again"
+    attempts = [json.loads(path.read_text()) for path in sorted((run / "attempts").iterdir())]
+    assert [attempt["resumed_from_step"] > 0 for attempt in attempts] == [False, True]
+
+
+@pytest.mark.long
+def test_a_rank_that_fails_ends_the_job_with_its_log_and_is_not_queued_again(
+    cluster: SlurmCluster, inputs: Path, tmp_path: Path
+) -> None:
+    run = two_nodes(inputs, tmp_path / "run")
+    (run / "inputs.json").write_text((run / "inputs.json").read_text().replace("data", "nowhere"))
+    said = finish(head(run), expect=1)
+    assert "KeyError" in said or "FileNotFoundError" in said
+    assert cluster.command("scontrol", "show", "job", "1").count("Restarts=0") == 1
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cluster")
+def test_a_job_outlives_the_command_and_the_next_one_finds_it(inputs: Path, tmp_path: Path) -> None:
+    run = two_nodes(inputs, tmp_path / "run")
+    process = head(run)
+    wait_for(lambda: step_of(run) >= 2, what="two steps")
+    process.kill()
+    process.communicate()
+    said = finish(head(run))
+    assert "goes on with job 1, which is RUNNING" in said
+    assert len(list((run / "attempts").iterdir())) == 1
+
+
+@pytest.mark.long
+def test_a_job_that_somebody_cancelled_is_not_brought_back(cluster: SlurmCluster, inputs: Path, tmp_path: Path) -> None:
+    run = two_nodes(inputs, tmp_path / "run", steps=400)
+    process = head(run)
+    wait_for(lambda: step_of(run) >= 1, what="a step")
+    cluster.command("scancel", "1")
+    code = process.wait(120)
+    process.communicate()
+    assert code in (1, 143)
+    assert cluster.jobs() == []
+
+
+@pytest.mark.long
+def test_cancel_stops_every_node_and_the_logs_are_all_in_one_place(lab: Lab, cluster: SlurmCluster) -> None:
+    section = "launcher: {type: slurm, nodes: 2}\n"
+    lab.spec.write_text(SPEC.replace("steps: 6", "steps: 400\n  ranks: 2") + section)
+    running = lab.start("run", str(lab.spec))
+    (run_id,) = wait_for(lab.run_ids, what="the run")
+    wait_for(lambda: lab.progress(run_id) >= 2, what="two steps on two nodes")
+    cancelled = lab.start("cancel", run_id)
+    wait_for((lab.home.run(run_id) / "cancel.json").exists, what="the request")
+    asked = time.monotonic()
+    wait_for(lambda: not cluster.processes(), what="the end of every process")
+    assert time.monotonic() - asked < 10
+    assert finished(cancelled).code == 0
+    assert finished(running).code == 1
+    assert lab.state(run_id)["status"] == "cancelled"
+    wait_for(lambda: not cluster.jobs(), what="the job to leave the queue")
+    logs = lab.rpg("logs", run_id, "--stage", "train").out
+    assert "node 0 of 2" in logs
+    assert "node 1 of 2" in logs
+    assert "rendezvous" in lab.rpg("show", run_id).out
+
+
+@pytest.mark.long
+def test_cancel_ends_the_job_of_a_command_that_was_killed(lab: Lab, cluster: SlurmCluster) -> None:
+    section = "launcher: {type: slurm, nodes: 2}\n"
+    lab.spec.write_text(SPEC.replace("steps: 6", "steps: 400\n  ranks: 2") + section)
+    running = lab.start("run", str(lab.spec))
+    (run_id,) = wait_for(lab.run_ids, what="the run")
+    wait_for(lambda: lab.progress(run_id) >= 1, what="a step on two nodes")
+    running.kill()
+    running.communicate()
+    assert len(cluster.ranks()) == 2
+    assert lab.rpg("cancel", run_id).code == 0
+    wait_for(lambda: not cluster.processes(), timeout=10, what="the end of every process")
