@@ -45,7 +45,11 @@ def cell_label(matrix: Matrix | None, values: Mapping[str, Any]) -> str:
     rows = zip(*matrix.zip.values(), strict=True)
     row = tuple(values[path] for path in matrix.zip)
     label = next(label for label, other in zip(matrix.labels, rows, strict=True) if other == row)
-    return ", ".join([label, *(f"{path} {show(values[path])}" for path in matrix.product)])
+    return ", ".join([label, *(f"{path} {_said(values[path])}" for path in matrix.product)])
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else show(value)
 
 
 def cell_source(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,10 +87,11 @@ def switches(
     True for a `source`, and for a `type` that chooses between classes; not for an `engine`, a way to do the same.
     """
     models = [annotation for annotation in annotations if is_model(annotation)]
-    tag = tag_of(models)
-    if key != tag or tag not in section or not (tag == "source" or (tag == "type" and len(models) > 1)):
+    # Where it is not known yet what stands around the section, others may fit there that have no such field.
+    chosen_by = [model for model in models if key in model.model_fields and literal_of(model.model_fields[key])]
+    if key not in section or not ((key == "source" and chosen_by) or (key == "type" and len(chosen_by) > 1)):
         return False
-    return bool(read(section[tag]) != value)
+    return bool(read(section[key]) != value)
 
 
 def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:

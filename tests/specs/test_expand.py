@@ -71,6 +71,15 @@ def test_a_value_that_cannot_be_is_told_at_its_line_of_the_matrix():
     assert said.startswith("spec.yaml:28: objective.clip.low: must be less than 1\n    28 |       - 1.5\n")
 
 
+def test_another_clip_takes_the_place_of_a_whole_clip():
+    under = write(changed("low: 0.2", "low: 0.3"), "under.yaml")
+    assert load_document(under, ("objective.clip.type=none",)).experiment.objective.clip.model_dump() == {
+        "type": "none"
+    }
+    over = write("extends: under.yaml\nobjective: {clip: {type: truncate, high: 0.5}}\n", "over.yaml")
+    assert load_document(over).experiment.objective.clip.model_dump() == {"type": "truncate", "low": 0.2, "high": 0.5}
+
+
 def test_a_list_where_a_section_belongs_is_told_at_its_line():
     said = message(GOOD + "matrix:\n  zip: {objective: [[1]]}\n  product: {objective.kl_coef: [0.5]}\n")
     assert said.startswith("spec.yaml:25: objective.type: missing\n")

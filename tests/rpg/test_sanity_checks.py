@@ -1,0 +1,161 @@
+"""The sanity checks of regularized policy gradient, in small: the specs that ask them, with a tiny model and few steps,
+trained by the real trainer, their records held against formulas written out here."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import specs
+from rpg.objectives.certificate import certify
+from specs.expand import Cell, expand
+from specs.loader import load_document
+from tests.rpg.tiny_run import finish, make_inputs, rows, start
+
+SANITY = Path(specs.__file__).parent / "experiments" / "sanity"
+TINY = (
+    "data.evaluation=[]",
+    "training.prompts_per_step=4",
+    "training.group_size=8",
+    "training.optimizer.learning_rate=0.02",
+    "training.schedule.warmup_updates=0",
+)
+
+
+STEPS = (1, 2, 3)
+UNNORMALISED = ("unnormalised forward", "unnormalised reverse")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("inputs")
+    make_inputs(directory)
+    return directory
+
+
+def train_cells(name: str, inputs: Path, runs: Path, *overrides: str, only: tuple[str, ...] = ()) -> dict[str, Cell]:
+    """Trains the cells of a spec, all or those with the labels given, into `runs`/label."""
+    cells = expand(load_document(SANITY / f"{name}.yaml", (*TINY, *overrides)))
+    chosen = {cell.label: cell for cell in cells if not only or cell.label in only}
+    assert len(chosen) == len(only or cells)
+    for label, cell in chosen.items():
+        run_dir = runs / label
+        run_dir.mkdir(parents=True)
+        where = {part: os.path.relpath(inputs / part, run_dir) for part in ("data", "base")}
+        (run_dir / "spec.json").write_text(cell.experiment.model_dump_json())
+        (run_dir / "inputs.json").write_text(json.dumps({"run_id": label, "fingerprint": "f" * 64, **where}))
+    finish(start([sys.executable, "-m", "tests.rpg.several_runs", *(str(runs / label) for label in chosen)]))
+    return chosen
+
+
+def weights_of(run_dir: Path) -> Mapping[str, np.ndarray]:
+    (file,) = (run_dir / "weights").glob("step-*/model.safetensors")
+    return load_file(file)
+
+
+def metrics_of(run_dir: Path) -> dict[tuple[int, str], float]:
+    return {(row["step"], row["name"]): row["value"] for row in rows(run_dir, "metrics")}
+
+
+def tokens_of(run_dir: Path, step: int) -> dict[str, np.ndarray]:
+    """The step's tokens as columns, with w, log r and the advantage of each."""
+    advantages = {row["rollout_id"]: row["advantage"] for row in rows(run_dir, "rollouts") if row["step"] == step}
+    table: list[dict[str, Any]] = [row for row in rows(run_dir, "tokens") if row["step"] == step]
+    columns = {name: np.array([row[name] for row in table]) for name in table[0]}
+    columns["w"] = np.exp(columns["logprob"] - columns["old_logprob"])
+    columns["log_r"] = columns["logprob"] - columns["ref_logprob"]
+    columns["advantage"] = np.array([advantages[number] for number in columns["rollout_id"]])
+    return columns
+
+
+def test_with_one_policy_all_forms_of_rpg_make_the_update_of_reinforce(inputs: Path, tmp_path: Path) -> None:
+    reinforce = [
+        f"{form}, objective.estimator reinforce" for form in ("REINFORCE", "forward", "reverse", *UNNORMALISED)
+    ]
+    differentiable = [f"{form}, objective.estimator differentiable" for form in UNNORMALISED]
+    cells = train_cells("on-policy-equivalence", inputs, tmp_path, only=(*reinforce, *differentiable))
+    plain = reinforce[0]
+    seen, updated = metrics_of(tmp_path / plain), weights_of(tmp_path / plain)
+    before = load_file(inputs / "base" / "model.safetensors")
+    assert max(np.abs(updated[name] - before[name]).max() for name in before) > 0.01, "the update moved the policy"
+    assert seen[1, "weight/variance"] > 0.01
+    for label, cell in cells.items():
+        found = metrics_of(tmp_path / label)
+        # The weight is A plus a constant, so that its variance is A's.
+        assert found[1, "weight/variance"] == pytest.approx(seen[1, "weight/variance"], rel=1e-4), label
+        assert found[1, "ratio/max"] == 1, label
+        same = max(np.abs(updated[name] - there).max() for name, there in weights_of(tmp_path / label).items())
+        if label.startswith(("forward", "reverse")):
+            assert same > 1e-3, f"{label}: kl_coef 1 must show in a sample"
+            assert found[1, "grad_norm"] != pytest.approx(seen[1, "grad_norm"], rel=1e-3)
+        else:
+            assert same < 1e-4, label  # Adam makes an update of any gradient, of rounding too
+            assert found[1, "grad_norm"] == pytest.approx(seen[1, "grad_norm"], rel=1e-5), label
+        on_policy = certify(cell.experiment.objective).finding("on_policy", "sampler")
+        assert on_policy.error < 1e-10, f"{label}: in expectation all are REINFORCE's"
+
+
+PENALTIES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "k1": lambda w, log_r: 1 + 0 * w * log_r,
+    "k1 weighted": lambda w, log_r: w * (log_r + 1),
+    "k2": lambda w, log_r: log_r + 0 * w,
+    "k2 weighted": lambda w, log_r: w * (log_r + log_r**2 / 2),
+    "k3": lambda w, log_r: 1 - np.exp(-log_r) + 0 * w,
+    "k3 weighted": lambda w, log_r: w * log_r,
+}
+"""What weighs the score of a token in the divergence's gradient, as the spec's header has it."""
+
+
+def test_the_importance_weight_changes_the_gradient_of_a_divergence_as_its_formula_says(
+    inputs: Path, tmp_path: Path
+) -> None:
+    cells = train_cells("divergence-weighting", inputs, tmp_path, "training.steps=2", "training.minibatches=4")
+    assert set(cells) == set(PENALTIES)
+    for label, cell in cells.items():
+        tokens = tokens_of(tmp_path / label, step=2)
+        w, advantage, clip = tokens["w"], tokens["advantage"], cell.experiment.objective.clip
+        assert (w.min() < 0.9) & (w.max() > 1.1), "off policy"
+        assert np.abs(tokens["log_r"]).max() > 0.2, "and away from the reference"
+        active = np.where(advantage > 0, w <= 1 + clip.high, (w >= 1 - clip.low) & (w <= clip.dual))
+        reward = np.where(active, advantage * w, 0)
+        recorded = metrics_of(tmp_path / label)[2, "weight/variance"]
+        variances = {
+            name: np.var(reward - cell.experiment.objective.kl_coef * penalty(w, tokens["log_r"]))
+            for name, penalty in PENALTIES.items()
+        }
+        assert variances.pop(label) == pytest.approx(recorded, rel=1e-4), label
+        others = np.array(list(variances.values()))
+        assert np.all(np.abs(others - recorded) > 1e-3 * recorded), "no other formula gives it"
+
+
+def test_each_bound_of_the_clip_acts_on_its_own_side_only(inputs: Path, tmp_path: Path) -> None:
+    sides = {"open": "", "low 0.02": "low", "high 0.02": "high", "dual 1.05": "dual"}
+    cells = train_cells(
+        "clip-sweep", inputs, tmp_path, f"training.steps={len(STEPS)}", "training.minibatches=4", only=tuple(sides)
+    )
+    for label, side in sides.items():
+        clip, metrics = cells[label].experiment.objective.clip, metrics_of(tmp_path / label)
+        acted = set()
+        for step in STEPS:
+            tokens = tokens_of(tmp_path / label, step)
+            w, gains = tokens["w"], tokens["advantage"] > 0
+            dropped = {
+                "high": gains & (w >= 1 + clip.high),
+                "low": ~gains & (w < 1 - clip.low),
+                "dual": ~gains & (w >= clip.dual),
+            }
+            for name, where in dropped.items():
+                assert metrics[step, f"clip_fraction/{name}"] == pytest.approx(where.mean(), abs=1e-6)
+            assert (tokens["clipped"] == np.logical_or.reduce(list(dropped.values()))).all()
+            acted |= {name for name, where in dropped.items() if where.any()}
+        assert acted == ({side} if side else set()), label
+    first = {label: tokens_of(tmp_path / label, 1)["token_id"].tolist() for label in sides}
+    assert all(tokens == first["open"] for tokens in first.values()), "all begin with the same responses"
+    ended = {label: weights_of(tmp_path / label)["model.embed_tokens.weight"] for label in sides}
+    assert all(np.abs(ended[label] - ended["open"]).max() > 1e-3 for label in sides if label != "open")
