@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from specs.errors import Problem, SpecError
 from specs.fields import no_such_item, split, unknown
+from specs.misplaced import misplaced
 from specs.positions import Path, Position
 from specs.tree import assign, merge
 from specs.yaml_text import MAX_BYTES, Node, parse_bytes, parse_text
@@ -29,7 +30,7 @@ def override(root: Node, setting: str, schema: type[BaseModel]) -> Node:
         raise SpecError(Problem("a setting needs a value", file=at.file, allowed="path.to.field=value"))
     path = split(name.strip())
     if problem := unknown(schema, path) or no_such_item(root.plain(), path):
-        raise SpecError(replace(problem, file=at.file))
+        raise SpecError(misplaced(replace(problem, file=at.file), schema))
     node = parse_text(text, lambda _line: at)
     return _absolute(assign(root, path, _on_one_line(node, at) if node else Node(None, at), [schema]))
 

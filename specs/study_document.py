@@ -8,6 +8,7 @@ from typing import Any
 from specs.document import Document
 from specs.errors import Problem, SpecError
 from specs.fields import no_such_item, split, unknown
+from specs.misplaced import misplaced
 from specs.positions import Path, Position, Positions, in_file_order, locate
 from specs.schema.experiment import Experiment
 from specs.schema.study import Choice, FloatRange, IntRange, Study
@@ -98,7 +99,7 @@ def _path_problems(study: Study, check: Callable[[str, str], Problem | None]) ->
 
 def _study(source: dict[str, Any], positions: Positions) -> Study:
     study, problems = parse(Study, source)
-    _refuse(problems, positions)
+    _refuse([misplaced(problem, Study) for problem in problems], positions)
     assert isinstance(study, Study)
     return study
 

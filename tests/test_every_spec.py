@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 
 import specs
+from pipelines.home import Home
+from pipelines.plan import make_plan
 from specs.document import Document
 from specs.expand import expand
 from specs.loader import load_either
+from specs.schema.study import Choice, FloatRange
+from specs.study_document import StudyDocument
 
 HERE = Path(specs.__file__).parent
 FILES = sorted([*(HERE / "experiments").rglob("*.yaml"), *(HERE / "studies").rglob("*.yaml")])
@@ -26,3 +30,22 @@ def test_every_spec_loads_and_says_what_it_answers(file):
     assert first.startswith("# ")
     assert "?" in first
     assert not document.warnings
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_spec_is_planned(file, tmp_path):
+    document = load_either(file)
+    if isinstance(document, StudyDocument):
+        document = document.trial({path: next(iter(ends(item))) for path, item in document.study.parameters.items()})
+    runs = make_plan(document, Home(tmp_path)).runs
+    assert len({run.run_id for run in runs}) == len(runs) == len(expand(document))
+    assert [stage.stage for stage in runs[0].stages] == ["data", "base", "train", "evaluate", "report"]
+    assert {stage.action for run in runs for stage in run.stages} == {"RUN"}
+    # What does not vary is made once.
+    assert len({run.stage("base").fingerprint for run in runs}) == 1
+    labels = document.experiment.matrix.labels if document.experiment.matrix else ()
+    assert all(any(run.name.startswith(label) for label in labels) for run in runs if labels)
+
+
+def ends(item):
+    return item.choice if isinstance(item, Choice) else item.float if isinstance(item, FloatRange) else item.int

@@ -98,6 +98,13 @@ def test_what_a_study_may_not_say(old, new, said):
     assert said in message(changed(old, new))
 
 
+def test_a_field_of_the_experiment_is_sent_to_the_overrides():
+    hint = "hint: a field of the study's experiment: write it under `overrides`, as overrides.training"
+    assert hint in message(SMALL, "training.steps=3")
+    assert hint in message(SMALL + "training: {steps: 3}\n")
+    assert "hint" not in message(SMALL, "tranig=3")
+
+
 def test_an_experiment_with_a_matrix_is_refused_until_it_is_taken_away():
     write(GOOD + "matrix: {product: {training.epochs: [1, 2]}}\n", "base.yaml")
     assert "experiment: the experiment has a matrix" in message(SMALL)
