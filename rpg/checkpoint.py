@@ -1,80 +1,111 @@
-"""Checkpoints: written aside, listed with their digests, published by a rename, verified before they are used."""
+"""Checkpoints: copied at once, written aside while training goes on, published by a rename, verified before use.
+
+A thread of each rank writes what its rank copied, with digests; once all ranks are done, that of rank 0 lists the
+files and gives the directory its name. A kill at any moment leaves a whole checkpoint or none of that name.
+"""
 
 import json
-import random
 import shutil
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rpg import ranks
+from rpg.disk import DiskError, explained
+from rpg.pieces import StateCopy
 from rpg.records import sync_directory
-from rpg.run_directory import digest, files_under, replace_json, sync_files
+from rpg.run_directory import digest, replace_json
 
 MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints stay when a new one comes."""
+
+    last: int
+    """The newest so many."""
+
+    def kept(self, published: Mapping[int, Mapping[str, float]]) -> set[int]:
+        """The steps to keep, of those published and the figures noted with each."""
+        return set(sorted(published)[-self.last :])
 
 
 class Checkpoints:
     """The checkpoints of a run. All ranks make the same calls; rank 0 publishes, verifies and deletes."""
 
-    def __init__(self, directory: Path, *, keep_last: int) -> None:
+    def __init__(self, directory: Path, retention: Retention) -> None:
         self._directory = directory
-        self._keep_last = keep_last
+        self._retention = retention
+        self._channel = ranks.Channel()
+        self._writing: _Background | None = None
 
     def path(self, step: int) -> Path:
         """Where the checkpoint after a step lies."""
         return self._directory / f"step-{step:06}"
 
-    def write(self, step: int, save: Callable[[Path], None]) -> int:
-        """Lets `save` fill a directory that nobody reads yet, and lists it with digests. Returns its size in bytes.
+    def write(self, step: int, copy: StateCopy, figures: Mapping[str, float] | None = None) -> None:
+        """Begins to write and publish a copy of the state; waits only for one that is still being written.
 
-        Publish it once the rows of that step are on disk, so that no checkpoint outruns the records.
+        Call it once the rows of that step are on disk, so that no checkpoint outruns the records.
+
+        Args:
+            figures: what `Retention` may choose by.
+        Raises:
+            DiskError: an earlier one could not be written.
         """
+        self.wait()
         aside = self._aside(step)
-        if ranks.rank() == 0:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
+        with explained(aside):
+            if ranks.rank() == 0:
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
         ranks.wait_for_all()
-        save(aside)
-        ranks.wait_for_all()
-        if ranks.rank() > 0:
-            return 0
-        written = files_under(aside)
-        files = {
-            str(path.relative_to(aside)): {"sha256": digest(path), "bytes": path.stat().st_size} for path in written
-        }
-        replace_json(aside / MANIFEST, {"step": step, "files": files}, durable=True)
-        sync_files(aside)
-        return sum(path.stat().st_size for path in written)
+        self._writing = _Background(lambda: self._write(step, copy, dict(figures or {})))
 
-    def publish(self, step: int) -> None:
-        """Gives what `write` made its name, and deletes checkpoints beyond the last few."""
-        if ranks.rank() == 0:
-            final = self.path(step)
-            if final.exists():
-                shutil.rmtree(final)
-            self._aside(step).rename(final)
-            sync_directory(self._directory)
-            for old in self._published()[: -self._keep_last]:
-                shutil.rmtree(self.path(old))
-        ranks.wait_for_all()
+    def check(self) -> None:
+        """Raises DiskError on all ranks if what is being written failed on one. Costs nothing while nothing is."""
+        if self._writing:
+            failed, unfinished = self._writing.error is not None, not self._writing.done
+            if ranks.largest(torch.tensor([failed, unfinished], dtype=torch.int32)).any():
+                failed = ranks.any_rank(failed)
+                if not failed:
+                    return
+            self.wait()
 
-    def latest(self) -> int:
+    def wait(self) -> None:
+        """Returns once nothing is being written on any rank. Raises DiskError if that failed."""
+        if writing := self._writing:
+            self._writing = None
+            writing.join()
+            if ranks.any_rank(writing.error is not None):
+                raise writing.error or DiskError("another rank could not write its part of the checkpoint")
+
+    def close(self) -> None:
+        """Lets what is being written come to its end, on a way out where nobody asks how."""
+        if self._writing:
+            self._writing.join()
+
+    def latest(self, *, up_to: int = sys.maxsize) -> int:
         """The step of the newest checkpoint that agrees with its manifest; 0 where none does. The same on all ranks.
 
-        Broken ones lose their name, so that they count no more among the last few.
+        Broken ones lose their name, so that they count no more among the last few. Call it while none is being written.
+
+        Args:
+            up_to: later ones are not looked at.
         """
         found = 0
         if ranks.rank() == 0:
             for leftover in self._directory.glob(".step-*.partial"):
                 shutil.rmtree(leftover)
-            for step in reversed(self._published()):
+            for step in reversed([step for step in self.published() if step <= up_to]):
                 path = self.path(step)
-                if not (wrong := self._defect(path)):
+                if not (wrong := defect(path)):
                     found = step
                     break
                 print(f"checkpoint {path} is broken ({wrong}): passed over for the one before", file=sys.stderr)
@@ -83,47 +114,96 @@ class Checkpoints:
                 path.rename(set_aside)
         return ranks.from_first(found)
 
-    def _published(self) -> list[int]:
+    def delete_after(self, step: int) -> None:
+        """Deletes the checkpoints of later steps."""
+        if ranks.rank() == 0:
+            for later in self.published():
+                if later > step:
+                    shutil.rmtree(self.path(later))
+        ranks.wait_for_all()
+
+    def published(self) -> list[int]:
+        """The steps that have one, whole or broken."""
         return sorted(int(path.name.removeprefix("step-")) for path in self._directory.glob("step-*"))
+
+    def _write(self, step: int, copy: StateCopy, figures: dict[str, float]) -> None:
+        """Runs in the background, on all ranks."""
+        aside, written, wrong = self._aside(step), {}, ""
+        try:
+            with explained(aside):
+                written = copy.write(aside)
+        except DiskError as error:
+            wrong = str(error)
+        parts = self._channel.gather((written, wrong))
+        if told := [wrong for _, wrong in parts if wrong]:
+            if ranks.rank() == 0:
+                shutil.rmtree(aside, ignore_errors=True)
+            raise DiskError(told[0])
+        if ranks.rank() == 0:
+            files = {name: entry for part, _ in parts for name, entry in part.items()}
+            with explained(aside):
+                replace_json(aside / MANIFEST, {"step": step, "figures": figures, "files": files}, durable=True)
+                self._publish(step)
+
+    def _publish(self, step: int) -> None:
+        """Gives what was written its name, and deletes checkpoints that need not stay."""
+        final = self.path(step)
+        if final.exists():
+            shutil.rmtree(final)
+        self._aside(step).rename(final)
+        sync_directory(self._directory)
+        published = {step: _figures(self.path(step)) for step in self.published()}
+        for old in published.keys() - self._retention.kept(published):
+            shutil.rmtree(self.path(old))
 
     def _aside(self, step: int) -> Path:
         return self._directory / f".step-{step:06}.partial"
 
-    @staticmethod
-    def _defect(checkpoint: Path) -> str:
+
+class _Background:
+    """A piece of work in a thread of its own. It ends with the process, unless somebody waits for it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        """What ended it early."""
+        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Waits for its end."""
+        self._thread.join()
+
+    def _run(self, work: Callable[[], None]) -> None:
         try:
-            files = json.loads((checkpoint / MANIFEST).read_bytes())["files"]
-        except (OSError, ValueError, KeyError) as error:
-            return f"its manifest cannot be read: {error}"
-        for name, entry in files.items():
-            path = checkpoint / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != entry["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
-            if digest(path) != entry["sha256"]:
-                return f"{name} does not match its digest"
-        return ""
+            work()
+        except BaseException as error:
+            self.error = error
 
 
-def random_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's random generators of this process, as plain values and tensors."""
-    name, keys, *rest = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+def defect(checkpoint: Path) -> str:
+    """How a checkpoint differs from its manifest; empty where it does not."""
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_bytes())["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"its manifest cannot be read: {error}"
+    for name, entry in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+        if digest(path) != entry["sha256"]:
+            return f"{name} does not match its digest"
+    return ""
 
 
-def restore_random_states(states: dict[str, Any]) -> None:
-    """Sets the generators to what `random_states` saw."""
-    random.setstate(states["python"])
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+def _figures(checkpoint: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((checkpoint / MANIFEST).read_bytes())["figures"])
+    except (OSError, ValueError, KeyError):
+        return {}

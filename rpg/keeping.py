@@ -7,6 +7,7 @@ every row up to it; rows after it belong to an attempt that the new one supersed
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from rpg import ranks
@@ -15,6 +16,7 @@ from rpg.checkpoint import Checkpoints
 from rpg.ledger import TokenLedger
 from rpg.objectives.certificate import certify
 from rpg.parts import Parts
+from rpg.pieces import StateCopy
 from rpg.records import SegmentWriter
 from rpg.run_directory import digest, files_under, publish_directory, replace_json
 from rpg.run_state import RunState
@@ -31,7 +33,8 @@ class Keeper:
         self._checkpoints = checkpoints
         self._writer = writer
         self._first = ranks.rank() == 0
-        self._pending = 0
+        self._copy: StateCopy | None = None
+        self._ending = False
 
     def event(self, step: int, kind: str, message: str) -> None:
         """Notes that something happened to the run; on disk with the step's other rows."""
@@ -56,26 +59,59 @@ class Keeper:
             self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
 
     def save(self, state: RunState, *, stopping: bool) -> None:
-        """Writes weights and state where they are due; the state gets its name in `finish_step`."""
+        """Writes weights and copies the state where they are due; `finish_step` has it written."""
         training = self._parts.spec.training
         last = state.step == training.steps
         if last or (training.export_every_steps and state.step % training.export_every_steps == 0):
             self._export(state.step)
         if last or stopping or state.step % training.checkpoint.every_steps == 0:
-            size = self._checkpoints.write(state.step, lambda directory: state.save(self._parts, directory))
-            self._pending = state.step
+            self._checkpoints.wait()
+            self._copy = state.copy(self._parts)
+            size = int(ranks.total(torch.tensor(self._copy.num_bytes)))
             self._note_saved(state.step, self._checkpoints.path(state.step), "full", size)
-        if last or stopping:
+        self._ending = last or stopping
+        if self._ending:
             self.event(state.step, "finished" if last else "stopped", "" if last else "asked to, after this step")
 
     def finish_step(self, state: RunState, figures: dict[str, float]) -> None:
-        """Puts the step's rows on disk, then publishes its checkpoint."""
+        """Puts the step's rows on disk, then has the copied state written; only the last is waited for.
+
+        Raises:
+            DiskError: something could not be written, this step or the state of an earlier one.
+        """
         if self._first:
             write_metrics(self._writer, state.step, figures)
             self._writer.flush()
-        if self._pending:
-            self._checkpoints.publish(self._pending)
-            self._pending = 0
+        self._checkpoints.check()
+        if self._copy:
+            self._checkpoints.write(state.step, self._copy)
+            self._copy = None
+        if self._ending:
+            self._checkpoints.wait()
+
+    def roll_back(self, state: RunState, *, up_to: int) -> int:
+        """Sets a run back to its newest whole checkpoint of a step up to `up_to`. All ranks call it between two steps.
+
+        Parts and state are then as they were, and an attempt begins that supersedes the rows of later steps. Later
+        checkpoints are deleted, so that no later start goes on from them.
+
+        Returns:
+            The step of the checkpoint; 0 where there is none, and nothing is changed.
+        Raises:
+            DiskError: a checkpoint that was still being written could not be.
+        """
+        self._checkpoints.wait()
+        step = self._checkpoints.latest(up_to=up_to)
+        if not step:
+            return 0
+        self._checkpoints.delete_after(step)
+        run = self._parts.run
+        if self._first:
+            self._writer.flush()
+            self._writer = SegmentWriter(run.path, run.inputs()["run_id"], run.new_attempt(step))
+        state.load(self._parts, self._checkpoints.path(step))
+        self._copy, self._ending = None, False
+        return step
 
     def finish(self, state: RunState, fingerprint: str) -> None:
         """Writes the objective's certificate, and train.json, which says that training is done."""
@@ -100,6 +136,7 @@ class Keeper:
 
     def close(self) -> None:
         """Puts on disk what an unfinished step left."""
+        self._checkpoints.close()
         if self._first:
             self._writer.flush()
 

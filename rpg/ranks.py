@@ -1,6 +1,7 @@
 """The data-parallel processes of one trainer: who this one is, and the few collectives that the loop needs."""
 
 import os
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -64,11 +65,27 @@ def any_rank(flag: bool) -> bool:
 
 def gather(value: T) -> list[T]:
     """Every rank's value, in the order of the ranks, on every rank."""
+    return _gather(value, _host_group)
+
+
+def _gather(value: T, group: Callable[[], Any]) -> list[T]:
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value, group=_host_group())
+    dist.all_gather_object(values, value, group=group())
     return values
+
+
+class Channel:
+    """A way between the ranks for threads other than the main one, whose collectives may be under way meanwhile."""
+
+    def __init__(self) -> None:
+        """All ranks make it together, in their main threads."""
+        self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
+
+    def gather(self, value: T) -> list[T]:
+        """As `gather`."""
+        return _gather(value, lambda: self._group)
 
 
 def from_first(value: T) -> T:

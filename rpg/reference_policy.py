@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rpg import ranks
 from rpg.engines.adapters import has_adapters, without_adapters
+from rpg.engines.shards import shard_of
+from rpg.pieces import Piece, PieceFiles, StateCopy
+
+_STEM = "reference"
 
 
 class ReferencePolicy(Protocol):
@@ -24,8 +27,8 @@ class ReferencePolicy(Protocol):
         """Within the block the learner's module is this policy. Train on nothing inside."""
         ...
 
-    def save(self, directory: Path) -> None:
-        """Writes what a checkpoint needs to have it back."""
+    def save(self, copy: StateCopy) -> None:
+        """Gives a copy what a checkpoint needs to have it back."""
         ...
 
     def load(self, directory: Path) -> None:
@@ -58,8 +61,8 @@ class BaseModel:
         with without_adapters(self._module), torch.no_grad():
             yield
 
-    def save(self, directory: Path) -> None:
-        """Writes nothing: the base model's weights never change."""
+    def save(self, copy: StateCopy) -> None:
+        """Gives nothing: the base model's weights never change."""
 
     def load(self, directory: Path) -> None:
         """Reads nothing."""
@@ -91,19 +94,22 @@ class Snapshot:
             for name, tensor in self._held():
                 tensor.data = mine[name]
 
-    def save(self, directory: Path) -> None:
-        """Writes the snapshot: rank 0 the whole, or each rank its shard."""
+    def save(self, copy: StateCopy) -> None:
+        """Gives a copy the weights: rank 0 the whole, or each rank its shard."""
         if self._sharded or ranks.rank() == 0:
-            save_file({name: weight.cpu() for name, weight in self._weights.items()}, directory / self._file)
+            copy.pieces(_STEM, self._pieces())
 
     def load(self, directory: Path) -> None:
-        """Takes back what `save` wrote."""
-        for name, weight in load_file(directory / self._file).items():
-            self._weights[name].copy_(weight)
+        """Takes back what `save` wrote, on any number of ranks."""
+        files = PieceFiles(directory, _STEM)
+        for piece in self._pieces():
+            files.fill(piece)
 
-    @property
-    def _file(self) -> str:
-        return f"reference-rank{ranks.rank():05}.safetensors" if self._sharded else "reference.safetensors"
+    def _pieces(self) -> Iterator[Piece]:
+        parameters = dict(self._module.named_parameters())
+        for name, weight in self._weights.items():
+            start, count = shard_of(parameters[name]) if self._sharded else (0, weight.numel())
+            yield Piece(name, start, weight.view(-1)[:count])
 
     @property
     def _sharded(self) -> bool:

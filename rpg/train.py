@@ -72,7 +72,7 @@ def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
 def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: float) -> int:
     """Takes up the run where it stands, trains, and says how it ended."""
     from rpg import ranks
-    from rpg.checkpoint import Checkpoints
+    from rpg.checkpoint import Checkpoints, Retention
     from rpg.engines.sentinel import StaleEngineError
     from rpg.keeping import Keeper
     from rpg.progress import Progress
@@ -81,7 +81,7 @@ def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: flo
     from rpg.trainer import DivergedError, Trainer
 
     run, first = parts.run, ranks.rank() == 0
-    checkpoints = Checkpoints(run.checkpoints, keep_last=parts.spec.training.checkpoint.keep_last)
+    checkpoints = Checkpoints(run.checkpoints, Retention(last=parts.spec.training.checkpoint.keep_last))
     state = RunState()
     if resumed := checkpoints.latest():
         state.load(parts, checkpoints.path(resumed))

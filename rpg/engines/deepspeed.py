@@ -12,10 +12,12 @@ from transformers import PreTrainedModel
 
 from rpg import ranks
 from rpg.batch import Microbatch
+from rpg.engines import shards
 from rpg.engines.adapters import save_adapter, whole_weights
 from rpg.engines.deepspeed_config import deepspeed_config, optimizer_maker
 from rpg.engines.policy import Policy, load_model
 from rpg.engines.schedule_free import ScheduleFreeAdamW
+from rpg.pieces import StateCopy
 from specs.schema.training import Training
 
 
@@ -150,19 +152,13 @@ class Learner:
         with deepspeed.zero.GatheredParameters(parameters):
             yield
 
-    def save(self, directory: Path) -> None:
-        """Writes what is trained, optimizer state and shards; each rank its own files. What is frozen the base has."""
-        self._engine.save_checkpoint(
-            str(directory), tag="state", save_latest=False, exclude_frozen_parameters=bool(self._training.lora)
-        )
+    def save(self, copy: StateCopy) -> None:
+        """Gives a copy what is trained and the optimizer's state; each rank its share. What is frozen the base has."""
+        shards.save(self._engine, self.model, copy)
 
     def load(self, directory: Path) -> None:
-        """Takes back what `save` wrote, on the same number of ranks."""
-        path, _ = self._engine.load_checkpoint(
-            str(directory), tag="state", load_module_strict=self._training.lora is None
-        )
-        if path is None:
-            raise RuntimeError(f"DeepSpeed found no state in {directory}")
+        """Takes back what `save` wrote, on any number of ranks and with any ZeRO stage."""
+        shards.load(self._engine, self.model, directory)
 
     def export(self, directory: Path) -> None:
         """Writes the policy as safetensors and config, for transformers and vLLM. Rank 0 writes; all ranks call.

@@ -7,30 +7,37 @@ import numpy as np
 import pytest
 import torch
 
-from rpg.checkpoint import Checkpoints, random_states, restore_random_states
+from rpg.checkpoint import Checkpoints, Retention
+from rpg.pieces import Piece, StateCopy
+from rpg.random_states import random_states, restore_random_states
+
+WEIGHTS = "learner-rank00000.safetensors"
 
 
-def fill(directory: Path) -> None:
-    (directory / "state").mkdir()
-    (directory / "state" / "weights.pt").write_bytes(b"weights")
-    (directory / "trainer.json").write_text("{}")
+def state() -> StateCopy:
+    taken = StateCopy()
+    taken.pieces("learner", [Piece("weight", 0, torch.arange(3.0)), Piece("half", 4, torch.ones(1).bfloat16())])
+    taken.document("trainer.json", {})
+    return taken
 
 
 def written(directory: Path, *steps: int, keep_last: int = 2) -> Checkpoints:
-    checkpoints = Checkpoints(directory, keep_last=keep_last)
+    checkpoints = Checkpoints(directory, Retention(last=keep_last))
     for step in steps:
-        assert checkpoints.write(step, fill) == 9
-        checkpoints.publish(step)
+        checkpoints.write(step, state())
+    checkpoints.wait()
     return checkpoints
 
 
 def test_no_checkpoint_is_step_0(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "none", keep_last=1).latest() == 0
+    assert Checkpoints(tmp_path / "none", Retention(last=1)).latest() == 0
 
 
 def test_one_that_is_not_published_is_not_there(tmp_path: Path) -> None:
     checkpoints = written(tmp_path, 5)
-    checkpoints.write(6, fill)
+    killed = tmp_path / ".step-000006.partial"
+    killed.mkdir()
+    state().write(killed)
     assert checkpoints.latest() == 5
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"], "what a killed start left is cleared away"
 
@@ -44,10 +51,10 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
     ("damage", "words"),
     [
         (
-            lambda path: (path / "state/weights.pt").write_bytes(b"weighty"),
-            "state/weights.pt does not match its digest",
+            lambda path: (path / WEIGHTS).write_bytes((path / WEIGHTS).read_bytes()[:-1] + b"!"),
+            f"{WEIGHTS} does not match its digest",
         ),
-        (lambda path: (path / "state/weights.pt").write_bytes(b"we"), "state/weights.pt has 2 bytes instead of 7"),
+        (lambda path: (path / WEIGHTS).write_bytes(b"we"), f"{WEIGHTS} has 2 bytes instead of "),
         (lambda path: (path / "trainer.json").unlink(), "trainer.json is missing"),
         (lambda path: (path / "manifest.json").write_text('{"st'), "its manifest cannot be read"),
     ],
@@ -62,15 +69,15 @@ def test_a_broken_one_is_passed_over_aloud(
     assert "step-000008 is broken" in said
     assert words in said
     written(tmp_path, 10)
-    assert Checkpoints(tmp_path, keep_last=2).latest() == 10
+    assert Checkpoints(tmp_path, Retention(last=2)).latest() == 10
     assert (tmp_path / "step-000004").exists(), "the broken one does not count among the last two"
 
 
 def test_a_broken_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
     checkpoints = written(tmp_path, 4, 8)
     (tmp_path / "step-000008" / "trainer.json").unlink()
-    checkpoints.write(8, fill)
-    checkpoints.publish(8)
+    checkpoints.write(8, state())
+    checkpoints.wait()
     assert checkpoints.latest() == 8
 
 

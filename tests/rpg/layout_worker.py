@@ -1,0 +1,72 @@
+"""One rank of the test of layouts: `layout_worker INPUTS OUT LEG CASE...` trains a part of a way; others go on.
+
+A way is three legs over parts of the same responses, the reference moving in between. A case is PRECISION:Z-Z-Z, the
+ZeRO stage of each leg. Leg 1 begins, and goes the whole way for comparison as well; legs 2 and 3 go on from what the
+leg before saved to OUT/<case>/leg<n>. The end of each way is saved like a leg.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from rpg import ranks
+from rpg.ledger import TokenLedger
+from rpg.minibatches import cut
+from rpg.parts import Parts, open_parts
+from rpg.run_directory import RunDirectory
+from rpg.run_state import RunState
+from rpg.trainer import Trainer
+from tests.rpg.learner_worker import ROLLOUT, TRAINING, responses
+from tests.rpg.tiny_run import make_run
+
+PARTS = {1: slice(0, 2), 2: slice(2, 4), 3: slice(4, 5)}
+
+
+def go(parts: Parts, state: RunState, leg: int) -> None:
+    """Trains on a leg's minibatches, and moves the reference."""
+    step = responses()
+    trainer = Trainer(parts, state, keeper=None, progress=None)
+    minibatches, ledger = cut(step, parts.spec.training, parts.device)[PARTS[leg]], TokenLedger(len(step.token_ids))
+    trainer.recompute(minibatches, ledger)
+    trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
+    assert parts.reference is not None
+    parts.reference.move(ema_decay=0.5)
+    state.step += 1
+
+
+def save(parts: Parts, state: RunState, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    ranks.wait_for_all()
+    state.copy(parts).write(directory)
+    ranks.wait_for_all()
+
+
+def main(inputs: Path, out: Path, leg: int, cases: list[str]) -> None:
+    ranks.join("cpu")
+    torch.set_num_threads(1)
+    for case in cases:
+        precision, stages = case.split(":")
+        changes = {"precision": precision, "zero_stage": int(stages.split("-")[leg - 1]), "microbatch_tokens": 60}
+        place = out / case / f"run{leg}-{ranks.rank()}of{ranks.world_size()}"
+        run = RunDirectory(make_run(inputs, place, training=TRAINING | changes, rollout=ROLLOUT))
+        with open_parts(run, run.spec(), torch.device("cpu")) as parts:
+            state = RunState()
+            if leg > 1:
+                state.load(parts, out / case / f"leg{leg - 1}")
+            go(parts, state, leg)
+            save(parts, state, out / case / f"leg{leg}")
+            if leg == 1:
+                go(parts, state, 2)
+                go(parts, state, 3)
+                save(parts, state, out / case / "straight")
+                # Back in the middle of a run: what came since is undone.
+                state.load(parts, out / case / "leg1")
+                go(parts, state, 2)
+                go(parts, state, 3)
+                save(parts, state, out / case / "again")
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,80 @@
+"""A run goes on with more or fewer ranks, and under another ZeRO stage, as if nothing had changed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rpg.pieces import Piece, PieceFiles, StateCopy
+from tests.rpg.tiny_run import finish, free_port, make_inputs, start
+
+CASES = [*(f"float32:{stages}" for stages in ("0-0-0", "1-1-1", "2-2-2", "3-3-3", "0-3-2")), "bfloat16:0-2-3"]
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ways gone straight on one rank, and in legs on one rank, two ranks, one rank."""
+    inputs, out = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("ways")
+    make_inputs(inputs)
+    for leg, world in ((1, 1), (2, 2), (3, 1)):
+        command = [sys.executable, "-m", "tests.rpg.layout_worker", str(inputs), str(out), str(leg), *CASES]
+        meeting = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        finish(*(start(command, {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world)))
+    return out
+
+
+def whole(directory: Path, stem: str) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint that one rank wrote, by name."""
+    files = PieceFiles(directory, stem)
+    found = {}
+    for name in files.names():
+        count = sum(count for _, count, _ in files._index[name])
+        found[name] = torch.empty(count)
+        files.fill(Piece(name, 0, found[name]))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_rank_to_two_and_back_is_one_rank_all_the_way(ends: Path, case: str) -> None:
+    tolerance = 1e-5 if case.startswith("float32") else 2e-2
+    for stem in ("learner", "reference"):
+        straight, legs = whole(ends / case / "straight", stem), whole(ends / case / "leg3", stem)
+        assert straight.keys() == legs.keys()
+        for name, expected in straight.items():
+            assert torch.linalg.norm(legs[name] - expected) <= tolerance * torch.linalg.norm(expected), name
+    counted = [PieceFiles(ends / case / end, "learner").notes[0]["numbers"] for end in ("straight", "leg3")]
+    assert counted[0] == counted[1]
+    assert all(numbers == {"step": 5.0} for numbers in counted[0].values())
+    assert json.loads((ends / case / "leg3" / "trainer.json").read_text())["updates"] == 5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_set_back_to_a_checkpoint_comes_to_the_same_end_in_every_bit(ends: Path, case: str) -> None:
+    for stem in ("learner", "reference"):
+        straight, again = whole(ends / case / "straight", stem), whole(ends / case / "again", stem)
+        assert straight.keys() == again.keys()
+        assert all(torch.equal(straight[name], again[name]) for name in straight)
+
+
+def test_each_rank_writes_its_own_part(ends: Path) -> None:
+    for case in CASES:
+        sizes = [path.stat().st_size for path in sorted((ends / case / "leg2").glob("learner-rank*.safetensors"))]
+        assert len(sizes) == 2
+        assert max(sizes) < 1.5 * min(sizes), case
+
+
+def test_a_checkpoint_that_lacks_values_is_refused(tmp_path: Path) -> None:
+    copy = StateCopy()
+    copy.pieces("learner", [Piece("a", 0, torch.arange(3.0)), Piece("a", 5, torch.arange(2.0))])
+    copy.write(tmp_path)
+    files = PieceFiles(tmp_path, "learner")
+    files.fill(Piece("a", 1, part := torch.zeros(2)))
+    assert part.tolist() == [1, 2]
+    with pytest.raises(RuntimeError, match="holds 5 of the 7 values of a"):
+        files.fill(Piece("a", 0, torch.zeros(7)))
+    with pytest.raises(RuntimeError, match="holds 0 of the 1 values of b"):
+        files.fill(Piece("b", 0, torch.zeros(1)))
+    with pytest.raises(FileNotFoundError, match="holds no reference"):
+        PieceFiles(tmp_path, "reference")
