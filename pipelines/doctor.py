@@ -10,11 +10,10 @@ from importlib import metadata
 from typing import Literal
 
 from pipelines.home import Home
-from pipelines.reap import is_alive
 from pipelines.server import is_healthy, running_services
 from pipelines.state import read_json
 from specs.errors import SpecError
-from storage.liveness import status_of
+from storage.liveness import is_alive, status_of
 
 REQUIRED = ("torch", "transformers", "deepspeed", "datasets", "prefect", "duckdb", "pyarrow", "optuna", "pydantic")
 OPTIONAL = {"vllm": "rollout.engine: vllm", "optuna-dashboard": "a study's dashboard"}

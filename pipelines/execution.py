@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 from filelock import FileLock, Timeout
 
 from pipelines.cancel import Stop, StopRequest, clear_request
@@ -19,6 +18,7 @@ from pipelines.plan import RunPlan, make_plan
 from pipelines.progress import Progress, Silent
 from pipelines.state import RunState, now, read_json, write_json, write_once
 from specs.errors import Problem, SpecError
+from storage.liveness import start_of
 
 if TYPE_CHECKING:
     from specs.loader import Document
@@ -90,14 +90,13 @@ class Execution:
         write_json(self.directory / "plan.json", self.plan.record())
         self._before = (self.state.status, self._work())
         self._ended_before = self.state.record["ended_at"]
-        process = psutil.Process()
         self.state.update(
             status="running",
             reason="",
             started_at=self.state.record["started_at"] or now(),
             ended_at=None,
             pid=os.getpid(),
-            pid_started=process.create_time(),
+            pid_started=start_of(os.getpid()),
             host=socket.gethostname(),
             flow_run_id=flow_run_id,
         )

@@ -11,10 +11,7 @@ import psutil
 
 from pipelines.home import Home
 from pipelines.state import read_json, write_json
-from storage import liveness
-
-_SAME_START_SECONDS = 1.0
-"""The kernel's start time is derived from the wall clock, which may be set; a pid is not used again within a second."""
+from storage.liveness import began_with, is_alive, start_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +21,15 @@ class ProcessRecord:
     pid: int
     pgid: int
     """Its process group; the group is ended with it."""
-    started: float
-    """Seconds since the epoch."""
+    started: str
+    """Tells it from others of that pid: `storage.liveness.start_of`."""
     stage: str = ""
     """What it does: a stage's name, or server, worker."""
 
     @classmethod
     def of(cls, pid: int, stage: str = "") -> "ProcessRecord":
         """The record of a process that lives now."""
-        return cls(pid, os.getpgid(pid), psutil.Process(pid).create_time(), stage)
+        return cls(pid, os.getpgid(pid), start_of(pid), stage)
 
     @classmethod
     def read(cls, path: Path) -> "ProcessRecord | None":
@@ -43,25 +40,13 @@ class ProcessRecord:
     def parse(cls, fields: dict[str, Any]) -> "ProcessRecord | None":
         """From plain data; None where a field lacks."""
         try:
-            return cls(int(fields["pid"]), int(fields["pgid"]), float(fields["started"]), fields.get("stage", ""))
+            return cls(int(fields["pid"]), int(fields["pgid"]), str(fields["started"]), fields.get("stage", ""))
         except (KeyError, TypeError, ValueError):
             return None
 
     def write(self, path: Path) -> None:
         """Puts it where the next command looks."""
         write_json(path, asdict(self))
-
-
-def is_alive(pid: int | None, started: float | None) -> bool:
-    """Whether that very process runs; a zombie does not."""
-    if not pid or started is None:
-        return False
-    try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - started) < _SAME_START_SECONDS
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 def group_members(record: ProcessRecord) -> list[psutil.Process]:
@@ -71,9 +56,7 @@ def group_members(record: ProcessRecord) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             # A group outlives its leader; a group of that number that began before the leader is another one.
-            ours = (
-                os.getpgid(process.pid) == record.pgid and process.create_time() > record.started - _SAME_START_SECONDS
-            )
+            ours = os.getpgid(process.pid) == record.pgid and began_with(process.pid, record.started)
             if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found[process.pid] = process
     if leader_lives:
@@ -107,7 +90,7 @@ def reap(home: Home) -> list[ProcessRecord]:
     ended = []
     for path in sorted(home.root.glob("runs/*/process.json")):
         state = read_json(path.with_name("state.json"))
-        if liveness.is_alive(state.get("pid"), state.get("pid_started"), state.get("host")):
+        if is_alive(state.get("pid"), state.get("pid_started"), state.get("host")):
             continue
         ended += _reap_one(path)
     for path in sorted(home.prefect.glob("embedded-*.json")):

@@ -15,14 +15,14 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any
 
-import psutil
 from filelock import FileLock
 
 from pipelines.home import Home
-from pipelines.reap import ProcessRecord, is_alive
+from pipelines.reap import ProcessRecord
 from pipelines.state import read_json, write_json
 from pipelines.supervisor import log_tail, start
 from rpg.node_ranks import free_port
+from storage.liveness import is_alive, start_of
 
 START_SECONDS = 120.0
 """A first start migrates a new database: 11 s on an idle machine with two cores, several times that on a busy one."""
@@ -133,7 +133,7 @@ class EmbeddedServer:
         self._starting.acquire()
         settings = environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_FINAL": "1"}
         self._process = start(server_command("127.0.0.1", self._port), self._log, environment=settings)
-        parent = {"parent": os.getpid(), "parent_started": psutil.Process().create_time()}
+        parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
         write_json(self._record, asdict(ProcessRecord.of(self._process.pid, "server")) | parent)
 
     def wait(self) -> None:

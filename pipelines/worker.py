@@ -10,7 +10,7 @@ import time
 import psutil
 
 from pipelines.home import Home
-from pipelines.reap import ProcessRecord, end, is_alive, reap
+from pipelines.reap import ProcessRecord, end, reap
 from pipelines.server import (
     ServiceError,
     Services,
@@ -24,6 +24,7 @@ from pipelines.server import (
 from pipelines.submit import POOL, ensure_deployment
 from pipelines.supervisor import start
 from rpg.node_ranks import free_port
+from storage.liveness import is_alive
 
 DEFAULT_PORT = 4200
 _FLOW_SECONDS = 20.0

@@ -18,6 +18,7 @@ import pytest
 from pipelines.cli import main
 from rpg.objectives.certificate import certify
 from specs import parse_objective
+from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
 MAIN = "from pipelines.cli import main; main()"
@@ -244,7 +245,7 @@ def test_a_log_is_followed_until_the_run_ends(home: Path) -> None:
     log.write_text("first\n")
     with subprocess.Popen(["sleep", "60"]) as keeper:
         try:
-            run.state |= {"pid": keeper.pid, "pid_started": None}
+            run.state |= {"pid": keeper.pid, "pid_started": start_of(keeper.pid)}
             run.save()
             following = subprocess.Popen(
                 [sys.executable, "-c", MAIN, "logs", "-f", "live"],

@@ -31,7 +31,7 @@ def test_a_profile_that_does_not_answer_is_broken_and_exits_1(tmp_path):
 def test_a_crashed_run_is_named(tmp_path):
     state = tmp_path / "runs" / "tiny-s0-1" / "state.json"
     state.parent.mkdir(parents=True)
-    state.write_text('{"status": "running", "pid": 4194303, "pid_started": 1.0}')
+    state.write_text('{"status": "running", "pid": 4194303, "pid_started": "boot:1"}')
     _, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
     assert found["crashed runs"]["message"] == "tiny-s0-1; `rpg resume` goes on with one"
 

@@ -7,8 +7,9 @@ import psutil
 import pytest
 
 from pipelines.home import Home
-from pipelines.reap import ProcessRecord, end, is_alive, reap
+from pipelines.reap import ProcessRecord, end, reap
 from pipelines.state import write_json
+from storage.liveness import is_alive, start_of
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def note(home: Home, record: ProcessRecord, *, flow: dict[str, object]) -> None:
 
 def test_a_stage_whose_flow_is_gone_is_ended(tmp_path, sleeper):
     home = Home(tmp_path)
-    note(home, ProcessRecord.of(sleeper.pid, "train"), flow={"pid": 2**22 - 1, "pid_started": 1.0})
+    note(home, ProcessRecord.of(sleeper.pid, "train"), flow={"pid": 2**22 - 1, "pid_started": "boot:1"})
     assert [record.pid for record in reap(home)] == [sleeper.pid]
     assert not psutil.pid_exists(sleeper.pid)
     assert not (home.run("run-1") / "process.json").exists()
@@ -35,7 +36,7 @@ def test_a_stage_whose_flow_is_gone_is_ended(tmp_path, sleeper):
 def test_a_stage_whose_flow_lives_is_left_alone(tmp_path, sleeper):
     home = Home(tmp_path)
     me = psutil.Process()
-    flow = {"pid": me.pid, "pid_started": me.create_time()}
+    flow = {"pid": me.pid, "pid_started": start_of(me.pid)}
     note(home, ProcessRecord.of(sleeper.pid, "train"), flow=flow)
     assert reap(home) == []
     assert sleeper.poll() is None
@@ -43,7 +44,7 @@ def test_a_stage_whose_flow_lives_is_left_alone(tmp_path, sleeper):
 
 def test_a_stage_whose_flow_runs_on_another_host_is_left_alone(tmp_path, sleeper):
     home = Home(tmp_path)
-    flow = {"pid": 2**22 - 1, "pid_started": 1.0, "host": "another"}
+    flow = {"pid": 2**22 - 1, "pid_started": "boot:1", "host": "another"}
     note(home, ProcessRecord.of(sleeper.pid, "train"), flow=flow)
     assert reap(home) == []
     assert sleeper.poll() is None
@@ -52,7 +53,7 @@ def test_a_stage_whose_flow_runs_on_another_host_is_left_alone(tmp_path, sleeper
 def test_a_pid_that_is_someone_elses_now_is_left_alone(tmp_path, sleeper):
     home = Home(tmp_path)
     true = ProcessRecord.of(sleeper.pid, "train")
-    note(home, ProcessRecord(true.pid, true.pgid, true.started + 3600, "train"), flow={"pid": None})
+    note(home, ProcessRecord(true.pid, true.pgid, true.started + "0", "train"), flow={"pid": None})
     assert reap(home) == []
     assert sleeper.poll() is None
 
@@ -60,7 +61,7 @@ def test_a_pid_that_is_someone_elses_now_is_left_alone(tmp_path, sleeper):
 def test_a_process_is_known_by_its_start_time_as_well(sleeper):
     record = ProcessRecord.of(sleeper.pid)
     assert is_alive(record.pid, record.started)
-    assert not is_alive(record.pid, record.started - 60)
+    assert not is_alive(record.pid, record.started + "0")
     assert not is_alive(record.pid, None)
     sleeper.kill()
     sleeper.wait()
@@ -82,7 +83,7 @@ def test_the_group_is_ended_when_its_leader_is_gone_already():
     leader.stdout.close()
     assert member.is_running()
     assert end(record, grace=1.0)
-    assert not is_alive(member.pid, member.create_time() if member.is_running() else 0.0)
+    assert not member.is_running() or member.status() == psutil.STATUS_ZOMBIE
 
 
 def test_an_unreadable_record_is_removed(tmp_path):

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from pipelines.home import Home
-from pipelines.reap import ProcessRecord, is_alive, reap
+from pipelines.reap import ProcessRecord, reap
 from pipelines.server import (
     Api,
     EmbeddedServer,
@@ -20,6 +20,7 @@ from pipelines.server import (
 )
 from pipelines.state import read_json, write_json
 from pipelines.supervisor import start
+from storage.liveness import is_alive
 
 
 def test_an_embedded_server_answers_and_is_gone_afterwards(tmp_path):
@@ -49,7 +50,7 @@ def test_a_server_whose_call_was_killed_is_ended_by_the_next_command(tmp_path):
     home = Home(tmp_path)
     orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
-        gone = {"parent": 2**22 - 1, "parent_started": 1.0}
+        gone = {"parent": 2**22 - 1, "parent_started": "boot:1"}
         write_json(home.prefect / "embedded-1.json", asdict(ProcessRecord.of(orphan.pid, "server")) | gone)
         assert [record.stage for record in reap(home)] == ["server"]
         assert not psutil.pid_exists(orphan.pid)
@@ -67,6 +68,6 @@ def test_services_whose_server_is_gone_are_not_running(tmp_path):
 
 def test_a_command_starts_its_own_server_where_the_one_that_is_up_does_not_answer(tmp_path):
     home, me = Home(tmp_path), psutil.Process()
-    Services("http://127.0.0.1:9/api", ProcessRecord(me.pid, 0, me.create_time(), "server")).write(home)
+    Services("http://127.0.0.1:9/api", ProcessRecord.of(me.pid, "server")).write(home)
     with Api(home) as api:
         assert api.url != "http://127.0.0.1:9/api"

@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from pipelines.cancel import StopRequest
-from pipelines.reap import ProcessRecord, is_alive
+from pipelines.reap import ProcessRecord
 from pipelines.supervisor import Child, StageError, StageStoppedError, failure, supervise
+from storage.liveness import is_alive
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
