@@ -159,6 +159,7 @@ class Learner:
     def load(self, directory: Path) -> None:
         """Takes back what `save` wrote, on any number of ranks and with any ZeRO stage."""
         shards.load(self._engine, self.model, directory)
+        self._show_master_weights()
 
     def export(self, directory: Path) -> None:
         """Writes the policy as safetensors and config, for transformers and vLLM. Rank 0 writes; all ranks call.

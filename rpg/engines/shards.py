@@ -39,8 +39,14 @@ class Stepped:
     """A tensor that the optimizer steps: a parameter, or a flat partition of many."""
 
     values: Tensor
-    state: dict[str, Any]
+    states: dict[Tensor, dict[str, Any]]
+    """The optimizer's, of all that it steps."""
     spans: list[Span]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the optimizer keeps with it; empty before its first update. Looking makes no entry."""
+        return self.states.get(self.values, {})
 
     def pieces(self, key: str, values: Tensor) -> Iterator[Piece]:
         """The parts of the stepped tensor, or of a state of its shape."""
@@ -52,12 +58,15 @@ class Stepped:
         """States with a value for each weight."""
         return {key: value for key, value in self.state.items() if self._elementwise(value)}
 
-    def numbers(self) -> dict[str, float]:
-        """States with one value for all. Raises RuntimeError where a state is neither."""
+    def numbers(self) -> dict[str, list[float | str]]:
+        """States with one value for all, and what holds it. Raises RuntimeError where a state is neither."""
         rest = {key: value for key, value in self.state.items() if not self._elementwise(value)}
         if odd := [key for key, value in rest.items() if torch.is_tensor(value) and value.numel() != 1]:
             raise RuntimeError(f"the optimizer's {', '.join(odd)} cannot be cut up for a checkpoint")
-        return {key: value.item() if torch.is_tensor(value) else value for key, value in rest.items()}
+        return {
+            key: [value.item(), str(value.dtype).removeprefix("torch.")] if torch.is_tensor(value) else [value, ""]
+            for key, value in rest.items()
+        }
 
     def _elementwise(self, value: Any) -> bool:
         return torch.is_tensor(value) and value.shape == self.values.shape
@@ -84,7 +93,7 @@ def save(engine: Any, model: nn.Module, copy: StateCopy) -> None:
 
 
 def load(engine: Any, model: nn.Module, directory: Path) -> None:
-    """Takes back what `save` of any number of ranks and any stage wrote. All ranks call it."""
+    """Takes back what `save` of any number of ranks and any stage wrote, for what the optimizer steps."""
     files = PieceFiles(directory, _STEM)
     numbers = {name: found for notes in files.notes for name, found in notes["numbers"].items()}
     keys: dict[str, set[str]] = {}
@@ -101,37 +110,27 @@ def load(engine: Any, model: nn.Module, directory: Path) -> None:
                 _count(stepped, numbers[first], fused=fused)
         for group, saved in zip(groups, files.notes[0]["groups"], strict=True):
             group.update(saved)
-        _renew_model(engine)
 
 
 def _fill(stepped: Stepped, files: PieceFiles, keys: set[str]) -> None:
     """Weights and states of one stepped tensor, in place where there is a state already."""
     for piece in stepped.pieces(_WEIGHT, stepped.values):
         files.fill(piece)
+    if keys:
+        state = stepped.states.setdefault(stepped.values, {})
     for key in keys:
-        if key not in stepped.state:
-            stepped.state[key] = torch.zeros_like(stepped.values)
-        for piece in stepped.pieces(key, stepped.state[key]):
+        if key not in state:
+            state[key] = torch.zeros_like(stepped.values)
+        for piece in stepped.pieces(key, state[key]):
             files.fill(piece)
 
 
-def _count(stepped: Stepped, numbers: dict[str, float], *, fused: bool) -> None:
+def _count(stepped: Stepped, numbers: dict[str, list[Any]], *, fused: bool) -> None:
     """States of one value. torch.optim counts its steps in a tensor, which fused kernels want on their device."""
-    for key, number in numbers.items():
-        device = stepped.values.device if fused else "cpu"
-        stepped.state[key] = torch.tensor(float(number), device=device) if key == "step" else number
-
-
-def _renew_model(engine: Any) -> None:
-    """Makes the weights of forward and backward again from those that the optimizer steps, as after an update."""
-    stage, optimizer = engine.zero_optimization_stage(), engine.optimizer
-    if stage in (1, 2):
-        optimizer.update_lp_params()
-    elif stage == 3:
-        optimizer.checkpoint_event_prologue()
-        for group in range(len(optimizer.fp16_groups)):
-            optimizer._reassign_or_swap_out_partitioned_parameters(group)
-        optimizer.checkpoint_event_epilogue()
+    device = stepped.values.device if fused else "cpu"
+    for key, (number, dtype) in numbers.items():
+        value = torch.tensor(number, dtype=getattr(torch, dtype), device=device) if dtype else number
+        stepped.states.setdefault(stepped.values, {})[key] = value
 
 
 def _stepped(engine: Any, model: nn.Module) -> Iterator[Stepped]:
@@ -146,7 +145,7 @@ def _whole(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             spans = [Span(names[id(parameter)], start=0, offset=0, count=parameter.numel())]
-            yield Stepped(parameter, optimizer.state[parameter], spans)
+            yield Stepped(parameter, optimizer.state, spans)
 
 
 def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
@@ -161,7 +160,7 @@ def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
             for parameter in parameters
             if (held := parameter._hp_mapping) is not None and (numel := held.lp_fragment_address.numel)
         ]
-        yield Stepped(flat, optimizer.optimizer.state[flat], spans)
+        yield Stepped(flat, optimizer.optimizer.state, spans)
 
 
 def _shards(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
@@ -172,7 +171,7 @@ def _shards(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
             start, count = shard_of(parameter)
             spans.append(Span(names[id(parameter)], start, offset, count))
             offset += parameter.ds_tensor.ds_numel
-        yield Stepped(flat, optimizer.optimizer.state[flat], spans)
+        yield Stepped(flat, optimizer.optimizer.state, spans)
 
 
 def shard_of(parameter: Any) -> tuple[int, int]:

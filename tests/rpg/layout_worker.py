@@ -1,8 +1,9 @@
 """One rank of the test of layouts: `layout_worker INPUTS OUT LEG CASE...` trains a part of a way; others go on.
 
 A way is three legs over parts of the same responses, the reference moving in between. A case is PRECISION:Z-Z-Z, the
-ZeRO stage of each leg. Leg 1 begins, and goes the whole way for comparison as well; legs 2 and 3 go on from what the
-leg before saved to OUT/<case>/leg<n>. The end of each way is saved like a leg.
+ZeRO stage of each leg; PRECISION+lora and PRECISION+schedule_free are trained so. Leg 1 begins, and goes the whole way
+for comparison as well; legs 2 and 3 go on from what the leg before saved to OUT/<case>/leg<n>. The end of each way is
+saved like a leg.
 """
 
 import sys
@@ -29,7 +30,8 @@ def go(parts: Parts, state: RunState, leg: int) -> None:
     trainer = Trainer(parts, state, keeper=None, progress=None)
     minibatches, ledger = cut(step, parts.spec.training, parts.device)[PARTS[leg]], TokenLedger(len(step.token_ids))
     trainer.recompute(minibatches, ledger)
-    trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
+    with parts.learner.updating():
+        trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
     assert parts.reference is not None
     parts.reference.move(ema_decay=0.5)
     state.step += 1
@@ -46,8 +48,13 @@ def main(inputs: Path, out: Path, leg: int, cases: list[str]) -> None:
     ranks.join("cpu")
     torch.set_num_threads(1)
     for case in cases:
-        precision, stages = case.split(":")
+        how, stages = case.split(":")
+        precision, *more = how.split("+")
         changes = {"precision": precision, "zero_stage": int(stages.split("-")[leg - 1]), "microbatch_tokens": 60}
+        if "lora" in more:
+            changes["lora"] = {"rank": 2}
+        if "schedule_free" in more:
+            changes["optimizer"] = TRAINING["optimizer"] | {"type": "schedule_free_adamw"}
         place = out / case / f"run{leg}-{ranks.rank()}of{ranks.world_size()}"
         run = RunDirectory(make_run(inputs, place, training=TRAINING | changes, rollout=ROLLOUT))
         with open_parts(run, run.spec(), torch.device("cpu")) as parts:
