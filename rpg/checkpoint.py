@@ -9,7 +9,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,10 @@ from rpg import ranks
 from rpg.disk import DiskError, explained
 from rpg.pieces import StateCopy
 from rpg.records import sync_directory
+from rpg.retention import Retention
 from rpg.run_directory import digest, replace_json
 
 MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Which checkpoints stay when a new one comes."""
-
-    last: int
-    """The newest so many."""
-
-    def kept(self, published: Mapping[int, Mapping[str, float]]) -> set[int]:
-        """The steps to keep, of those published and the figures noted with each."""
-        return set(sorted(published)[-self.last :])
 
 
 class Checkpoints:
@@ -132,7 +120,7 @@ class Checkpoints:
         try:
             with explained(aside):
                 written = copy.write(aside)
-        except DiskError as error:
+        except Exception as error:  # told to the other ranks, who wait for this one
             wrong = str(error)
         parts = self._channel.gather((written, wrong))
         if told := [wrong for _, wrong in parts if wrong]:

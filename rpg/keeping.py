@@ -18,6 +18,7 @@ from rpg.objectives.certificate import certify
 from rpg.parts import Parts
 from rpg.pieces import StateCopy
 from rpg.records import SegmentWriter
+from rpg.retention import Means
 from rpg.run_directory import digest, files_under, publish_directory, replace_json
 from rpg.run_state import RunState
 from rpg.step_records import write_metrics, write_rollouts, write_tokens
@@ -34,6 +35,7 @@ class Keeper:
         self._writer = writer
         self._first = ranks.rank() == 0
         self._copy: StateCopy | None = None
+        self._means = Means()
         self._ending = False
 
     def event(self, step: int, kind: str, message: str) -> None:
@@ -82,9 +84,10 @@ class Keeper:
         if self._first:
             write_metrics(self._writer, state.step, figures)
             self._writer.flush()
+        self._means.add(figures)
         self._checkpoints.check()
         if self._copy:
-            self._checkpoints.write(state.step, self._copy)
+            self._checkpoints.write(state.step, self._copy, self._means.take())
             self._copy = None
         if self._ending:
             self._checkpoints.wait()
@@ -110,7 +113,7 @@ class Keeper:
             self._writer.flush()
             self._writer = SegmentWriter(run.path, run.inputs()["run_id"], run.new_attempt(step))
         state.load(self._parts, self._checkpoints.path(step))
-        self._copy, self._ending = None, False
+        self._copy, self._means, self._ending = None, Means(), False
         return step
 
     def finish(self, state: RunState, fingerprint: str) -> None:

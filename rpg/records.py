@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rpg.disk import aside_of
 from specs.records import TABLES, EventRow, Float32, Int32
 
 _ARROW = {
@@ -107,12 +108,13 @@ def _publish(path: Path, table: pa.Table) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         raise FileExistsError(f"{path} is written already; a segment is never changed")
-    aside = path.with_name(f".{path.name}.partial")
-    with aside.open("wb") as file:
-        pq.write_table(table, file, compression="zstd", use_dictionary=["run_id"], write_statistics=["run_id", "step"])
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+    with aside_of(path) as aside:
+        with aside.open("wb") as file:
+            compact = {"compression": "zstd", "use_dictionary": ["run_id"]}
+            pq.write_table(table, file, write_statistics=["run_id", "step"], **compact)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
     sync_directory(path.parent)
 
 

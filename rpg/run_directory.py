@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rpg.disk import aside_of
 from rpg.records import sync_directory
 from specs.schema.experiment import Experiment
 
@@ -67,13 +68,13 @@ class RunDirectory:
 
 def replace_json(path: Path, value: Any, *, durable: bool) -> None:
     """Writes JSON so that a reader sees the old or the new, never a part; durable: it also survives a power cut."""
-    aside = path.with_name(f".{path.name}.partial")
-    with aside.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    aside.replace(path)
+    with aside_of(path) as aside:
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        aside.replace(path)
     if durable:
         sync_directory(path.parent)
 

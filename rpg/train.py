@@ -30,11 +30,16 @@ def main(run_dir: Path) -> int:
     share_cores()
     stop = StopRequest()
     started = time.monotonic()
+    from rpg.disk import DiskError, explained
     from rpg.run_directory import RunDirectory
 
     run = RunDirectory(run_dir.absolute())
     try:
-        return _train(run, stop, started)
+        with explained(run.path):
+            return _train(run, stop, started)
+    except DiskError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return 1
     except SpecError as error:
         listed = [asdict(problem) for problem in error.problems]
         (run.path / "problems.json").write_text(json.dumps(listed), encoding="utf-8")
@@ -72,16 +77,17 @@ def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
 def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: float) -> int:
     """Takes up the run where it stands, trains, and says how it ended."""
     from rpg import ranks
-    from rpg.checkpoint import Checkpoints, Retention
+    from rpg.checkpoint import Checkpoints
     from rpg.engines.sentinel import StaleEngineError
     from rpg.keeping import Keeper
     from rpg.progress import Progress
     from rpg.records import SegmentWriter
+    from rpg.retention import Retention
     from rpg.run_state import RunState
     from rpg.trainer import DivergedError, Trainer
 
     run, first = parts.run, ranks.rank() == 0
-    checkpoints = Checkpoints(run.checkpoints, Retention(last=parts.spec.training.checkpoint.keep_last))
+    checkpoints = Checkpoints(run.checkpoints, Retention.of(parts.spec.training.checkpoint))
     state = RunState()
     if resumed := checkpoints.latest():
         state.load(parts, checkpoints.path(resumed))
@@ -99,6 +105,8 @@ def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: flo
         keeper.close()
         print(f"train: {error}", file=sys.stderr)
         return 1
+    finally:
+        checkpoints.close()
     if not done:
         progress.say(f"stopped after step {state.step}, as asked; its state is saved")
         return STOPPED

@@ -1,8 +1,8 @@
 """The training stage: batch algebra, optimizer, and how the work is spread."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specs.schema.base import Spec, addition, execution
 
@@ -56,6 +56,17 @@ class Offload(Spec):
     """The parameters that are not in use; ZeRO 3."""
 
 
+class KeepBest(Spec):
+    """Which checkpoint is the best: by a figure's mean over the steps since the checkpoint before it."""
+
+    metric: Literal[
+        "reward/mean", "kl/reverse", "kl/forward", "kl/behaviour", "entropy", "loss", "response_length/mean"
+    ] = execution("reward/mean")
+    """As it is recorded at every step."""
+    mode: Literal["max", "min"] = execution("max")
+    """Whether more of it is better, or less."""
+
+
 class Checkpoint(Spec):
     """When the whole state is saved. The last step always is."""
 
@@ -63,6 +74,16 @@ class Checkpoint(Spec):
     """Steps between two checkpoints."""
     keep_last: int = execution(2, ge=1)
     """Full checkpoints kept for resuming."""
+    keep_every: int = execution(0, ge=0)
+    """Steps; a checkpoint of a multiple of it stays for good. A multiple of every_steps; 0: none stays for that."""
+    keep_best: KeepBest | None = execution(None)
+    """The best so far by a figure of the run stays as well."""
+
+    @model_validator(mode="after")
+    def _keeps_what_is_saved(self) -> Self:
+        if self.keep_every % self.every_steps:
+            raise ValueError(f"keep_every must be a multiple of every_steps ({self.every_steps})")
+        return self
 
 
 class Training(Spec):

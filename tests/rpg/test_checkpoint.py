@@ -1,15 +1,19 @@
 """Checkpoints: whole or not there, verified before use, the last few kept; and a run's whole state of chance."""
 
 import random
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from rpg.checkpoint import Checkpoints, Retention
-from rpg.pieces import Piece, StateCopy
+from rpg.checkpoint import Checkpoints
+from rpg.disk import DiskError
+from rpg.pieces import Piece, PieceFiles, StateCopy
 from rpg.random_states import random_states, restore_random_states
+from rpg.retention import Means, Retention
 
 WEIGHTS = "learner-rank00000.safetensors"
 
@@ -45,6 +49,58 @@ def test_one_that_is_not_published_is_not_there(tmp_path: Path) -> None:
 def test_the_last_few_are_kept(tmp_path: Path) -> None:
     written(tmp_path, 1, 2, 10, keep_last=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000010"]
+
+
+def test_those_of_certain_steps_and_the_best_are_kept_as_well(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, Retention(last=1, every=4, best="kl/reverse", mode="min"))
+    for step, divergence in ((2, 0.5), (3, 0.1), (4, 0.3), (6, 0.1), (7, 0.2), (8, 0.9), (9, 0.4)):
+        checkpoints.write(step, state(), {"kl/reverse": divergence})
+    checkpoints.wait()
+    assert checkpoints.published() == [4, 6, 8, 9], "of two equally good ones the later"
+
+
+def test_figures_are_means_since_the_checkpoint_before() -> None:
+    means = Means()
+    means.add({"reward/mean": 1.0, "only/once": 1.0})
+    means.add({"reward/mean": 2.0})
+    assert means.take() == {"reward/mean": 1.5}
+    means.add({"reward/mean": 4.0})
+    assert means.take() == {"reward/mean": 4.0}
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_its_state_is_that_of_the_copy(tmp_path: Path) -> None:
+    checkpoints, weights, written = Checkpoints(tmp_path, Retention(last=1)), torch.zeros(4), threading.Event()
+    copy = StateCopy()
+    copy.pieces("learner", [Piece("weight", 0, weights)])
+    write = copy.write
+    copy.write = lambda directory: written.wait(60) and write(directory)
+    checkpoints.write(1, copy)
+    checkpoints.check()
+    weights += 1
+    assert checkpoints.published() == []
+    written.set()
+    checkpoints.wait()
+    PieceFiles(checkpoints.path(1), "learner").fill(Piece("weight", 0, found := torch.ones(4)))
+    assert found.tolist() == [0, 0, 0, 0]
+
+
+def test_a_failure_to_write_comes_out_at_the_next_check_and_leaves_nothing(tmp_path: Path) -> None:
+    checkpoints, copy = written(tmp_path, 1), state()
+    copy.document("/dev/full", {})
+    checkpoints.write(2, copy)
+    with pytest.raises(DiskError, match=r"cannot write .*000002.partial: no space is left on the device"):
+        until_it_fails(checkpoints)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert checkpoints.latest() == 1
+    checkpoints.write(3, state())
+    checkpoints.wait()
+    assert checkpoints.latest() == 3
+
+
+def until_it_fails(checkpoints: Checkpoints) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        checkpoints.check()
 
 
 @pytest.mark.parametrize(
