@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.known_models import CONFIGS
 from specs.errors import Problem
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel
+from specs.schema.rollout import VllmRollout
 from specs.schema.training import Training
 
 GIB = 2**30
@@ -40,10 +42,14 @@ class ModelShape:
     """The figures of a decoder that memory depends on."""
 
     parameters: int
+    matrix_parameters: int
+    """Those that every token is multiplied with: the embeddings count once, as the output head."""
     hidden_size: int
     layers: int
     key_value_size: int
     """Size of a token's key, of one layer, over all its heads."""
+    attention_size: int
+    """Size of a token's query, of one layer, over all its heads."""
     intermediate_size: int
     vocab_size: int
     context: int
@@ -60,12 +66,16 @@ class MemoryEstimate:
     activations: int
     logits: int
     kv_cache: int
+    """With vLLM and a known memory: the engine's share of it, its own weights included."""
+    cache_stays: bool = False
+    """While training: an engine apart keeps its memory."""
 
     @property
     def total(self) -> int:
-        """Sum of the parts; sampling and training take turns, so the larger of cache and activations counts."""
+        """Sum of the parts; where sampling and training take turns, the larger of cache and activations counts."""
         fixed = self.weights + self.gradients + self.optimizer + self.reference
-        return fixed + max(self.activations + self.logits, self.kv_cache)
+        training = self.activations + self.logits
+        return fixed + (training + self.kv_cache if self.cache_stays else max(training, self.kv_cache))
 
 
 def batch_algebra(experiment: Experiment) -> BatchAlgebra:
@@ -89,14 +99,16 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
-    """From the architecture in the spec, or the config.json of a local or cached model; else None."""
+    """From the architecture in the spec, the config.json of a local or cached model, or what is known of it; else
+    None."""
     model = experiment.model
     if isinstance(model, ScratchModel):
         tokenizer = model.tokenizer
         vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
         return _shape({**model.config, "vocab_size": vocab_size})
     config = _config_file(model)
-    return _shape(json.loads(config.read_text(encoding="utf-8"))) if config else None
+    known = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
+    return _shape(known) if known else None
 
 
 def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate:
@@ -111,6 +123,8 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     tokens = _largest_microbatch(experiment)
     in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // training.ranks))
     length = experiment.data.max_prompt_length + rollout.max_response_length
+    cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
+    engine = engine_memory(experiment)
     return MemoryEstimate(
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
         gradients=_shard(shape.parameters * size, training, 2),
@@ -118,8 +132,16 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         reference=_shard(reference, training, 3),
         activations=tokens * _activations_per_token(shape, training, size),
         logits=min(tokens, LOGPROB_CHUNK) * shape.vocab_size * 4 * 2,
-        kv_cache=in_flight * length * shape.layers * 2 * shape.key_value_size * size,
+        kv_cache=engine or cache,
+        cache_stays=engine > 0,
     )
+
+
+def engine_memory(experiment: Experiment) -> int:
+    """What a vLLM engine takes of a device of known memory; 0 without either."""
+    if not isinstance(experiment.rollout, VllmRollout):
+        return 0
+    return int(experiment.rollout.memory_fraction * experiment.resources.memory_gib * GIB)
 
 
 def memory_warnings(experiment: Experiment) -> list[Problem]:
@@ -210,4 +232,15 @@ def _shape(config: dict[str, Any]) -> ModelShape | None:
     context = read("max_position_embeddings", "n_positions", default=0) or 0
     if not gated:
         embeddings += context * hidden  # learned positions
-    return ModelShape(embeddings + layers * layer + hidden, hidden, layers, key_value, intermediate, vocab, context)
+    body = layers * layer + hidden
+    return ModelShape(
+        parameters=body + embeddings,
+        matrix_parameters=body + vocab * hidden,
+        hidden_size=hidden,
+        layers=layers,
+        key_value_size=key_value,
+        attention_size=heads * head_size,
+        intermediate_size=intermediate,
+        vocab_size=vocab,
+        context=context,
+    )

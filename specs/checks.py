@@ -7,7 +7,7 @@ from specs.errors import Problem
 from specs.files import context_length, missing_files
 from specs.launcher_checks import launcher_problems
 from specs.positions import Path
-from specs.schema.data import ReasoningGymSource, TemplatePrompt
+from specs.schema.data import ReasoningGymSource
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
 from specs.schema.objective import RegularizedObjective
@@ -135,7 +135,7 @@ def _reward(experiment: Experiment) -> Iterator[Problem]:
 
 def _prompt(experiment: Experiment) -> Iterator[Problem]:
     prompt = experiment.data.prompt
-    if isinstance(prompt, TemplatePrompt) and "{prompt}" not in prompt.template and "{metadata." not in prompt.template:
+    if "{prompt}" not in prompt.template and "{metadata." not in prompt.template:
         yield Problem(
             "the problem's text is nowhere in the template",
             ("data", "prompt", "template"),

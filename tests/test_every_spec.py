@@ -1,4 +1,7 @@
-"""Every spec file in the repository loads, asks a question on its first line, and warns of nothing."""
+"""Every spec file in the repository loads, asks a question on its first line, and warns of nothing.
+
+The paper's own experiments are warned of what the paper did, and of nothing else.
+"""
 
 from pathlib import Path
 
@@ -14,6 +17,10 @@ from specs.schema.study import Choice, FloatRange
 from specs.study_document import StudyDocument
 
 HERE = Path(specs.__file__).parent
+PUBLISHED = {
+    "the divergence is invisible beside the reward",
+    "dynamic sampling throws away groups that have an advantage",
+}
 FILES = sorted([*(HERE / "experiments").rglob("*.yaml"), *(HERE / "studies").rglob("*.yaml")])
 
 
@@ -29,7 +36,8 @@ def test_every_spec_loads_and_says_what_it_answers(file):
     first = file.read_text("utf-8").splitlines()[0]
     assert first.startswith("# ")
     assert "?" in first
-    assert not document.warnings
+    published = PUBLISHED if file.parent.name == "paper" else set()
+    assert {warning.message for warning in document.warnings} <= published
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from specs.schema.experiment import Experiment
 
 
+LARGE = 50_000_000
+"""Parameters from which GPU hours are of interest."""
+
+
 def register(app: typer.Typer) -> None:
     """Adds `plan`."""
     app.command("plan", short_help="Shows the runs and stages: what is cached, what will run, and why.")(plan)
@@ -60,6 +64,7 @@ def as_data(made: Plan) -> dict[str, Any]:
                 "values": run.values,
                 "batch": asdict(batch_algebra(run.experiment)),
                 "memory": _memory(run.experiment),
+                "gpu_hours": _gpu_hours(run.experiment),
                 "stages": [
                     {
                         "stage": stage.stage,
@@ -88,6 +93,16 @@ def _memory(experiment: Experiment) -> dict[str, int] | None:
     return {**asdict(estimate), "total": estimate.total, "parameters": shape.parameters}
 
 
+def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
+    from dataclasses import asdict
+
+    from pipelines.estimate import model_shape
+    from pipelines.gpu_hours import gpu_hours
+
+    shape = model_shape(experiment)
+    return {**asdict(gpu_hours(experiment, shape)), "total": gpu_hours(experiment, shape).total} if shape else None
+
+
 def _print_plan(made: Plan) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -110,6 +125,7 @@ def _print_plan(made: Plan) -> None:
 def _algebra(made: Plan) -> list[str]:
     """Batch algebra and estimates of the first run, and in how far the other runs differ."""
     from pipelines.estimate import GIB, batch_algebra, memory_estimate, model_shape
+    from pipelines.gpu_hours import SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
 
     experiment = made.runs[0].experiment
     batch = batch_algebra(experiment)
@@ -132,6 +148,13 @@ def _algebra(made: Plan) -> list[str]:
         lines.append(
             f"memory  at most {parts.total / GIB:.2f} GiB a rank for {_count(shape.parameters)} parameters: {listed}"
         )
+        if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
+            hours = gpu_hours(experiment, shape)
+            lines.append(
+                f"time    at most about {hours.total:,.0f} GPU hours a run: {hours.sampling:,.0f} to sample, "
+                f"{hours.training:,.0f} to train, on H100s at {SAMPLING_SHARE:.0%} of their bandwidth and "
+                f"{TRAINING_SHARE:.0%} of their bfloat16 peak; {hours.total * len(made.runs):,.0f} for all runs"
+            )
     others = sum(batch_algebra(run.experiment) != batch for run in made.runs)
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")

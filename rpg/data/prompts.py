@@ -23,7 +23,7 @@ def staged(problem: SourceProblem, prompt: TemplatePrompt | ChatPrompt) -> Stage
 
 def _messages(problem: SourceProblem, prompt: ChatPrompt) -> list[Message]:
     given = problem.prompt
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages = [{"role": "user", "content": _fill(prompt.template, problem)}] if isinstance(given, str) else given
     return [{"role": "system", "content": prompt.system}, *messages] if prompt.system else messages
 
 

@@ -14,7 +14,7 @@ from rpg.data.columns import Path
 from rpg.data.problems import SourceProblem, StagedProblem
 from rpg.data.prompts import check_template, staged
 from specs.errors import Problem, SpecError
-from specs.schema.data import Data, HubSource, ParquetSource, ReasoningGymSource, Source, TemplatePrompt
+from specs.schema.data import Data, HubSource, ParquetSource, ReasoningGymSource, Source
 
 SPLITS = ("train", "evaluation")
 SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "answer", "dataset", "metadata")])
@@ -43,8 +43,7 @@ class StagedSet:
 
 def stage(data: Data, out: FilePath) -> None:
     """Writes train.parquet, evaluation.parquet and summary.json into `out`. SpecError where the data is wrong."""
-    if isinstance(data.prompt, TemplatePrompt):
-        check_template(data.prompt.template)
+    check_template(data.prompt.template)
     sets = {
         split: [_read_set(source, data, ("data", split, index)) for index, source in enumerate(getattr(data, split))]
         for split in SPLITS

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec, unless_said
+from specs.schema.base import Spec, addition, unless_said
 from specs.schema.model import ConfigValue
 
 
@@ -93,6 +93,9 @@ class ChatPrompt(Spec):
     type: Literal["chat"] = "chat"
     system: str = ""
     """System message put before the problem's own messages; empty: none."""
+    template: str = addition("{prompt}")
+    """The user message of a problem that comes as plain text, with the fields of a template prompt. Problems that come
+    as messages already have theirs."""
     enable_thinking: bool = False
     """Passed to templates that know it (Qwen3's hybrid models)."""
 

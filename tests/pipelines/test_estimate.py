@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipelines.estimate import batch_algebra, memory_estimate, memory_warnings, model_shape
+from pipelines.estimate import GIB, batch_algebra, memory_estimate, memory_warnings, model_shape
+from pipelines.gpu_hours import BANDWIDTH, PEAK_FLOPS, SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
 from specs.loader import load_experiment
 from specs.schema.experiment import Experiment
 
@@ -86,3 +87,40 @@ def test_an_estimate_that_does_not_fit_is_a_warning_that_says_what_to_do(tmp_pat
     assert warning.path == ("resources", "memory_gib")
     assert "does not fit" in warning.message
     assert warning.hint.startswith("largest part: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("Qwen/Qwen3-0.6B", 0.596e9), ("Qwen/Qwen3-4B-Base", 4.02e9), ("Qwen/Qwen2.5-7B-Instruct", 7.62e9)],
+)
+def test_what_is_known_of_a_model_gives_its_published_size(tmp_path: Path, name: str, parameters: float) -> None:
+    shape = model_shape(experiment(tmp_path, "qwen3", f"model={{source: pretrained, path: {name}}}"))
+    assert shape is not None
+    assert shape.parameters == pytest.approx(parameters, rel=0.005)
+
+
+def test_an_engine_apart_keeps_its_share_of_the_memory_while_training(tmp_path: Path) -> None:
+    settings = ("rollout={engine: vllm, memory_fraction: 0.25, max_response_length: 8}", "resources.memory_gib=8")
+    spec = experiment(tmp_path, "qwen3", *settings)
+    shape = model_shape(spec)
+    assert shape is not None
+    estimate = memory_estimate(spec, shape)
+    assert estimate.kv_cache == 2 * GIB
+    assert estimate.total > estimate.kv_cache + estimate.optimizer + estimate.weights
+
+
+def test_gpu_hours_are_the_arithmetic_of_training_and_the_traffic_of_sampling(tmp_path: Path) -> None:
+    """Worked out by hand for 3 steps of 8 responses of 16 + 8 tokens, 2 minibatches x 3 epochs, on 2 ranks."""
+    spec = experiment(tmp_path)
+    shape = model_shape(spec)
+    assert shape is not None
+    weights = shape.matrix_parameters
+    forward = 2 * weights + 2 * 2 * 64 * 24
+    passes = 3 * 3 + 0.5
+    training = 3 * 8 * 24 * passes * forward / (PEAK_FLOPS * TRAINING_SHARE) / 3600
+    cache = (16 + 4) * 2 * 2 * 32 * 4
+    traffic = (weights * 4 + 4 * cache) / (BANDWIDTH * SAMPLING_SHARE)
+    sampling = 3 * 8 * traffic * 2 / 3600
+    hours = gpu_hours(spec, shape)
+    assert hours.training == pytest.approx(training)
+    assert hours.sampling == pytest.approx(sampling)

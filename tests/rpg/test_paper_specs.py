@@ -1,0 +1,86 @@
+"""The paper's experiments in miniature: their own specs and cells, with a tiny model and one small step."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+import specs
+from specs.expand import Cell, expand
+from specs.loader import load_document
+from tests.rpg.tiny_run import make_inputs, rows, train
+
+PAPER = sorted((Path(specs.__file__).parent / "experiments" / "paper").glob("*.yaml"))
+MINIATURE = (
+    "model={source: pretrained, path: base}",
+    "data={train: [{source: parquet, name: train, path: train.parquet}]}",
+    "reward.type=exact_match",
+    "rollout={engine: transformers, max_response_length: 2048}",
+    "resources={}",
+    "evaluation={}",
+    "seeds=[0]",
+    "training={steps: 1, prompts_per_step: 4, group_size: 8, minibatches: 2, optimizer: {weight_decay: 0.1}}",
+)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("inputs")
+    make_inputs(directory)
+    config = AutoConfig.from_pretrained(directory / "base")
+    config.max_position_embeddings = 9000
+    config.save_pretrained(directory / "base")
+    return directory
+
+
+def cells_of(file: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The experiment's runs, reduced as a user would with --set."""
+    monkeypatch.chdir(inputs)
+    (inputs / "train.parquet").touch()
+    paths = (f"model.path={inputs / 'base'}", f"data.train.0.path={inputs / 'train.parquet'}")
+    return expand(load_document(file, (*MINIATURE, *paths)))
+
+
+def train_cell(cell: Cell, inputs: Path, run: Path) -> None:
+    """Trains a step and checks that the policy moved, on groups chosen as the spec says."""
+    run.mkdir()
+    (run / "spec.json").write_text(cell.experiment.model_dump_json())
+    where = {name: os.path.relpath(inputs / name, run) for name in ("data", "base")}
+    (run / "inputs.json").write_text(json.dumps({"run_id": run.name, "fingerprint": "f" * 64, **where}))
+    train(run)
+    metrics = {row["name"]: row["value"] for row in rows(run, "metrics")}
+    assert metrics["grad_norm"] > 0, cell.experiment.objective
+    assert ("dynamic_sampling/batches" in metrics) == (cell.experiment.rollout.dynamic_sampling is not None)
+    assert json.loads((run / "certificate.json").read_text())
+
+
+def test_every_row_of_the_papers_tables_is_a_cell(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_of_tables = {
+        "qwen3-4b-8k.yaml": 6,  # Table 3
+        "qwen3-4b-4k.yaml": 8,  # Table 5
+        "qwen3-4b-2k.yaml": 6,  # Table 6
+        "qwen2.5-7b-instruct.yaml": 12,  # Table 8
+        "qwen3-4b-2k-fair.yaml": 7,
+    }
+    assert {file.name: len(cells_of(file, inputs, monkeypatch)) for file in PAPER} == rows_of_tables
+
+
+def test_the_fair_comparison_varies_the_objective_alone(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = next(file for file in PAPER if file.stem.endswith("-fair"))
+    cells = [cell.experiment for cell in cells_of(file, inputs, monkeypatch)]
+    for section in ("data", "rollout", "reward", "training", "advantage"):
+        assert len({getattr(cell, section).model_dump_json() for cell in cells}) == 1, section
+
+
+@pytest.mark.parametrize(("file", "place"), [(0, -1), (2, 0), (3, 1)])
+def test_a_row_trains(file: int, place: int, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_cell(cells_of(PAPER[file], inputs, monkeypatch)[place], inputs, tmp_path / "run")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", PAPER, ids=lambda file: file.stem)
+def test_every_row_trains(file: Path, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, cell in enumerate(cells_of(file, inputs, monkeypatch)):
+        train_cell(cell, inputs, tmp_path / f"run-{number}")
