@@ -41,7 +41,7 @@ def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
     training = experiment.training
     length = experiment.data.max_prompt_length + experiment.rollout.max_response_length
     tokens = training.prompts_per_step * training.group_size * length
-    passes = training.epochs * (4 if training.gradient_checkpointing else 3)
+    passes = float(training.epochs * (4 if training.gradient_checkpointing else 3))
     passes += (training.minibatches - 1) / training.minibatches  # old logprobs; the first minibatch's come for nothing
     if experiment.reference.source != "behaviour":
         passes += 1
