@@ -13,6 +13,7 @@ from pipelines.home import Home
 from pipelines.server import is_healthy, running_services
 from pipelines.state import read_json
 from specs.errors import SpecError
+from specs.schema.experiment import Experiment
 from storage.liveness import is_alive, status_of
 
 REQUIRED = ("torch", "transformers", "deepspeed", "datasets", "prefect", "duckdb", "pyarrow", "optuna", "pydantic")
@@ -30,12 +31,19 @@ class Finding:
     message: str
 
 
-def examine(home: Home) -> list[Finding]:
-    """Everything, in a fixed order; an examination that itself fails is a finding."""
+def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
+    """Everything, in a fixed order, with what a spec's launcher reaches; an examination that fails is a finding."""
+
+    def _launchers(home: Home) -> Iterator[Finding]:
+        from pipelines.doctor_launchers import launcher_findings
+
+        return launcher_findings(home, experiment)
+
     findings: list[Finding] = []
     examinations: tuple[Callable[[Home], Iterator[Finding]], ...] = (
         *(_python, _packages, _devices),
         *(_home, _database, _profile, _services),
+        _launchers,
     )
     for examination in examinations:
         try:

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 SLOTS = "RPG_SLOTS"
 """Variable that names the machine's slots, separated by commas, in the place of the GPUs that are found."""
 DIRECTORY = "RPG_SLOT_DIR"
@@ -82,7 +84,7 @@ def leased(
         raise TooFewSlotsError(f"{count} GPU slots are asked for and this machine has {len(slots)}: {', '.join(slots)}")
     directory = _directory()
     while (locks := _take(directory, slots, count, holder)) is None:
-        message = f"{count} of {len(slots)} GPU slots are needed; {_holders(directory, slots)}"
+        message = f"{count} of {len(slots)} GPU slots are needed; {holders(slots) or 'all are free in a moment'}"
         if waiting is None:
             raise TooFewSlotsError(message)
         waiting(message)
@@ -91,6 +93,18 @@ def leased(
         yield list(locks)
     finally:
         _release(locks)
+
+
+def holders(slots: Sequence[str]) -> str:
+    """Who has which slot, in words; empty where nobody has any."""
+    parts = []
+    for slot in slots:
+        with suppress(OSError, ValueError):
+            said: dict[str, Any] = json.loads(_file(_directory(), slot).read_text())
+            # One that was killed left its name. Its lock is gone, but to try that would take it for a moment.
+            if psutil.pid_exists(said["pid"]):
+                parts.append(f"{slot} is held by {said['holder']} (process {said['pid']} of {said['user']})")
+    return "; ".join(parts)
 
 
 def _directory() -> Path:
@@ -152,16 +166,6 @@ def _release(locks: Mapping[str, int]) -> None:
         with suppress(OSError):
             os.ftruncate(lock, 0)
         os.close(lock)
-
-
-def _holders(directory: Path, slots: Sequence[str]) -> str:
-    """Who has which slot, in words."""
-    parts = []
-    for slot in slots:
-        with suppress(OSError, ValueError):
-            said: dict[str, Any] = json.loads(_file(directory, slot).read_text())
-            parts.append(f"{slot} is held by {said['holder']} (process {said['pid']} of {said['user']})")
-    return "; ".join(parts) or "all are free in a moment"
 
 
 def _file(directory: Path, slot: str) -> Path:

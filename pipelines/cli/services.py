@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,15 +65,19 @@ def worker(
     run_worker(home, api_url(home, profile), pool)
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    file: Annotated[Path | None, typer.Argument(help="A spec: what its launcher reaches is looked at too.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Says what is installed, reachable and misconfigured. Exits 1 where something that is needed is broken."""
     import json
     from dataclasses import asdict
 
     from pipelines.doctor import examine
     from pipelines.home import Home
+    from specs.loader import load_experiment
 
-    findings = examine(Home.from_environment())
+    findings = examine(Home.from_environment(), load_experiment(file) if file else None)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

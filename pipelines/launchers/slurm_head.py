@@ -3,14 +3,13 @@
 A job that is in the queue for the same work is waited for; else a new one is submitted. Exit codes are the trainer's.
 """
 
-import os
-import shlex
 import signal
 import sys
 import time
 from pathlib import Path
 
 from pipelines.launchers.slurm import DIRECTORY, STATES_OF_THE_LIVING, job_state, slurm, submitted_job
+from pipelines.launchers.slurm_batch import batch_log, batch_options, batch_script
 from pipelines.state import now, read_json, write_json
 from pipelines.supervisor import log_size, log_tail
 from rpg.process import die_with_parent
@@ -23,7 +22,6 @@ _ASK_SECONDS = 5.0
 """Between two questions to Slurm's controller."""
 _LATE_SECONDS = 30.0
 """How long a shared file system may take to show what an ended job has written."""
-_PROJECT = Path(__file__).parents[2]
 
 
 class Head:
@@ -32,7 +30,7 @@ class Head:
     def __init__(self, run_directory: Path) -> None:
         self._run = run_directory
         self._directory = run_directory / DIRECTORY
-        self._log = run_directory / "logs" / "train-slurm.log"
+        self._log = batch_log(run_directory)
         self._spec = Experiment.model_validate_json((run_directory / "spec.json").read_bytes())
         assert isinstance(self._spec.launcher, SlurmLauncher)
         self._launcher = self._spec.launcher
@@ -78,7 +76,7 @@ class Head:
             **{name: getattr(self._launcher, name) for name in ("nodes", "interface", "environment", "restarts")},
         }
         write_json(self._directory / "settings.json", settings)
-        asked = slurm("sbatch", *self._options(), given=self._script())
+        asked = slurm("sbatch", *batch_options(self._spec, self._run), given=batch_script(self._spec, self._run))
         if asked.returncode:
             _say(f"sbatch refused: {asked.stderr.strip()}")
             return ""
@@ -86,31 +84,6 @@ class Head:
         write_json(self._directory / "job.json", {"job": job, "submitted_at": now(), **self._work()})
         _say(f"job {job} is submitted")
         return job
-
-    def _options(self) -> list[str]:
-        launcher, per_node = self._launcher, self._spec.training.ranks // self._launcher.nodes
-        options = [
-            *("--parsable", f"--job-name={self._run.name}", f"--nodes={launcher.nodes}", "--ntasks-per-node=1"),
-            *("--requeue", "--open-mode=append", f"--output={self._log}", f"--chdir={self._run}"),
-            f"--signal=B:TERM@{launcher.stop_before_seconds}",
-        ]
-        if launcher.partition:
-            options.append(f"--partition={launcher.partition}")
-        if launcher.time_limit_minutes:
-            options.append(f"--time={launcher.time_limit_minutes}")
-        if self._spec.resources.threads:
-            options.append(f"--cpus-per-task={self._spec.resources.threads * per_node}")
-        if self._spec.resources.device == "cuda" and not any("--g" in option for option in launcher.options):
-            options.append(f"--gpus-per-node={per_node}")
-        return [*options, *launcher.options]
-
-    def _script(self) -> str:
-        path = os.pathsep.join([str(_PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        variables = {**self._launcher.environment, "PYTHONPATH": path}
-        lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-        # exec: the signal before the time limit is for the process that Slurm started.
-        start = shlex.join([self._launcher.python or sys.executable, "-u", "-m", "rpg.slurm_job", str(self._run)])
-        return "\n".join(["#!/bin/sh", *lines, f"exec {start}", ""])
 
     def _wait(self, job: str, began: int) -> int:
         asked_at, gone_at, state = 0.0, 0.0, ""

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,11 @@ class Connection:
                 for line in lines:
                     self._take(line)
 
+    @property
+    def answered(self) -> bool:
+        """Whether the host has greeted, or will not."""
+        return bool(self.hello or self.closed or self.refused)
+
     def silent_seconds(self) -> float:
         """Since anything came."""
         return time.monotonic() - self.heard_at
@@ -123,3 +129,9 @@ class Connection:
         # A line is far shorter than a pipe's buffer; what does not fit goes to a host that is stuck.
         with contextlib.suppress(OSError):
             os.write(self._in, json.dumps(value).encode() + b"\n")
+
+
+def apart(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Where a host's versions differ from those here, in words."""
+    differing = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
+    return "; ".join(f"{name} {there.get(name, 'missing')}, here {here.get(name, 'missing')}" for name in differing)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.launchers.launch_record import passed_on, write_launch
-from pipelines.launchers.ssh_connection import Connection
+from pipelines.launchers.ssh_connection import Connection, apart
 from pipelines.supervisor import log_size, log_tail
 from rpg.node import versions
 from rpg.node_ranks import ENDED_WELL, Share, log_of, verdict
@@ -95,7 +95,7 @@ class Head:
         deadline = time.monotonic() + patience
         while not self._stopping:
             everyone = [Connection(host, self._launcher, self._directory, self._token) for host in self._hosts]
-            self._until(partial(_answered, everyone), everyone, self._launcher.connect_seconds)
+            self._until(partial(_all_answered, everyone), everyone, self._launcher.connect_seconds)
             chosen = self._chosen(everyone)
             for connection in everyone:
                 if connection not in chosen:
@@ -129,14 +129,8 @@ class Head:
             if not connection.hello["shared"]:
                 hint = "launcher ssh needs RPG_HOME on a file system that all hosts share, at the same path"
                 problems.append(Problem(f"{name} does not see the run's directory", where, hint=hint))
-            there = connection.hello["versions"]
-            apart = [
-                f"{package} {there.get(package, 'missing')}, here {here.get(package, 'missing')}"
-                for package in sorted(here.keys() | there.keys())
-                if here.get(package) != there.get(package)
-            ]
-            if apart:
-                problems.append(Problem(f"{name} has other versions", where, given="; ".join(apart)))
+            if other := apart(here, connection.hello["versions"]):
+                problems.append(Problem(f"{name} has other versions", where, given=other))
         return problems
 
     def _start(self, connections: Sequence[Connection], go: int) -> None:
@@ -229,9 +223,8 @@ class Head:
         self._stopping = True
 
 
-def _answered(connections: Sequence[Connection]) -> bool:
-    """Whether each host has greeted, or will not."""
-    return all(each.hello or each.closed or each.refused for each in connections)
+def _all_answered(connections: Sequence[Connection]) -> bool:
+    return all(each.answered for each in connections)
 
 
 def _well(connection: Connection) -> bool:

@@ -3,13 +3,15 @@
 import json
 
 import pytest
+from live import SPEC
 from typer.testing import CliRunner
 
 from pipelines.cli import app
+from rpg.slots import leased
 
 
-def examined(**environment: str) -> tuple[int, dict[str, dict[str, str]]]:
-    result = CliRunner().invoke(app, ["doctor", "--json"], env=environment)
+def examined(*arguments: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"], env=environment)
     return result.exit_code, {finding["name"]: finding for finding in json.loads(result.stdout)}
 
 
@@ -51,3 +53,16 @@ def test_a_missing_package_is_broken(tmp_path, package, monkeypatch):
     code, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
     assert code == 1
     assert found[package]["message"] == "not installed"
+
+
+def test_hosts_of_a_spec_that_do_not_answer_are_broken(tmp_path, monkeypatch):
+    (tmp_path / "spec.yaml").write_text(
+        SPEC + "launcher: {type: ssh, hosts: [{host: nowhere}], ssh: [sh, -c, exit 255]}\n"
+    )
+    environment = {"RPG_HOME": str(tmp_path / "home"), "RPG_PROFILE": "", "RPG_SLOTS": "5"}
+    monkeypatch.setenv("RPG_SLOT_DIR", str(tmp_path))
+    with leased(1, "run-a", waiting=None, available=["5"]):
+        code, found = examined(str(tmp_path / "spec.yaml"), **environment)
+    assert code == 1
+    assert found["host nowhere"]["status"] == "broken"
+    assert found["gpu slots"]["message"].startswith("1: 5; 5 is held by run-a")

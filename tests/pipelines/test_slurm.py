@@ -201,3 +201,17 @@ def test_cancel_ends_the_job_of_a_command_that_was_killed(lab: Lab, cluster: Slu
     assert len(cluster.ranks()) == 2
     assert lab.rpg("cancel", run_id).code == 0
     wait_for(lambda: not cluster.processes(), timeout=10, what="the end of every process")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cluster")
+def test_doctor_asks_slurm_whether_it_would_take_the_job(lab: Lab) -> None:
+    def said(launcher: str) -> dict[str, str]:
+        lab.spec.write_text(f"{SPEC}launcher: {launcher}\n")
+        findings = json.loads(lab.rpg("doctor", str(lab.spec), "--json").out)
+        return next(finding for finding in findings if finding["name"] == "launcher slurm")
+
+    assert said("{type: slurm, partition: urgent}")["status"] == "ok"
+    refused = said("{type: slurm, partition: nowhere}")
+    assert refused["status"] == "broken"
+    assert "invalid partition" in refused["message"].lower()

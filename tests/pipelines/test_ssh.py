@@ -184,3 +184,16 @@ def test_hosts_that_cannot_train_together_are_told_apart_before_anything_starts(
     finish(head(run), expect=2)
     (problem,) = json.loads((run / "problems.json").read_text())
     assert problem["message"] == f"{second.address} does not see the run's directory"
+
+
+@pytest.mark.long
+def test_doctor_looks_at_the_hosts_of_a_spec(lab: Lab, hosts: SshHosts) -> None:
+    lab.spec.write_text(SPEC + hosts.spec(extra=", connect_seconds: 60"))
+    first, second = (host.address for host in hosts.hosts)
+    fit = json.loads(lab.rpg("doctor", str(lab.spec), "--json").out)
+    states = {finding["name"]: finding["status"] for finding in fit}
+    assert states[f"host {first}"] == states[f"host {second}"] == "ok"
+    hosts.hosts[1].power_off()
+    result = lab.rpg("doctor", str(lab.spec), "--json")
+    states = {finding["name"]: finding["status"] for finding in json.loads(result.out)}
+    assert (states[f"host {first}"], states[f"host {second}"], result.code) == ("ok", "broken", 1)
