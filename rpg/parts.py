@@ -31,7 +31,7 @@ from specs.schema.rollout import TransformersRollout, VllmRollout
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PROBE_TOKENS = 64
+PROBE_TOKENS = 32
 """At most; any text will do, so it is the first prompt said twice."""
 
 
@@ -58,8 +58,12 @@ class Parts:
     """What the sampler and the learner are compared on."""
 
     def give_sampler_weights(self, policy_version: int) -> None:
-        """Loads the learner's weights into the sampler. A vLLM engine then has to prove that it holds them."""
+        """Loads the learner's weights into the sampler, which then has to prove that it holds them."""
         self.sampler.load_weights(self.learner.weights(), policy_version=policy_version)
+        self.prove_sampler()
+
+    def prove_sampler(self) -> None:
+        """A vLLM engine gives the same logprobs as the learner, or StaleEngineError is raised. All ranks call it."""
         if isinstance(self.spec.rollout, VllmRollout):
             sentinel.check(self.sampler, self.learner.probe, self.probe, tolerance=self.spec.rollout.sentinel_tolerance)
 

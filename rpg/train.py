@@ -99,6 +99,7 @@ def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: flo
         f"{'goes on after' if resumed else 'begins at'} step {resumed}; ready in {time.monotonic() - started:.1f} s"
     )
     try:
+        parts.prove_sampler()
         done = Trainer(parts, state, keeper, progress).train(stop)
     except (DivergedError, StaleEngineError) as error:
         keeper.event(state.step, "failed", str(error))
