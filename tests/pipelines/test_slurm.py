@@ -15,7 +15,8 @@ from live import SPEC, Lab, finished, wait_for
 from safetensors.torch import load_file
 from slurm_cluster import SlurmCluster, missing
 
-from tests.rpg.tiny_run import finish, make_inputs, make_run, start
+from rpg.launch import local_command
+from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, start
 
 WHY_NOT = missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -85,8 +86,8 @@ def test_a_job_on_two_nodes_finishes_and_every_node_has_its_log(
 def test_a_job_that_has_to_yield_saves_its_state_and_goes_on_when_it_is_its_turn(
     cluster: SlurmCluster, inputs: Path, tmp_path: Path, how: str
 ) -> None:
-    alone = make_run(inputs, tmp_path / "alone", training={"steps": 12})
-    finish(start([sys.executable, "-m", "rpg.train", str(alone)]))
+    whole = make_run(inputs, tmp_path / "whole", training={"ranks": 2, "steps": 12})
+    finish(start(local_command(whole, 2, free_port())))
     run = two_nodes(inputs, tmp_path / "run")
     process = head(run)
     wait_for(lambda: step_of(run) >= 3, what="three steps")
@@ -107,7 +108,7 @@ def test_a_job_that_has_to_yield_saves_its_state_and_goes_on_when_it_is_its_turn
     assert len(attempts) == 2
     # Not at a multiple of every_steps by itself: the state after the step under way.
     assert attempts[1]["resumed_from_step"] >= 3 or how == "requeued"
-    for name, tensor in weights(alone).items():
+    for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(run)[name], tensor, rtol=0, atol=1e-5)
 
 

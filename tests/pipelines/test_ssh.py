@@ -14,8 +14,9 @@ from live import SPEC, Lab, finished, wait_for
 from safetensors.torch import load_file
 from ssh_hosts import SshHosts, missing
 
+from rpg.launch import local_command
 from rpg.slots import leased
-from tests.rpg.tiny_run import finish, make_inputs, make_run, start
+from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, start
 
 WHY_NOT = missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -102,8 +103,8 @@ def test_cancel_stops_every_host_and_resume_finishes_with_all_logs_in_one_place(
 def test_a_lost_host_is_noticed_and_the_run_comes_back_by_itself(
     hosts: SshHosts, inputs: Path, tmp_path: Path, how: str
 ) -> None:
-    alone = make_run(inputs, tmp_path / "alone", training={"steps": 12})
-    finish(start([sys.executable, "-m", "rpg.train", str(alone)]))
+    whole = make_run(inputs, tmp_path / "whole", training={"ranks": 2, "steps": 12})
+    finish(start(local_command(whole, 2, free_port())))
     run = make_run(inputs, tmp_path / "two", training={"ranks": 2, "steps": 12}, launcher=over(hosts))
     process = head(run)
     wait_for(lambda: step_of(run) >= 3, what="three steps")
@@ -122,7 +123,7 @@ def test_a_lost_host_is_noticed_and_the_run_comes_back_by_itself(
     said = finish(process)
     assert "(loss 1)" in said
     assert "goes on from step-00000" in said
-    same(alone, run)
+    same(whole, run)
 
 
 @pytest.mark.long
