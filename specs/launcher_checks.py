@@ -28,6 +28,8 @@ def _ssh(launcher: SshLauncher, ranks: int) -> Iterator[Problem]:
         given = "both" if launcher.hosts else "neither"
         yield Problem("needs hosts or a hostfile, one of the two", ("launcher",), given=given)
         return
+    if launcher.min_ranks > ranks:
+        yield Problem("is more than training.ranks", ("launcher", "min_ranks"), f"{launcher.min_ranks} of {ranks}")
     field = "hostfile" if launcher.hostfile else "hosts"
     try:
         hosts = hosts_of(launcher)

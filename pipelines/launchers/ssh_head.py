@@ -96,7 +96,8 @@ class Head:
         while not self._stopping:
             everyone = [Connection(host, self._launcher, self._directory, self._token) for host in self._hosts]
             self._until(partial(_all_answered, everyone), everyone, self._launcher.connect_seconds)
-            chosen = self._chosen(everyone)
+            late = time.monotonic() >= deadline
+            chosen = self._chosen(everyone, fewest=self._launcher.min_ranks if late else 0)
             for connection in everyone:
                 if connection not in chosen:
                     if connection.refused or not connection.hello:
@@ -104,21 +105,21 @@ class Head:
                     connection.close()
             if chosen:
                 return chosen
-            if time.monotonic() >= deadline:
+            if late:
                 _say(f"too few hosts answer for {self._spec.training.ranks} ranks")
                 break
             self._wait(_AGAIN_SECONDS)
         return []
 
-    def _chosen(self, connections: Sequence[Connection]) -> list[Connection]:
-        """The first hosts whose slots are enough, each with its ranks."""
+    def _chosen(self, connections: Sequence[Connection], *, fewest: int) -> list[Connection]:
+        """The first hosts whose slots are enough, each with its ranks; `fewest` ranks will do, 0: all of them."""
         chosen, placed, wanted = [], 0, self._spec.training.ranks
         for connection in connections:
-            if connection.hello and placed < wanted:
+            if connection.hello and not connection.closed and placed < wanted:
                 connection.first_rank, connection.ranks = placed, min(connection.host.slots, wanted - placed)
                 placed += connection.ranks
                 chosen.append(connection)
-        return chosen if placed == wanted else []
+        return chosen if placed >= (fewest or wanted) else []
 
     def _unlike(self, connections: Sequence[Connection]) -> list[Problem]:
         """What keeps these hosts from training together."""
@@ -134,7 +135,7 @@ class Head:
         return problems
 
     def _start(self, connections: Sequence[Connection], go: int) -> None:
-        first = connections[0].hello
+        first, ranks = connections[0].hello, sum(connection.ranks for connection in connections)
         master, port = first["address"], first["port"]
         (self._directory / "logs").mkdir(exist_ok=True)
         hosts = []
@@ -144,7 +145,7 @@ class Head:
                 run_dir=str(self._directory),
                 first_rank=connection.first_rank,
                 ranks=connection.ranks,
-                world_size=self._spec.training.ranks,
+                world_size=ranks,
                 node=node,
                 nodes=len(connections),
                 master_address=master,
@@ -157,12 +158,13 @@ class Head:
             connection.log, connection.log_began = log, log_size(log)
             connection.order("start", **asdict(share))
             found = {key: connection.hello[key] for key in ("address", "interface")}
-            ranks = f"{share.first_rank}-{share.first_rank + share.ranks - 1}"
-            hosts.append({"host": connection.host.host, "ranks": ranks, **found, "log": log.name})
+            ranks_here = f"{share.first_rank}-{share.first_rank + share.ranks - 1}"
+            hosts.append({"host": connection.host.host, "ranks": ranks_here, **found, "log": log.name})
         environment = passed_on() | self._launcher.environment
         write_launch(self._directory, "ssh", go=go, rendezvous=f"{master}:{port}", hosts=hosts, environment=environment)
         names = ", ".join(host["host"] for host in hosts)
-        _say(f"{self._spec.training.ranks} ranks on {names}; they meet at {master}:{port}")
+        fewer = f" (of {self._spec.training.ranks})" if ranks < self._spec.training.ranks else ""
+        _say(f"{ranks} ranks{fewer} on {names}; they meet at {master}:{port}")
 
     def _watch(self, connections: Sequence[Connection]) -> Ending:
         """Until all ranks have ended; a failure or a loss on one host ends the others."""

@@ -56,7 +56,9 @@ class SshLauncher(_Cluster):
     lost_after_seconds: float = Field(30.0, ge=2)
     """A host that is silent for so long is lost; a host that hears nothing for so long ends its ranks by itself."""
     recover_seconds: float = Field(600.0, ge=0)
-    """How long a run that lost hosts waits until enough of them answer again."""
+    """How long a run that lost hosts waits until enough of them answer again for training.ranks."""
+    min_ranks: int = Field(0, ge=0)
+    """Then it goes on with as many ranks as the hosts that do answer take, if they are so many; 0: training.ranks."""
 
 
 class SlurmLauncher(_Cluster):

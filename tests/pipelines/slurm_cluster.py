@@ -118,7 +118,9 @@ class SlurmCluster:
 
     def kill_node(self, node: str) -> None:
         """Kills a node's daemon and all it has started."""
-        self.daemons.pop(f"slurmd-{node}").kill()
+        daemon = self.daemons.pop(f"slurmd-{node}")
+        daemon.kill()
+        daemon.wait()
         for process in self.processes():
             if self.node_of(process) == node:
                 process.kill()

@@ -139,6 +139,18 @@ def test_a_spare_host_stands_in_for_one_that_stays_away(hosts: SshHosts, inputs:
 
 
 @pytest.mark.long
+def test_a_run_may_go_on_with_fewer_ranks(hosts: SshHosts, inputs: Path, tmp_path: Path) -> None:
+    launcher = over(hosts, min_ranks=1, recover_seconds=1, connect_seconds=30)
+    run = make_run(inputs, tmp_path / "two", training={"ranks": 2, "steps": 12}, launcher=launcher)
+    process = head(run)
+    wait_for(lambda: step_of(run) >= 3, what="three steps")
+    hosts.hosts[1].power_off()
+    said = finish(process)
+    assert f"1 ranks (of 2) on {hosts.hosts[0].address}" in said
+    assert (run / "train.json").exists()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_rank_outlives_the_command_that_watches_over_it(
     hosts: SshHosts, inputs: Path, tmp_path: Path, number: signal.Signals
