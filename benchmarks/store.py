@@ -123,6 +123,7 @@ def step_columns(step: int, tokens: int) -> dict[str, dict[str, Any]]:
             "num_tokens": np.full(rollouts, RESPONSE_LENGTH),
             "finish_reason": ["stop"] * rollouts,
             "policy_version": np.full(rollouts, step),
+            "trained_version": np.full(rollouts, step),
             "reference_version": np.zeros(rollouts, np.int32),
             "reward_error": [None] * rollouts,
         },

@@ -19,6 +19,7 @@ from rpg.parts import Parts
 from rpg.pieces import StateCopy
 from rpg.records import SegmentWriter
 from rpg.retention import Means
+from rpg.rollouts import RolloutSource
 from rpg.run_directory import digest, files_under, publish_directory, replace_json
 from rpg.run_state import RunState
 from rpg.step_records import write_metrics, write_rollouts, write_tokens
@@ -29,8 +30,9 @@ from specs.records import CheckpointRow
 class Keeper:
     """All ranks make the same calls; rank 0 writes rows and publishes."""
 
-    def __init__(self, parts: Parts, checkpoints: Checkpoints, writer: SegmentWriter) -> None:
+    def __init__(self, parts: Parts, source: RolloutSource, checkpoints: Checkpoints, writer: SegmentWriter) -> None:
         self._parts = parts
+        self._source = source
         self._checkpoints = checkpoints
         self._writer = writer
         self._first = ranks.rank() == 0
@@ -44,7 +46,14 @@ class Keeper:
             self._writer.event(step, kind, message)
 
     def rollouts(
-        self, step: int, rollouts: StepRollouts, advantage: Tensor, ledger: TokenLedger, *, reference_version: int
+        self,
+        step: int,
+        rollouts: StepRollouts,
+        advantage: Tensor,
+        ledger: TokenLedger,
+        *,
+        trained_version: int,
+        reference_version: int,
     ) -> None:
         """Notes a step's responses and their tokens."""
         table = ledger.gather()
@@ -53,7 +62,13 @@ class Keeper:
         if self._parts.reference is None:
             table["ref_logprobs"] = table["old_logprobs"]
         write_rollouts(
-            self._writer, step, rollouts, self._parts.problems, advantage, reference_version=reference_version
+            self._writer,
+            step,
+            rollouts,
+            self._parts.problems,
+            advantage,
+            trained_version=trained_version,
+            reference_version=reference_version,
         )
         write_tokens(self._writer, step, rollouts, table)
         failed = [score.error for score in rollouts.scores if score.error]
@@ -68,7 +83,7 @@ class Keeper:
             self._export(state.step)
         if last or stopping or state.step % training.checkpoint.every_steps == 0:
             self._checkpoints.wait()
-            self._copy = state.copy(self._parts)
+            self._copy = state.copy(self._parts, self._source)
             size = int(ranks.total(torch.tensor(self._copy.num_bytes)))
             self._note_saved(state.step, self._checkpoints.path(state.step), "full", size)
         self._ending = last or stopping
@@ -112,7 +127,7 @@ class Keeper:
         if self._first:
             self._writer.flush()
             self._writer = SegmentWriter(run.path, run.inputs()["run_id"], run.new_attempt(step))
-        state.load(self._parts, self._checkpoints.path(step))
+        state.load(self._parts, self._source, self._checkpoints.path(step))
         self._copy, self._means, self._ending = None, Means(), False
         return step
 

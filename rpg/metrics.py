@@ -98,6 +98,12 @@ def rollout_metrics(step: StepRollouts) -> dict[str, float]:
     }
 
 
+def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, float]:
+    """How many steps the policy had been trained since it sampled the step's responses."""
+    steps = float(trained_version - step.policy_version)
+    return {"staleness/mean": steps, "staleness/max": steps}
+
+
 def peak_memory_gib(device: torch.device) -> float:
     """Of this process: on a GPU what torch allocated at most, on a CPU the largest resident set. GiB"""
     if device.type == "cuda":

@@ -96,7 +96,12 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
         lends_weights=spec.reference.source != "behaviour",
     )
     # Up to ZeRO 2 every rank holds the whole policy: the sampler reads it where it is.
-    shared = isinstance(spec.rollout, TransformersRollout) and spec.training.zero_stage < 3
+    # Not so where it samples while they change.
+    shared = (
+        isinstance(spec.rollout, TransformersRollout)
+        and spec.training.zero_stage < 3
+        and not spec.rollout.max_staleness
+    )
     with ExitStack() as closing:
         sampler = open_sampler(
             spec.rollout,
@@ -106,6 +111,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             seed=seed,
             model=learner.model if shared else None,
             beside_learner=True,
+            precision=spec.training.precision,
         )
         closing.callback(sampler.close)
         yield Parts(

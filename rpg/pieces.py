@@ -127,14 +127,14 @@ class PieceFiles:
             raise RuntimeError(f"{self._directory} holds {filled} of the {end - begin} values of {piece.name}")
 
 
-def load_values(directory: Path, stem: str) -> Any:
-    """What this rank gave to `StateCopy.values`; None where no rank of this number did."""
-    path = directory / _values_file(stem)
+def load_values(directory: Path, stem: str, *, rank: int | None = None) -> Any:
+    """What a rank, by default this one, gave to `StateCopy.values`; None where no rank of this number did."""
+    path = directory / _values_file(stem, rank)
     return torch.load(path, weights_only=True) if path.exists() else None
 
 
-def _values_file(stem: str) -> str:
-    return f"{stem}-rank{ranks.rank():05}.pt"
+def _values_file(stem: str, rank: int | None = None) -> str:
+    return f"{stem}-rank{ranks.rank() if rank is None else rank:05}.pt"
 
 
 def _on_host(values: Tensor) -> Tensor:

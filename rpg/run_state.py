@@ -7,6 +7,7 @@ from pathlib import Path
 from rpg.parts import Parts
 from rpg.pieces import StateCopy, load_values
 from rpg.random_states import random_states, restore_random_states
+from rpg.rollouts import RolloutSource
 
 _COUNTERS = "trainer.json"
 _RANDOM = "random"
@@ -23,22 +24,22 @@ class RunState:
     policy_version: int = 0
     """Weight loads of the sampler."""
 
-    def copy(self, parts: Parts) -> StateCopy:
+    def copy(self, parts: Parts, source: RolloutSource) -> StateCopy:
         """Everything, copied to host memory. All ranks call; each gets what it has to write.
 
-        Weights and optimizer (in pieces), the reference's weights and schedule, the random states, the data cursor and
-        the counters. The learning rate follows from the counters.
+        Weights and optimizer (in pieces), the reference's weights and schedule, the random states, the data cursor,
+        the rollouts sampled but not yet trained on and the counters. The learning rate follows from the counters.
         """
         copied = StateCopy()
         parts.learner.save(copied)
         if parts.reference:
             parts.reference.save(copied)
         copied.values(_RANDOM, random_states())
-        record = {**asdict(self), "position": parts.order.position, "reference": parts.schedule.state_dict()}
+        record = {**asdict(self), "position": source.save(self.step, copied), "reference": parts.schedule.state_dict()}
         copied.document(_COUNTERS, record)
         return copied
 
-    def load(self, parts: Parts, directory: Path) -> None:
+    def load(self, parts: Parts, source: RolloutSource, directory: Path) -> None:
         """Takes back what a `copy` wrote, and gives the sampler the policy. All ranks call it.
 
         Parts in the middle of a run are set back as well: nothing of what they were is left.
@@ -49,7 +50,7 @@ class RunState:
             parts.reference.load(directory)
         if states := load_values(directory, _RANDOM):
             restore_random_states(states)
-        parts.order.position = record["position"]
+        source.load(directory, record["position"])
         parts.schedule.load_state_dict(record["reference"])
         self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
         parts.give_sampler_weights(self.policy_version)

@@ -28,6 +28,7 @@ def write_rollouts(
     problems: Sequence[Problem],
     advantages: Tensor,
     *,
+    trained_version: int,
     reference_version: int,
 ) -> None:
     """One row a response; `problems` are those of the run, `advantages` one a response."""
@@ -48,6 +49,7 @@ def write_rollouts(
             "num_tokens": rollouts.lengths,
             "finish_reason": list(rollouts.finish_reasons),
             "policy_version": rollouts.policy_version,
+            "trained_version": trained_version,
             "reference_version": reference_version,
             "reward_error": [score.error for score in rollouts.scores],
         },

@@ -20,24 +20,37 @@ class Stopwatch:
     def __init__(self, device: torch.device, last: "Stopwatch | None" = None) -> None:
         self._device = device
         self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._sampling: float | None = None
+        self._within = 0.0
         self._start: float = last.end if last else self._now()
         self.end: float = self._start
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Adds the time of the block to a phase."""
-        start = self._now()
+        """Adds the time of the block to a phase, less that of phases within it."""
+        start, outer, self._within = self._now(), self._within, 0.0
         yield
-        self._seconds[phase] += self._now() - start
+        taken = self._now() - start
+        self._seconds[phase] += taken - self._within
+        self._within = outer + taken
+
+    def seconds(self, phase: str) -> float:
+        """A phase's time so far."""
+        return self._seconds[phase]
+
+    def sampling_took(self, seconds: float) -> None:
+        """The step's rollouts were sampled beside other work, in this time; `rollout` is what was waited for them."""
+        self._sampling = seconds
 
     def figures(self, rollouts: StepRollouts, *, epochs: int) -> dict[str, float]:
         """Seconds by phase and of the step so far; response tokens sampled, and all tokens trained on, per second."""
         self.end = self._now()
         trained = int(rollouts.sequence_lengths.sum()) * epochs
+        sampling = self._seconds["rollout"] if self._sampling is None else self._sampling
         return {
             **{f"time/{phase}": seconds for phase, seconds in self._seconds.items()},
             "time/step": self.end - self._start,
-            "tokens_per_second/rollout": len(rollouts.token_ids) / max(self._seconds["rollout"], 1e-9),
+            "tokens_per_second/rollout": len(rollouts.token_ids) / max(sampling, 1e-9),
             "tokens_per_second/train": trained / max(self._seconds["update"], 1e-9),
         }
 

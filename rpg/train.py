@@ -19,6 +19,7 @@ from specs.errors import SpecError
 
 if TYPE_CHECKING:
     from rpg.parts import Parts
+    from rpg.rollouts import RolloutSource
     from rpg.run_directory import RunDirectory
 
 USER_ERROR = 2
@@ -58,6 +59,7 @@ def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
     from rpg import ranks
     from rpg.device import choose_device, use_threads
     from rpg.parts import open_parts
+    from rpg.rollouts import RolloutSource
 
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     # DeepSpeed 0.19 still calls torch's collectives by their old names.
@@ -68,13 +70,13 @@ def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
     ranks.join(device.type)
     use_threads(spec.resources, processes=int(os.environ.get("LOCAL_SIZE", str(ranks.world_size()))))
     try:
-        with open_parts(run, spec, device) as parts:
-            return _run(parts, inputs, stop, started)
+        with open_parts(run, spec, device) as parts, RolloutSource(parts) as source:
+            return _run(parts, source, inputs, stop, started)
     finally:
         ranks.leave()
 
 
-def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: float) -> int:
+def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: StopRequest, started: float) -> int:
     """Takes up the run where it stands, trains, and says how it ended."""
     from rpg import ranks
     from rpg.checkpoint import Checkpoints
@@ -90,9 +92,9 @@ def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: flo
     checkpoints = Checkpoints(run.checkpoints, Retention.of(parts.spec.training.checkpoint))
     state = RunState()
     if resumed := checkpoints.latest():
-        state.load(parts, checkpoints.path(resumed))
+        state.load(parts, source, checkpoints.path(resumed))
     attempt = ranks.from_first(run.new_attempt(resumed) if first else 0)
-    keeper = Keeper(parts, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt))
+    keeper = Keeper(parts, source, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt))
     keeper.event(resumed, "resumed" if resumed else "started", f"attempt {attempt}, {ranks.world_size()} rank(s)")
     progress = Progress(run, steps=parts.spec.training.steps, speaks=first)
     progress.say(
@@ -100,7 +102,7 @@ def _run(parts: "Parts", inputs: dict[str, str], stop: StopRequest, started: flo
     )
     try:
         parts.prove_sampler()
-        done = Trainer(parts, state, keeper, progress).train(stop)
+        done = Trainer(parts, source, state, keeper, progress).train(stop)
     except (DivergedError, StaleEngineError) as error:
         keeper.event(state.step, "failed", str(error))
         keeper.close()

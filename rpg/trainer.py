@@ -9,7 +9,10 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
 - Groups without signal (all rewards equal) stay in the batch and in every denominator, unless the spec asks for
   dynamic sampling, as the paper has it. That fills the places of such groups only; the paper throws surplus away too.
 - `old_logprobs` are the learner's, taken in the same microbatches that train, so that the first update's ratios are
-  exactly 1; the sampler's own logprobs weigh the loss only where the spec asks for a correction.
+  exactly 1; the sampler's own logprobs weigh the loss only where the spec asks for a correction. With
+  `rollout.trust_logprobs` they stand for the learner's, except in the first minibatch.
+- With `rollout.max_staleness` a batch is sampled by an earlier policy, while others are trained on. Its `old_logprobs`
+  are the sampler's own, so that every ratio is over the policy that sampled, in the first update too.
 - Minibatches follow the order of the prompts; there is no further shuffling.
 - Dropout is off: the ratio compares two passes over the same tokens.
 - With Schedule-Free AdamW the policy is the average of the iterates wherever it is sampled, compared, saved or
@@ -26,7 +29,7 @@ from rpg.advantages import needs_logprobs, response_means, token_advantages
 from rpg.batch import Microbatch, StepRollouts
 from rpg.keeping import Keeper
 from rpg.ledger import TokenLedger
-from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics
+from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, staleness_metrics
 from rpg.minibatches import Minibatch, cut
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
@@ -47,14 +50,16 @@ class DivergedError(RuntimeError):
 class Trainer:
     """Trains one run. Every rank runs the same code over the same rollouts, and trains on its share of them."""
 
-    def __init__(self, parts: Parts, state: RunState, keeper: Keeper, progress: Progress) -> None:
+    def __init__(
+        self, parts: Parts, source: RolloutSource, state: RunState, keeper: Keeper, progress: Progress
+    ) -> None:
         self.parts = parts
+        self.source = source
         self.state = state
         self.keeper = keeper
         self.progress = progress
         self.spec = parts.spec
         self.training = parts.spec.training
-        self.source = RolloutSource(parts)
         self.clock: Stopwatch | None = None
 
     def train(self, stop: StopRequest) -> bool:
@@ -70,6 +75,7 @@ class Trainer:
         self.clock = clock = Stopwatch(self.parts.device, self.clock)
         self.state.step += 1
         rollouts = self.source.take(self.state.step, clock)
+        trained_version = self.state.policy_version
         minibatches = cut(rollouts, self.training, self.parts.device)
         ledger = TokenLedger(len(rollouts.token_ids))
         with clock("logprobs"):
@@ -83,14 +89,24 @@ class Trainer:
         figures = {
             **rollout_metrics(rollouts),
             **updates.reduce(),
+            **staleness_metrics(rollouts, trained_version),
             "learning_rate": rate,
             "reference/version": float(schedule.version),
             "reference/age_steps": float(schedule.age_steps),
         }
         means = response_means(advantage, torch.from_numpy(rollouts.lengths))
-        self.keeper.rollouts(self.state.step, rollouts, means, ledger, reference_version=schedule.version)
+        self.keeper.rollouts(
+            self.state.step,
+            rollouts,
+            means,
+            ledger,
+            trained_version=trained_version,
+            reference_version=schedule.version,
+        )
         self.move_reference(figures["kl/reverse"])
         stopping = stop.agreed(self.parts.run.cancel)
+        if not stopping:
+            self.source.go_on(self.state.step)
         with clock("checkpoint"):
             self.keeper.save(self.state, stopping=stopping)
         figures |= clock.figures(rollouts, epochs=self.training.epochs)
@@ -101,19 +117,24 @@ class Trainer:
 
     @property
     def recomputes_first(self) -> bool:
-        """Whether the old logprobs of the first minibatch take a pass of their own."""
-        return needs_logprobs(self.spec.objective) or self.training.optimizer.type == "schedule_free_adamw"
+        """Whether the first training pass is no source of the first minibatch's old logprobs: it runs under a later
+        policy than the one that sampled, or elsewhere than at the policy, or after advantages are taken from them."""
+        schedule_free = self.training.optimizer.type == "schedule_free_adamw"
+        return self.spec.rollout.max_staleness > 0 or schedule_free or needs_logprobs(self.spec.objective)
 
     @torch.no_grad()
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
         """Old and reference logprobs, before the policy moves.
 
-        The first minibatch is left out: its first training pass runs under the same policy and gives its old logprobs.
-        Not so where advantages depend on them, or where the optimizer takes gradients elsewhere than at the policy.
+        Of old ones the first minibatch's are left out where its first training pass gives them. They are the sampler's
+        where it is trusted or was an earlier policy.
         """
+        rollout = self.spec.rollout
         for minibatch in minibatches if self.recomputes_first else minibatches[1:]:
             for batch in minibatch.passes:
-                ledger.write(batch, old_logprobs=self.parts.learner.logprobs(batch)[0])
+                theirs = rollout.trust_logprobs or rollout.max_staleness > 0
+                old = batch.rollout_logprobs if theirs else self.parts.learner.logprobs(batch)[0]
+                ledger.write(batch, old_logprobs=old)
         if self.parts.reference:
             with self.parts.reference.in_place():
                 for minibatch in minibatches:
@@ -211,6 +232,7 @@ class Trainer:
     def sync(self) -> None:
         """The sampler takes the new weights; an engine apart proves that they arrived."""
         self.state.policy_version += 1
+        self.source.rest()
         self.parts.give_sampler_weights(self.state.policy_version)
 
     def move_reference(self, kl_reverse: float) -> None:

@@ -1,5 +1,6 @@
 """The vocabulary of the loop: plain, frozen, every field documented."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,6 +50,10 @@ class Rollout:
     and renormalised. They differ from the learner's wherever a cut took something away."""
     finish_reason: FinishReason
     """stop: the end token was sampled, or a stop text completed; length: cut at max_response_length."""
+
+
+OnResponse = Callable[[int, Rollout], None]
+"""Told of a response once it has ended, and which it is: the i-th to prompt p is p * group_size + i."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from specs import engine_checks, sampling_checks, training_checks
+from specs import engine_checks, rollout_checks, sampling_checks, training_checks
 from specs.errors import Problem
 from specs.files import context_length, missing_files
 from specs.launcher_checks import launcher_problems
@@ -10,7 +10,6 @@ from specs.positions import Path
 from specs.schema.data import ReasoningGymSource
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
-from specs.schema.objective import RegularizedObjective
 
 
 def problems_of(experiment: Experiment) -> list[Problem]:
@@ -169,22 +168,6 @@ def _vocabulary(experiment: Experiment) -> Iterator[Problem]:
         yield Problem("the tokenizer decides it", path, hint="leave it out; set model.tokenizer")
 
 
-def _idle_clip(experiment: Experiment) -> Iterator[Problem]:
-    clip = getattr(experiment.objective, "clip", None)
-    training = experiment.training
-    if clip is None or getattr(clip, "type", "") == "none" or training.minibatches * training.epochs > 1:
-        return
-    if training.optimizer.type == "schedule_free_adamw":  # trains at another point than the policy that sampled
-        return
-    yield Problem(
-        "the clip can never fire",
-        ("objective", "clip"),
-        given="1 minibatch x 1 epoch: the policy that is trained is the one that sampled, so every ratio is 1",
-        hint="raise training.minibatches or training.epochs"
-        + (", or write clip: {type: none}" if isinstance(experiment.objective, RegularizedObjective) else ""),
-    )
-
-
 def _idle_divergence(experiment: Experiment) -> Iterator[Problem]:
     objective = experiment.objective
     divergence, kl_coef = getattr(objective, "divergence", None), getattr(objective, "kl_coef", None)
@@ -273,13 +256,13 @@ RULES = (
     _overlap,
     _vocabulary,
     *sampling_checks.RULES,
+    *rollout_checks.RULES,
     missing_files,
     launcher_problems,
     *engine_checks.RULES,
     *training_checks.RULES,
 )
 IDLE_KNOBS = (
-    _idle_clip,
     _idle_divergence,
     _idle_reference,
     _idle_groups,
@@ -287,4 +270,5 @@ IDLE_KNOBS = (
     _idle_schedule,
     *sampling_checks.IDLE_KNOBS,
     *engine_checks.IDLE_KNOBS,
+    *rollout_checks.IDLE_KNOBS,
 )

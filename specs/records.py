@@ -49,6 +49,9 @@ class RolloutRow:
     """stop: ended by itself; length: cut at the maximum."""
     policy_version: Int32
     """Number of weight loads before the policy that sampled it."""
+    trained_version: Int32 | None
+    """The same count for the policy that the step began to train; less policy_version, the staleness in steps. NULL in
+    older records."""
     reference_version: Int32
     """Number of moves of the reference before it."""
     reward_error: str | None

@@ -65,7 +65,11 @@ def idle_correction(experiment: Experiment) -> Iterator[Problem]:
             given="correction.type none",
             hint="write type: truncate or type: mask, or leave the bound out",
         )
-    if correction.type != "none" and isinstance(experiment.rollout, TransformersRollout):
+    if (
+        correction.type != "none"
+        and isinstance(experiment.rollout, TransformersRollout)
+        and not (experiment.rollout.max_staleness or experiment.rollout.trust_logprobs)
+    ):
         yield Problem(
             "the correction can never act",
             ("rollout", "correction"),

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from rpg.types import RolloutGroup, Sampling
+from rpg.types import OnResponse, RolloutGroup, Sampling
 
 
 class Sampler(Protocol):
@@ -15,7 +15,13 @@ class Sampler(Protocol):
     """Number of weight loads so far."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt, in the order of the prompts.
 
@@ -25,6 +31,8 @@ class Sampler(Protocol):
             sampling: temperature, top_p, top_k, what ends a response.
             seeds: one per prompt; the same prompt, seed and weights give the same responses whatever else is in the
                 batch, as far as the engine's arithmetic allows.
+            on_response: called in this thread as responses end, each once, in any order, before this returns. What it
+                raises ends the call.
         """
         ...
 

@@ -12,7 +12,7 @@ from rpg.engines.cache import KeysValues, SlotCache
 from rpg.engines.draws import BLOCK, draw, uniforms
 from rpg.engines.prompts import response_limits
 from rpg.engines.stop_texts import StopTextWatch
-from rpg.types import Rollout, Sampling
+from rpg.types import OnResponse, Rollout, Sampling
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, that one prefill pass takes at most."""
@@ -75,8 +75,8 @@ class Decoding:
         self.prefilled_range = range(0)
         """Prompts whose keys and values `prefilled` holds."""
 
-    def run(self) -> list[Rollout]:
-        """All responses, in order."""
+    def run(self, on_response: OnResponse | None = None) -> list[Rollout]:
+        """All responses, in order; each is told of as it ends."""
         rollouts: list[Rollout | None] = [None] * self.total
         self._admit(np.arange(len(self.responses)))
         while self.active:
@@ -88,7 +88,10 @@ class Decoding:
             done = ended | (self.counts[: self.active] >= self.limits[self.responses[: self.active] // self.group_size])
             if done.any():
                 for slot in np.flatnonzero(done):
-                    rollouts[self.responses[slot]] = self._rollout(slot, stopped=bool(ended[slot]))
+                    response, rollout = int(self.responses[slot]), self._rollout(slot, stopped=bool(ended[slot]))
+                    rollouts[response] = rollout
+                    if on_response:
+                        on_response(response, rollout)
                 self._refill(np.flatnonzero(done))
         assert all(rollout is not None for rollout in rollouts)
         return rollouts  # type: ignore[return-value]  # just checked

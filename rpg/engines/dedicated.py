@@ -18,7 +18,7 @@ from torch import Tensor
 from rpg.engines.engine_process import Call, Reply
 from rpg.engines.vllm_engine import EngineSettings
 from rpg.engines.weight_transfer import WeightTransfer, open_transfer
-from rpg.types import RolloutGroup, Sampling
+from rpg.types import OnResponse, RolloutGroup, Sampling
 from specs.errors import SpecError
 
 _POLL_SECONDS = 0.5
@@ -62,14 +62,26 @@ class DedicatedSampler:
             raise
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see VllmSampler."""
         plain = [list(prompt) for prompt in prompts]
-        groups: list[RolloutGroup] = self.call(
-            "generate", prompts=plain, group_size=group_size, sampling=sampling, seeds=list(seeds)
-        )
-        return groups
+        arguments = {"prompts": plain, "group_size": group_size, "sampling": sampling, "seeds": list(seeds)}
+        self._send(("generate", arguments | {"on_response": on_response is not None}))
+        while True:
+            kind, value = self._receive("generate")
+            if kind == "response":
+                assert on_response is not None
+                on_response(*value)
+                continue
+            groups: list[RolloutGroup] = self._result("generate", kind, value)
+            return groups
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Hands the weights over: by nccl or ipc on GPUs, from a directory on a CPU."""
@@ -91,20 +103,28 @@ class DedicatedSampler:
             SpecError, ValueError: the method did.
             EngineProcessError: it failed otherwise, or the process is gone.
         """
-        try:
-            self._connection.send((method, arguments))
-        except OSError as error:
-            raise self._gone(method) from error
+        self._send((method, arguments))
         return self._reply(method)
 
+    def _send(self, call: Call) -> None:
+        try:
+            self._connection.send(call)
+        except OSError as error:
+            raise self._gone(call[0]) from error
+
     def _reply(self, method: str) -> Any:
+        return self._result(method, *self._receive(method))
+
+    def _receive(self, method: str) -> Reply:
         try:
             while not self._connection.poll(_POLL_SECONDS):
                 if self._process.poll() is not None and not self._connection.poll():
                     raise self._gone(method)
-            kind, value = self._connection.recv()
+            return self._connection.recv()
         except (EOFError, ConnectionError) as error:
             raise self._gone(method) from error
+
+    def _result(self, method: str, kind: str, value: Any) -> Any:
         if kind == "spec_error":
             raise SpecError(*value)
         if kind == "value_error":

@@ -18,7 +18,8 @@ from specs.errors import SpecError
 Call = tuple[str, dict[str, Any]]
 """Method and its arguments."""
 Reply = tuple[str, Any]
-"""result, and what was returned; spec_error, and its problems; value_error, and its text; failed, and the traceback."""
+"""response, and which it is and the response, while `generate` goes on; result, and what was returned; spec_error, and
+its problems; value_error, and its text; failed, and the traceback."""
 
 METHODS = frozenset({"generate", "logprobs", "load_directory", "call_workers", "finish_load", "wake"})
 """Those of VllmSampler that may be called."""
@@ -38,6 +39,8 @@ def main(connection: "Connection[Reply, Call]") -> None:
     try:
         while True:
             method, arguments = connection.recv()
+            if arguments.get("on_response"):
+                arguments["on_response"] = lambda *response: connection.send(("response", response))
             connection.send(_answer(sampler, method, arguments))
     except (EOFError, ConnectionError):  # the trainer has closed its end, or is gone
         sampler.close()

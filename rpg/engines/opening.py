@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -60,6 +60,7 @@ def open_sampler(
     seed: int,
     model: "PreTrainedModel | None" = None,
     beside_learner: bool = False,
+    precision: Literal["float32", "bfloat16"] | None = None,
 ) -> Sampler:
     """The engine that the spec names, with the weights of a transformers directory.
 
@@ -71,6 +72,7 @@ def open_sampler(
         seed: the engine's own; what is drawn depends on the seeds given to `generate` alone.
         model: the learner's own module, for the transformers engine to sample from instead of one of its own.
         beside_learner: a learner in this process wants the GPU's memory while the engine does not sample.
+        precision: of a model of the transformers engine's own; default: float32 on a CPU, else that of the weights.
     Raises:
         SpecError: the engine is not installed, its GPUs are not there, or the directory names no end token.
     """
@@ -99,7 +101,7 @@ def open_sampler(
 
     shared = model is not None
     if model is None:
-        dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
+        dtype = precision or ("float32" if torch.device(device).type == "cpu" else "auto")
         model = AutoModelForCausalLM.from_pretrained(weights_dir, dtype=dtype)
         model.to(torch.device(device))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     return TransformersSampler(

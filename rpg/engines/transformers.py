@@ -20,7 +20,7 @@ from rpg.engines.attention import ATTENTION
 from rpg.engines.decoding import Decoding, WatchFn
 from rpg.engines.prompts import check_prompts
 from rpg.engines.stop_texts import StopTextWatch, tokenizer_in
-from rpg.types import RolloutGroup, Sampling
+from rpg.types import OnResponse, RolloutGroup, Sampling
 
 
 class TransformersSampler:
@@ -66,7 +66,13 @@ class TransformersSampler:
         self.policy_version = 0
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see Sampler.
 
@@ -88,7 +94,7 @@ class TransformersSampler:
                 max_length=self._max_length,
                 watch=self._watch(sampling.stop),
             )
-            rollouts = decoding.run()
+            rollouts = decoding.run(on_response)
         return [
             RolloutGroup(tuple(prompt), tuple(rollouts[i * group_size : (i + 1) * group_size]), self.policy_version)
             for i, prompt in enumerate(prompts)

@@ -1,6 +1,6 @@
 """Sampling with a vLLM engine that lives in this process, so that new weights reach it without leaving memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 from rpg.engines.prompts import check_prompts, response_limits
 from rpg.engines.stop_texts import tokenizer_in
 from rpg.engines.vllm_engine import EngineSettings, our_process_untouched, shut_down, start
-from rpg.types import FinishReason, Rollout, RolloutGroup, Sampling
+from rpg.types import FinishReason, OnResponse, Rollout, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
@@ -33,7 +33,13 @@ class VllmSampler:
         self.policy_version = 0
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, group_size: int, sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see Sampler. Batch-mates may change the last bits of the arithmetic.
 
@@ -45,13 +51,20 @@ class VllmSampler:
             self._need_tokenizer()
         check_prompts(prompts, seeds, max_length=self._settings.max_length)
         requests, parameters = self._requests(prompts, group_size, sampling, seeds)
-        outputs = self._run(requests, parameters)
+        rollouts: dict[int, Rollout] = {}
+
+        def finished(index: int, output: "RequestOutput") -> None:
+            rollouts[index] = _rollout(output, certain=sampling.temperature == 0)
+            if on_response:
+                on_response(index, rollouts[index])
+
+        self._run(requests, parameters, finished)
         if self._settings.sleeps:
             self._sleep()
-        certain = sampling.temperature == 0
-        rollouts = [_rollout(output, certain=certain) for output in outputs]
         return [
-            RolloutGroup(tuple(prompt), tuple(rollouts[i * group_size : (i + 1) * group_size]), self.policy_version)
+            RolloutGroup(
+                tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), self.policy_version
+            )
             for i, prompt in enumerate(prompts)
         ]
 
@@ -133,16 +146,33 @@ class VllmSampler:
         if temperature != 1.0:
             raise ValueError(f"vLLM gives the logprobs of given tokens at temperature 1 only, not {temperature}")
         parameters = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        output = self._run([{"prompt_token_ids": list(token_ids)}], [parameters])[0]
-        assert output.prompt_logprobs is not None
-        given = zip(token_ids, output.prompt_logprobs, strict=True)
+        outputs: list[RequestOutput] = []
+        self._run([{"prompt_token_ids": list(token_ids)}], [parameters], lambda _, output: outputs.append(output))
+        assert outputs[0].prompt_logprobs is not None
+        given = zip(token_ids, outputs[0].prompt_logprobs, strict=True)
         return [entry[token].logprob for token, entry in given if entry is not None][prompt_length - 1 :]
 
-    def _run(self, requests: list[dict[str, list[int]]], parameters: list[Any]) -> "list[RequestOutput]":
+    def _run(
+        self,
+        requests: list[dict[str, list[int]]],
+        parameters: list[Any],
+        finished: "Callable[[int, RequestOutput], None]",
+    ) -> None:
+        """Tells of each request's place and output once it is finished. If that raises, the others are given up."""
         self.wake()
+        engine = self._llm.llm_engine
         with our_process_untouched():
-            outputs: list[RequestOutput] = self._llm.generate(requests, parameters, use_tqdm=False)
-        return outputs
+            names = self._llm.enqueue(requests, parameters, use_tqdm=False)
+            # The engine appends to a name what makes it unique, and leaves that out of its outputs.
+            places = {name.partition("-")[0]: place for place, name in enumerate(names)}
+            try:
+                while engine.has_unfinished_requests():
+                    for output in engine.step():
+                        if output.finished:
+                            finished(places.pop(output.request_id), output)
+            finally:
+                if places:
+                    engine.abort_request(list(places))
 
     def _sleep(self) -> None:
         """Gives the GPU's memory back; the weights wait in the host's."""

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any, Self
@@ -25,14 +27,14 @@ _GRACE_SECONDS = 1.0
 _STARTS = 3
 """Failed starts of a worker in a row before the scorer itself is held to be broken."""
 
-_Task = tuple[int, str]
-"""Position in the batch, and the request as a line of JSON."""
+_Task = tuple["Future[Score]", str]
+"""Where the verdict goes, and the request as a line of JSON."""
 
 
 class WorkerPool:
     """A Scorer whose function runs in worker processes, one response at a time each. They start when needed and stay.
 
-    Use it from the main thread: the workers die with the thread that started them.
+    A thread of the pool's own starts and serves them, since they die with the thread that started them.
     """
 
     def __init__(self, scorer: str, *, timeout_seconds: float, workers: int = 1) -> None:
@@ -46,29 +48,76 @@ class WorkerPool:
         self._timeout_seconds = timeout_seconds
         self._size = workers
         self._workers: list[_Worker] = []
+        self._todo: deque[_Task] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._woken, self._waking = os.pipe()
+
+    def submit(self, problem: Problem, response: str) -> "Future[Score]":
+        """See Scorer. Its result raises RuntimeError where the worker itself cannot start."""
+        verdict: Future[Score] = Future()
+        request = _request(problem, response)
+        with self._lock:
+            self._todo.append((verdict, request))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="scoring", daemon=True)
+                self._thread.start()
+        os.write(self._waking, b"+")
+        return verdict
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
         """See Scorer. RuntimeError where the worker itself cannot start."""
-        pairs = zip(problems, responses, strict=True)
-        todo: deque[_Task] = deque((index, _request(*pair)) for index, pair in enumerate(pairs))
-        scores: dict[int, Score] = {}
-        while len(self._workers) < min(self._size, len(todo)):
-            self._workers.append(_Worker(self._scorer, self._timeout_seconds))
-        while len(scores) < len(responses):
-            for worker in self._workers:
-                worker.take(todo)
-            busy = [worker for worker in self._workers if worker.busy]
-            patience = min(worker.deadline for worker in busy) - time.monotonic()
-            ready, _, _ = select.select(busy, [], [], max(0.0, patience))
-            for worker in busy:
-                scores.update(worker.answer(readable=worker in ready))
-        return [scores[index] for index in range(len(responses))]
+        verdicts = [self.submit(*pair) for pair in zip(problems, responses, strict=True)]
+        return [verdict.result() for verdict in verdicts]
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the thread and the workers; what waits for a verdict gets none."""
+        if self._closing:
+            return
+        self._closing = True
+        os.write(self._waking, b".")
+        if self._thread:
+            self._thread.join()
+        os.close(self._waking)
+        os.close(self._woken)
+
+    def _serve(self) -> None:
+        """The thread: until the pool closes, or a worker cannot start."""
+        try:
+            while not self._closing:
+                self._attend()
+        except Exception as error:
+            self._give_up(error)
+        finally:
+            for worker in self._workers:
+                worker.end()
+            self._workers = []
+
+    def _attend(self) -> None:
+        """Hands out what there is to do, waits for something to happen, takes what came of it."""
+        wanted = len(self._todo) + sum(worker.busy for worker in self._workers)
+        while len(self._workers) < min(self._size, wanted):
+            self._workers.append(_Worker(self._scorer, self._timeout_seconds))
         for worker in self._workers:
-            worker.end()
-        self._workers = []
+            worker.take(self._todo)
+        busy = [worker for worker in self._workers if worker.busy]
+        patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic()) if busy else None
+        sources: list[int | _Worker] = [self._woken, *busy]
+        ready, _, _ = select.select(sources, [], [], patience)
+        if self._woken in ready:
+            os.read(self._woken, 1 << 16)
+        for worker in busy:
+            worker.answer(readable=worker in ready)
+
+    def _give_up(self, error: Exception) -> None:
+        """All that waits is told why; the next to come is tried with new workers."""
+        with self._lock:
+            waiting = [*self._todo, *(worker.task for worker in self._workers if worker.task)]
+            self._todo.clear()
+            self._thread = None
+        for verdict, _ in waiting:
+            verdict.set_exception(error)
 
     def __enter__(self) -> Self:
         return self
@@ -85,14 +134,14 @@ class _Worker:
     def __init__(self, scorer: str, timeout_seconds: float) -> None:
         self._scorer = scorer
         self._timeout_seconds = timeout_seconds
-        self._task: _Task | None = None
+        self.task: _Task | None = None
         self._failed_starts = 0
         self._start()
 
     @property
     def busy(self) -> bool:
         """It owes an answer."""
-        return self._task is not None or not self._ready
+        return self.task is not None or not self._ready
 
     def fileno(self) -> int:
         """For select."""
@@ -108,23 +157,21 @@ class _Worker:
             self.end()
             self._start()
             return
-        self._task = todo.popleft()
+        self.task = todo.popleft()
         self.deadline = time.monotonic() + self._timeout_seconds + _GRACE_SECONDS
         with suppress(BrokenPipeError):  # it has just died: its output ends too, and `answer` sees that
-            self._input.write(self._task[1].encode())
+            self._input.write(self.task[1].encode())
             self._input.flush()
 
-    def answer(self, *, readable: bool) -> dict[int, Score]:
-        """The verdict on the task under way, once there is one: the worker's, or that it took too long or died."""
+    def answer(self, *, readable: bool) -> None:
+        """Passes on the verdict on the task under way, once there is one: the worker's, or that it was late or died."""
         if readable:
             part = os.read(self.fileno(), 1 << 16)
             self._received += part
-            if part and not self._received.endswith(b"\n"):
-                return {}
-            return self._finish(self._verdict() if part else self._died())
-        if time.monotonic() < self.deadline:
-            return {}
-        return self._finish(self._died(f"no verdict after {self._timeout_seconds:g} s; the scorer was killed"))
+            if not part or self._received.endswith(b"\n"):
+                self._finish(self._verdict() if part else self._died())
+        elif time.monotonic() >= self.deadline:
+            self._finish(self._died(f"no verdict after {self._timeout_seconds:g} s; the scorer was killed"))
 
     def end(self) -> None:
         """Kills it; it holds nothing worth saving."""
@@ -170,7 +217,7 @@ class _Worker:
         said = self._noise.read().decode(errors="replace").strip()
         self.end()
         how = signal.Signals(-code).name if code < 0 else f"exit {code}"
-        if self._task is None:
+        if self.task is None:
             self._failed_starts += 1
             if self._failed_starts == _STARTS:
                 raise RuntimeError(f"the worker of scorer {self._scorer} did not start ({how})\n{said[-2000:]}")
@@ -179,11 +226,10 @@ class _Worker:
             return Score.failed(reason)
         return Score.failed(f"the scorer's process died ({how}) {said.splitlines()[-1] if said else ''}".strip())
 
-    def _finish(self, verdict: Score | None) -> dict[int, Score]:
-        if verdict is None or self._task is None:
-            return {}
-        index, self._task = self._task[0], None
-        return {index: verdict}
+    def _finish(self, verdict: Score | None) -> None:
+        if verdict is not None and self.task is not None:
+            self.task[0].set_result(verdict)
+            self.task = None
 
 
 def _request(problem: Problem, response: str) -> str:

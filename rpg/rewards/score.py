@@ -1,6 +1,7 @@
 """What a scorer says of one response."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -45,8 +46,12 @@ class Score:
 class Scorer(Protocol):
     """Scores responses; a context manager, since some hold worker processes."""
 
+    def submit(self, problem: Problem, response: str) -> "Future[Score]":
+        """Begins to score a response, which answers the problem; any thread may call. A failure is a verdict too."""
+        ...
+
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
-        """One verdict per response, in order; `responses[i]` answers `problems[i]`. A failure is a verdict too."""
+        """One verdict per response, in order; `responses[i]` answers `problems[i]`."""
         ...
 
     def close(self) -> None:

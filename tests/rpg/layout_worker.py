@@ -15,6 +15,7 @@ from rpg import ranks
 from rpg.ledger import TokenLedger
 from rpg.minibatches import cut
 from rpg.parts import Parts, open_parts
+from rpg.rollouts import RolloutSource
 from rpg.run_directory import RunDirectory
 from rpg.run_state import RunState
 from rpg.trainer import Trainer
@@ -27,7 +28,7 @@ PARTS = {1: slice(0, 2), 2: slice(2, 4), 3: slice(4, 5)}
 def go(parts: Parts, state: RunState, leg: int) -> None:
     """Trains on a leg's minibatches, and moves the reference."""
     step = responses()
-    trainer = Trainer(parts, state, keeper=None, progress=None)
+    trainer = Trainer(parts, RolloutSource(parts), state, keeper=None, progress=None)
     minibatches, ledger = cut(step, parts.spec.training, parts.device)[PARTS[leg]], TokenLedger(len(step.token_ids))
     trainer.recompute(minibatches, ledger)
     with parts.learner.updating():
@@ -40,7 +41,7 @@ def go(parts: Parts, state: RunState, leg: int) -> None:
 def save(parts: Parts, state: RunState, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     ranks.wait_for_all()
-    state.copy(parts).write(directory)
+    state.copy(parts, RolloutSource(parts)).write(directory)
     ranks.wait_for_all()
 
 
@@ -60,7 +61,7 @@ def main(inputs: Path, out: Path, leg: int, cases: list[str]) -> None:
         with open_parts(run, run.spec(), torch.device("cpu")) as parts:
             state = RunState()
             if leg > 1:
-                state.load(parts, out / case / f"leg{leg - 1}")
+                state.load(parts, RolloutSource(parts), out / case / f"leg{leg - 1}")
             go(parts, state, leg)
             save(parts, state, out / case / f"leg{leg}")
             if leg == 1:
@@ -68,7 +69,7 @@ def main(inputs: Path, out: Path, leg: int, cases: list[str]) -> None:
                 go(parts, state, 3)
                 save(parts, state, out / case / "straight")
                 # Back in the middle of a run: what came since is undone.
-                state.load(parts, out / case / "leg1")
+                state.load(parts, RolloutSource(parts), out / case / "leg1")
                 go(parts, state, 2)
                 go(parts, state, 3)
                 save(parts, state, out / case / "again")

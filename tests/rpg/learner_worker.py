@@ -24,6 +24,7 @@ from rpg.minibatches import Minibatch, cut
 from rpg.objectives import token_losses
 from rpg.parts import _seed_everything, open_parts
 from rpg.rewards.score import Score
+from rpg.rollouts import RolloutSource
 from rpg.run_directory import RunDirectory
 from rpg.run_state import RunState
 from rpg.trainer import Trainer
@@ -77,7 +78,7 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
     """The updates as the trainer makes them."""
     step = responses()
     with open_parts(run, spec, torch.device("cpu")) as parts:
-        trainer = Trainer(parts, RunState(), keeper=None, progress=None)
+        trainer = Trainer(parts, RolloutSource(parts), RunState(), keeper=None, progress=None)
         minibatches = cut(step, trainer.training, torch.device("cpu"))
         ledger = TokenLedger(len(step.token_ids))
         trainer.recompute(minibatches, ledger)

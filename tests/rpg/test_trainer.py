@@ -19,7 +19,7 @@ METRICS = {
     *("ratio/mean", "ratio/max", "ratio/ess", "weight/variance"),
     *("clip_fraction/low", "clip_fraction/high", "clip_fraction/dual", "grad_norm", "learning_rate", "loss"),
     *("response_length/mean", "response_length/max", "truncated_fraction", "zero_std_fraction"),
-    *("reference/version", "reference/age_steps"),
+    *("reference/version", "reference/age_steps", "staleness/mean", "staleness/max"),
     *(f"time/{phase}" for phase in ("rollout", "reward", "logprobs", "update", "sync", "checkpoint", "step")),
     *("tokens_per_second/rollout", "tokens_per_second/train", "memory/peak_gib"),
 }

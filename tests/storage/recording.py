@@ -150,6 +150,7 @@ def _rollouts(step: int, rollouts: int, tokens: int, reward: float) -> dict[str,
         "num_tokens": [tokens] * rollouts,
         "finish_reason": "stop",
         "policy_version": step - 1,
+        "trained_version": step - 1,
         "reference_version": 0,
         "reward_error": None,
     }

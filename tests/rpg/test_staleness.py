@@ -1,0 +1,110 @@
+"""Sampling ahead of training: which weights sample which batch, what is recorded of it, and that a resume is exact."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from rpg.launch import local_command
+from tests.rpg.test_resume import same_rows
+from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
+
+STEPS = 8
+TRAINING: dict[str, Any] = {"steps": STEPS, "checkpoint": {"every_steps": 3, "keep_last": 9}}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("inputs")
+    make_inputs(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def one(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(inputs, tmp_path_factory.mktemp("one") / "run", 1)
+
+
+@pytest.fixture(scope="module")
+def two(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(inputs, tmp_path_factory.mktemp("two") / "run", 2)
+
+
+def trained(inputs: Path, where: Path, staleness: int) -> Path:
+    run_dir = make_run(inputs, where, training=TRAINING, rollout={"max_staleness": staleness})
+    train(run_dir)
+    return run_dir
+
+
+def test_each_batch_is_sampled_with_the_weights_that_the_rule_names(one: Path, two: Path) -> None:
+    for staleness, run_dir in ((1, one), (2, two)):
+        rollouts = rows(run_dir, "rollouts")
+        versions = {row["step"]: (row["policy_version"], row["trained_version"]) for row in rollouts}
+        assert versions == {step: (max(0, step - 1 - staleness), step - 1) for step in range(1, STEPS + 1)}
+        metrics = {(row["step"], row["name"]): row["value"] for row in rows(run_dir, "metrics")}
+        expected = [min(step - 1, staleness) for step in range(1, STEPS + 1)]
+        for name in ("staleness/mean", "staleness/max"):
+            assert [metrics[step, name] for step in range(1, STEPS + 1)] == expected
+
+
+def test_old_logprobs_are_the_samplers_and_the_ratio_is_taken_over_them(one: Path) -> None:
+    tokens = rows(one, "tokens")
+    assert all(row["old_logprob"] == row["rollout_logprob"] for row in tokens)
+    for row in tokens:
+        assert np.isclose(row["ratio"], np.exp(row["logprob"] - row["rollout_logprob"]), rtol=1e-5)
+    first_minibatch = [row["ratio"] for row in tokens if row["step"] == STEPS and row["rollout_id"] < 16]
+    assert max(abs(ratio - 1) for ratio in first_minibatch) > 1e-3
+
+
+def test_a_run_that_lost_all_after_a_checkpoint_with_batches_waiting_goes_on_bit_for_bit(
+    inputs: Path, tmp_path: Path, two: Path
+) -> None:
+    run_dir = make_run(inputs, tmp_path / "run", training=TRAINING, rollout={"max_staleness": 2})
+    for kept in ("segments", "attempts", "checkpoints/step-000003"):
+        shutil.copytree(two / kept, run_dir / kept)
+    assert waiting(run_dir, 3) == [4, 5]
+    train(run_dir)
+    same_training(run_dir, two)
+
+
+def test_a_stopped_run_keeps_what_it_sampled_and_goes_on_bit_for_bit(inputs: Path, tmp_path: Path, one: Path) -> None:
+    run_dir = make_run(inputs, tmp_path / "run", training=TRAINING, rollout={"max_staleness": 1})
+    (run_dir / "cancel").touch()
+    train(run_dir, expect=143)
+    assert waiting(run_dir, 1) == [2]
+    train(run_dir)
+    same_training(run_dir, one)
+
+
+def waiting(run_dir: Path, step: int) -> list[int]:
+    """Steps of the batches that the checkpoint after a step holds."""
+    saved = torch.load(run_dir / f"checkpoints/step-{step:06}/rollouts-rank00000.pt", weights_only=True)
+    return [batch["step"] for batch in saved]
+
+
+def same_training(run_dir: Path, other: Path) -> None:
+    """Final weights and optimizer, and every row, are equal in every bit."""
+    state = Path("checkpoints") / f"step-{STEPS:06}" / "learner-rank00000.safetensors"
+    mine, theirs = (load_file(run / state) for run in (run_dir, other))
+    assert all(np.array_equal(mine[name], theirs[name]) for name in mine | theirs)
+    same_rows(run_dir, other)
+
+
+def test_two_ranks_train_on_the_rollouts_of_one(inputs: Path, tmp_path: Path, one: Path) -> None:
+    run_dir = make_run(inputs, tmp_path / "ranks", training={"steps": 3, "ranks": 2}, rollout={"max_staleness": 1})
+    finish(start(local_command(run_dir, 2, free_port())))
+    alone, together = (
+        {(row["step"], row["rollout_id"]): row for row in rows(run, "rollouts")} for run in (one, run_dir)
+    )
+    for key in [key for key in together if key[0] <= 2]:  # later ones follow from sums in another order
+        assert alone[key]["response"] == together[key]["response"]
+        assert alone[key]["policy_version"] == together[key]["policy_version"] == 0
+    alone, together = (
+        {(row["step"], row["name"]): row["value"] for row in rows(run, "metrics")} for run in (one, run_dir)
+    )
+    for name in ("reward/mean", "kl/reverse", "kl/behaviour", "grad_norm", "ratio/mean", "staleness/mean"):
+        assert np.isclose(alone[2, name], together[2, name], rtol=1e-4, atol=1e-7), name

@@ -1,0 +1,59 @@
+"""What is said of sampling ahead and of trusting the sampler's logprobs."""
+
+import pytest
+from spec_text import changed, message, warnings
+
+ROLLOUT = "rollout: {max_response_length: 32}"
+
+
+def with_rollout(fields: str) -> str:
+    return changed(ROLLOUT, f"rollout: {{max_response_length: 32, {fields}}}")
+
+
+@pytest.mark.parametrize("name", ["max_staleness: 1", "trust_logprobs: true"])
+def test_the_logprobs_of_a_cut_distribution_cannot_stand_for_the_policys(name: str) -> None:
+    field = name.partition(":")[0]
+    said = message(with_rollout(f"{name}, top_p: 0.9, top_k: 20"))
+    assert f"rollout.{field}: old_logprobs would be the sampler's, of a distribution that was cut\n" in said
+    assert "given: top_p 0.9 and top_k 20\n" in said
+    assert f"hint: leave {field} out, or leave out top_p and top_k\n" in said
+
+
+def test_sampling_ahead_of_the_whole_training_is_named() -> None:
+    assert warnings(with_rollout("max_staleness: 3")) == (
+        "spec.yaml:11: rollout.max_staleness: every batch is sampled by the policy that training begins with\n"
+        "    11 | rollout: {max_response_length: 32, max_staleness: 3}\n"
+        "  given: 3, in 4 steps\n"
+        "  hint: 1 is enough to sample while training\n"
+        "1 warning"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("max_staleness: 1, trust_logprobs: true", "rollout.trust_logprobs: trust_logprobs has no effect"),
+        ("max_staleness: 1, correction: {type: mask}", "rollout.correction: there is no gap left to correct"),
+        ("trust_logprobs: true, correction: {type: mask}", "rollout.correction: there is no gap left to correct"),
+    ],
+)
+def test_what_cannot_act_beside_sampling_ahead_or_trust_is_named(fields: str, said: str) -> None:
+    named = warnings(with_rollout(fields))
+    assert f": {said}" in named
+    assert named.endswith("\n1 warning")
+
+
+def test_trust_has_nothing_to_act_on_in_a_single_minibatch() -> None:
+    text = with_rollout("trust_logprobs: true").replace("minibatches: 2", "minibatches: 1\n  epochs: 2")
+    assert "rollout.trust_logprobs: nothing is recomputed that could be trusted\n" in warnings(text)
+    assert warnings(with_rollout("trust_logprobs: true")) == "0 warnings"
+
+
+def test_a_clip_can_fire_in_one_minibatch_of_an_earlier_policys_responses() -> None:
+    text = with_rollout("max_staleness: 1").replace("minibatches: 2", "minibatches: 1")
+    assert warnings(text) == "0 warnings"
+
+
+def test_an_engine_that_samples_ahead_cannot_sleep_meanwhile() -> None:
+    said = message(with_rollout("engine: vllm, sleep: true, max_staleness: 1"))
+    assert "rollout.sleep: an engine that samples while the learner trains cannot sleep then\n" in said
