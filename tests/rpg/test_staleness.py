@@ -1,6 +1,7 @@
 """Sampling ahead of training: which weights sample which batch, what is recorded of it, and that a resume is exact."""
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,24 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(inputs, tmp_path_factory.mktemp("one") / "run", 1)
+def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Uninterrupted runs, by their staleness."""
+    where = tmp_path_factory.mktemp("whole")
+    runs = {staleness: new_run(inputs, where / str(staleness) / "run", staleness) for staleness in (1, 2)}
+    train_all(*runs.values())
+    return runs
 
 
-@pytest.fixture(scope="module")
-def two(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(inputs, tmp_path_factory.mktemp("two") / "run", 2)
+def new_run(inputs: Path, where: Path, staleness: int) -> Path:
+    return make_run(inputs, where, training=TRAINING, rollout={"max_staleness": staleness})
 
 
-def trained(inputs: Path, where: Path, staleness: int) -> Path:
-    run_dir = make_run(inputs, where, training=TRAINING, rollout={"max_staleness": staleness})
-    train(run_dir)
-    return run_dir
+def train_all(*runs: Path) -> None:
+    finish(start([sys.executable, "-m", "tests.rpg.several_runs", *map(str, runs)]))
 
 
-def test_each_batch_is_sampled_with_the_weights_that_the_rule_names(one: Path, two: Path) -> None:
-    for staleness, run_dir in ((1, one), (2, two)):
+def test_each_batch_is_sampled_with_the_weights_that_the_rule_names(whole: dict[int, Path]) -> None:
+    for staleness, run_dir in whole.items():
         rollouts = rows(run_dir, "rollouts")
         versions = {row["step"]: (row["policy_version"], row["trained_version"]) for row in rollouts}
         assert versions == {step: (max(0, step - 1 - staleness), step - 1) for step in range(1, STEPS + 1)}
@@ -51,8 +53,8 @@ def test_each_batch_is_sampled_with_the_weights_that_the_rule_names(one: Path, t
             assert [metrics[step, name] for step in range(1, STEPS + 1)] == expected
 
 
-def test_old_logprobs_are_the_samplers_and_the_ratio_is_taken_over_them(one: Path) -> None:
-    tokens = rows(one, "tokens")
+def test_old_logprobs_are_the_samplers_and_the_ratio_is_taken_over_them(whole: dict[int, Path]) -> None:
+    tokens = rows(whole[1], "tokens")
     assert all(row["old_logprob"] == row["rollout_logprob"] for row in tokens)
     for row in tokens:
         assert np.isclose(row["ratio"], np.exp(row["logprob"] - row["rollout_logprob"]), rtol=1e-5)
@@ -60,24 +62,20 @@ def test_old_logprobs_are_the_samplers_and_the_ratio_is_taken_over_them(one: Pat
     assert max(abs(ratio - 1) for ratio in first_minibatch) > 1e-3
 
 
-def test_a_run_that_lost_all_after_a_checkpoint_with_batches_waiting_goes_on_bit_for_bit(
-    inputs: Path, tmp_path: Path, two: Path
+def test_runs_that_go_on_with_batches_waiting_are_the_uninterrupted_ones_bit_for_bit(
+    inputs: Path, tmp_path: Path, whole: dict[int, Path]
 ) -> None:
-    run_dir = make_run(inputs, tmp_path / "run", training=TRAINING, rollout={"max_staleness": 2})
+    stopped = new_run(inputs, tmp_path / "stopped" / "run", 1)
+    (stopped / "cancel").touch()
+    train(stopped, expect=143)
+    assert waiting(stopped, 1) == [2]
+    crashed = new_run(inputs, tmp_path / "crashed" / "run", 2)
     for kept in ("segments", "attempts", "checkpoints/step-000003"):
-        shutil.copytree(two / kept, run_dir / kept)
-    assert waiting(run_dir, 3) == [4, 5]
-    train(run_dir)
-    same_training(run_dir, two)
-
-
-def test_a_stopped_run_keeps_what_it_sampled_and_goes_on_bit_for_bit(inputs: Path, tmp_path: Path, one: Path) -> None:
-    run_dir = make_run(inputs, tmp_path / "run", training=TRAINING, rollout={"max_staleness": 1})
-    (run_dir / "cancel").touch()
-    train(run_dir, expect=143)
-    assert waiting(run_dir, 1) == [2]
-    train(run_dir)
-    same_training(run_dir, one)
+        shutil.copytree(whole[2] / kept, crashed / kept)
+    assert waiting(crashed, 3) == [4, 5]
+    train_all(stopped, crashed)
+    same_training(stopped, whole[1])
+    same_training(crashed, whole[2])
 
 
 def waiting(run_dir: Path, step: int) -> list[int]:
@@ -94,17 +92,17 @@ def same_training(run_dir: Path, other: Path) -> None:
     same_rows(run_dir, other)
 
 
-def test_two_ranks_train_on_the_rollouts_of_one(inputs: Path, tmp_path: Path, one: Path) -> None:
+def test_two_ranks_train_on_the_rollouts_of_one(inputs: Path, tmp_path: Path, whole: dict[int, Path]) -> None:
     run_dir = make_run(inputs, tmp_path / "ranks", training={"steps": 3, "ranks": 2}, rollout={"max_staleness": 1})
     finish(start(local_command(run_dir, 2, free_port())))
     alone, together = (
-        {(row["step"], row["rollout_id"]): row for row in rows(run, "rollouts")} for run in (one, run_dir)
+        {(row["step"], row["rollout_id"]): row for row in rows(run, "rollouts")} for run in (whole[1], run_dir)
     )
     for key in [key for key in together if key[0] <= 2]:  # later ones follow from sums in another order
         assert alone[key]["response"] == together[key]["response"]
         assert alone[key]["policy_version"] == together[key]["policy_version"] == 0
     alone, together = (
-        {(row["step"], row["name"]): row["value"] for row in rows(run, "metrics")} for run in (one, run_dir)
+        {(row["step"], row["name"]): row["value"] for row in rows(run, "metrics")} for run in (whole[1], run_dir)
     )
     for name in ("reward/mean", "kl/reverse", "kl/behaviour", "grad_norm", "ratio/mean", "staleness/mean"):
         assert np.isclose(alone[2, name], together[2, name], rtol=1e-4, atol=1e-7), name
