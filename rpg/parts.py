@@ -17,6 +17,7 @@ from rpg.engines.base import Sampler
 from rpg.engines.deepspeed import Learner
 from rpg.engines.sentinel import Probe
 from rpg.evaluation_inputs import evaluation_inputs
+from rpg.guards import Guards
 from rpg.prompts import PromptOrder, seed_of
 from rpg.reference import ReferenceSchedule
 from rpg.reference_policy import ReferencePolicy, reference_policy
@@ -54,6 +55,8 @@ class Parts:
     reference: ReferencePolicy | None
     """None where the reference is the behaviour policy."""
     schedule: ReferenceSchedule
+    guards: Guards
+    """Watch the figures of the steps."""
     probe: Probe
     """What the sampler and the learner are compared on."""
 
@@ -128,6 +131,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             learner=learner,
             reference=reference_policy(spec.reference.source, learner.model),
             schedule=ReferenceSchedule.of(spec.reference),
+            guards=Guards(spec.training.guards, run.guards),
             probe=Probe(
                 tuple([*prompts[0], *prompts[0]][: max(2, min(PROBE_TOKENS, max_length - 1))]), prompt_length=1
             ),

@@ -44,6 +44,11 @@ class RunDirectory:
         return self.path / "cancel"
 
     @property
+    def guards(self) -> Path:
+        """The roll-backs of the run's guards, once there is one."""
+        return self.path / "guards.json"
+
+    @property
     def manifest(self) -> Path:
         """Written last, when training is done."""
         return self.path / "train.json"

@@ -36,6 +36,7 @@ class RunState:
             parts.reference.save(copied)
         copied.values(_RANDOM, random_states())
         record = {**asdict(self), "position": source.save(self.step, copied), "reference": parts.schedule.state_dict()}
+        record["guards"] = parts.guards.state_dict()
         copied.document(_COUNTERS, record)
         return copied
 
@@ -52,5 +53,6 @@ class RunState:
             restore_random_states(states)
         source.load(directory, record["position"])
         parts.schedule.load_state_dict(record["reference"])
+        parts.guards.load_state_dict(record.get("guards", {}))
         self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
         parts.give_sampler_weights(self.policy_version)

@@ -81,6 +81,7 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
     from rpg import ranks
     from rpg.checkpoint import Checkpoints
     from rpg.engines.sentinel import StaleEngineError
+    from rpg.guards import GuardStoppedError
     from rpg.keeping import Keeper
     from rpg.progress import Progress
     from rpg.records import SegmentWriter
@@ -103,8 +104,8 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
     try:
         parts.prove_sampler()
         done = Trainer(parts, source, state, keeper, progress).train(stop)
-    except (DivergedError, StaleEngineError) as error:
-        keeper.event(state.step, "failed", str(error))
+    except (DivergedError, GuardStoppedError, StaleEngineError) as error:
+        keeper.event(state.step, "guard_stopped" if isinstance(error, GuardStoppedError) else "failed", str(error))
         keeper.close()
         print(f"train: {error}", file=sys.stderr)
         return 1

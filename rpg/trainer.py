@@ -25,8 +25,10 @@ import math
 import torch
 from torch import Tensor
 
+from rpg import ranks
 from rpg.advantages import needs_logprobs, response_means, token_advantages
 from rpg.batch import Microbatch, StepRollouts
+from rpg.guards import Fired, GuardStoppedError, TroubleError
 from rpg.keeping import Keeper
 from rpg.ledger import TokenLedger
 from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, staleness_metrics
@@ -66,7 +68,12 @@ class Trainer:
         """Steps until the last one. False: it was asked to stop before that, and saved its state."""
         with stop.held_until_asked():
             while self.state.step < self.training.steps:
-                if self.step(stop) and self.state.step < self.training.steps:
+                try:
+                    stopping = self.step(stop)
+                except TroubleError as trouble:
+                    self.go_back(trouble.fired)
+                    continue
+                if stopping and self.state.step < self.training.steps:
                     return False
         return True
 
@@ -103,6 +110,9 @@ class Trainer:
             trained_version=trained_version,
             reference_version=schedule.version,
         )
+        if trouble := self.heed(figures):
+            self.keeper.finish_step(self.state, figures | clock.figures(rollouts, epochs=self.training.epochs))
+            raise trouble
         self.move_reference(figures["kl/reverse"])
         stopping = stop.agreed(self.parts.run.cancel)
         if not stopping:
@@ -175,7 +185,7 @@ class Trainer:
                     ledger.write(
                         batch, logprobs=logprobs, entropies=entropies, ratios=seen["ratio"], clipped=seen["clipped"]
                     )
-                rate = learning_rate(
+                rate = self.parts.guards.rate_factor(self.state.step) * learning_rate(
                     self.training.schedule,
                     peak=self.training.optimizer.learning_rate,
                     update=self.state.updates,
@@ -183,9 +193,12 @@ class Trainer:
                 )
                 norm = self.parts.learner.update(learning_rate=rate)
                 if not math.isfinite(norm):
-                    raise DivergedError(
-                        f"step {self.state.step}, update {number + 1} of epoch {epoch + 1}: the gradient norm is"
-                        f" {norm}, the loss so far {metrics.loss}; nothing of this step is saved"
+                    raise self.verdict(
+                        self.parts.guards.not_a_number(
+                            self.state.step,
+                            f"update {number + 1} of epoch {epoch + 1}: the gradient norm is {norm}, the loss so far"
+                            f" {metrics.loss}; nothing of this step is saved",
+                        )
                     )
                 metrics.update_done(norm)
                 self.state.updates += 1
@@ -234,6 +247,41 @@ class Trainer:
         self.state.policy_version += 1
         self.source.rest()
         self.parts.give_sampler_weights(self.state.policy_version)
+
+    def heed(self, figures: dict[str, float]) -> Exception | None:
+        """Notes the guards that warn. Returns what ends the step, if a guard stops the run or goes back."""
+        found = None
+        for fired in self.parts.guards.after_step(self.state.step, figures):
+            if fired.guard.action == "warn":
+                self.keeper.event(self.state.step, "guard_warned", fired.message)
+                self.progress.say(f"warning: {fired.message}")
+            else:
+                found = found or self.verdict(fired)
+        return found
+
+    def verdict(self, fired: Fired) -> Exception:
+        """What a guard that does not only warn raises."""
+        if fired.guard.action == "roll_back" and not self.parts.guards.exhausted(fired):
+            return TroubleError(fired)
+        tried = f", after {fired.guard.at_most} roll-back(s)" if fired.guard.action == "roll_back" else ""
+        ending = DivergedError if fired.guard.metric == "not_finite" else GuardStoppedError
+        return ending(f"{fired.message}{tried}")
+
+    def go_back(self, fired: Fired) -> None:
+        """Takes the run to its last checkpoint before the trouble, from where it goes on at a lower rate.
+
+        Raises:
+            GuardStoppedError: there is none.
+        """
+        target = self.keeper.roll_back(self.state, up_to=fired.since - 1)
+        if not target:
+            raise GuardStoppedError(f"{fired.message}; there is no checkpoint from before step {fired.since} to go to")
+        self.parts.guards.note(fired, target, write=ranks.rank() == 0)
+        factor = self.parts.guards.rate_factor(target + 1)
+        message = f"{fired.message}: back to step {target}, the learning rate times {factor:g} from there"
+        self.keeper.event(target, "rolled_back", message)
+        self.keeper.close()
+        self.progress.say(message)
 
     def move_reference(self, kl_reverse: float) -> None:
         """Makes the reference the present policy where its schedule says so."""

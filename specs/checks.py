@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from specs import engine_checks, rollout_checks, sampling_checks, training_checks
+from specs import engine_checks, guard_checks, rollout_checks, sampling_checks, training_checks
 from specs.errors import Problem
 from specs.files import context_length, missing_files
 from specs.launcher_checks import launcher_problems
@@ -271,4 +271,5 @@ IDLE_KNOBS = (
     *sampling_checks.IDLE_KNOBS,
     *engine_checks.IDLE_KNOBS,
     *rollout_checks.IDLE_KNOBS,
+    *guard_checks.IDLE_KNOBS,
 )

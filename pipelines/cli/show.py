@@ -9,6 +9,7 @@ from pipelines.home import Home
 from pipelines.launchers.launch_record import read_launch
 from pipelines.runs import log_files, status_of
 from pipelines.state import read_json
+from pipelines.trouble import trouble_of
 
 if TYPE_CHECKING:
     from storage import Store
@@ -66,6 +67,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             "stages": _objects(store, _STAGES, run_id),
             "metrics": _objects(store, _LAST_METRICS, run_id),
             "evaluations": _objects(store, _EVALUATIONS, run_id),
+            "trouble": trouble_of(store, [run_id]),
             "events": _objects(store, _EVENTS, run_id)[::-1],
             "certificate": read_json(directory / "certificate.json"),
             "files": _files(home, run_id),
@@ -85,6 +87,7 @@ def print_run(run: dict[str, Any]) -> None:
         "Evaluations", run["evaluations"], ("dataset", "metric", "step", "value", "ci_low", "ci_high", "num_problems")
     )
     _certificate(run["certificate"])
+    _table("Trouble", run["trouble"], ("recorded_at", "step", "kind", "message"))
     _table("Last events", run["events"], ("recorded_at", "step", "kind", "message"))
     _section("Files", run["files"])
 

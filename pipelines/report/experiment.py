@@ -1,7 +1,7 @@
 """The report of a run and of an experiment: the answer first, then what it rests on."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pipelines.report.endings import LAST_STEPS, Measure, endings
 from pipelines.report.evidence import Group, Run
 from pipelines.report.page import publish, render
 from pipelines.report.plots import Mark, interval_chart
+from pipelines.trouble import trouble_of
 from storage import Store
 
 ENDINGS = (
@@ -58,6 +59,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
         curves = evidence.metric_curves(store, run_ids)
         measures = _measures(store, runs)
+        trouble = trouble_of(store, run_ids)
         best, worst = (evidence.sample_responses(store, run_ids, best=side) for side in (True, False))
     charts, flat = learning_curves(groups, curves)
     return render(
@@ -68,7 +70,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         facts=_facts(name, groups),
         answer=headline(results),
         method=_method(results, confidence),
-        warnings=_warnings(runs),
+        warnings=[*_warnings(runs), *_told(trouble, runs)],
         answer_charts=_answer_charts(results),
         outcomes=results,
         many=len(groups) > 1,
@@ -163,6 +165,12 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     return [
         f"{run.name or run.run_id} is {run.status}{_why(run)}: what is shown of it is not the whole." for run in told
     ]
+
+
+def _told(trouble: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
+    """A line for each thing that went wrong on the way."""
+    names = {run.run_id: run.name or run.run_id for run in runs}
+    return [f"{names[event['run_id']]}: {event['kind'].replace('_', ' ')}: {event['message']}." for event in trouble]
 
 
 def _finished(run: Run) -> set[str]:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.schema.base import Spec, addition, execution
+from specs.schema.guard import Guard
 
 
 class Optimizer(Spec):
@@ -113,6 +114,8 @@ class Training(Spec):
     """The learning rate over the updates."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of forward and backward; optimizer state and master weights stay float32."""
+    guards: tuple[Guard, ...] = addition(())
+    """Figures to watch, and what happens when they leave their bounds."""
     export_every_steps: int = Field(0, ge=0)
     """Steps between exports of weights that evaluation can read; 0 exports the last step only."""
     microbatch_tokens: int = execution(16384, ge=1)

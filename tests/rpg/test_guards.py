@@ -1,0 +1,153 @@
+"""Guards: what they see, what they do to a real run, and that a killed run does the same."""
+
+import json
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from rpg.guards import Guards
+from specs.schema.guard import Guard, GuardedMetric
+from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
+
+CALM = dict.fromkeys((name for name in get_args(GuardedMetric) if name != "not_finite"), 0.5)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("inputs")
+    make_inputs(directory)
+    return directory
+
+
+def guarded(inputs: Path, run_dir: Path, *guards: dict[str, Any], **training: Any) -> Path:
+    return make_run(inputs, run_dir, training={"guards": list(guards), **training})
+
+
+def figures(run_dir: Path, name: str) -> dict[int, float]:
+    return {row["step"]: row["value"] for row in rows(run_dir, "metrics") if row["name"] == name}
+
+
+def test_a_streak_is_counted_and_broken_and_a_warning_is_given_once(tmp_path: Path) -> None:
+    guards = Guards([Guard(metric="entropy", below=0.1, for_steps=2, action="warn")], tmp_path / "guards.json")
+    low = CALM | {"entropy": 0.05}
+    fired = [guards.after_step(step, seen) for step, seen in enumerate((low, CALM, low, low, low, CALM, low, low), 1)]
+    assert [step for step, found in enumerate(fired, 1) if found] == [4, 8]
+    assert fired[3][0].since == 3
+    assert fired[3][0].message == "step 4: entropy 0.05 is below 0.1 in 2 steps one after another"
+
+
+def test_what_is_no_number_is_trouble_and_an_unwatched_one_is_watched(tmp_path: Path) -> None:
+    guards = Guards([Guard(metric="kl/reverse", above=1.0)], tmp_path / "guards.json")
+    assert [fired.guard.metric for fired in guards.after_step(1, CALM | {"kl/reverse": math.nan})] == ["kl/reverse"]
+    (fired,) = guards.after_step(2, CALM | {"loss": math.inf})
+    assert (fired.guard.action, fired.message) == ("stop", "step 2: the loss is inf")
+
+
+def test_streaks_and_roll_backs_survive_where_they_are_kept(tmp_path: Path) -> None:
+    watched = [Guard(metric="entropy", below=0.1, for_steps=2, action="roll_back", at_most=1)]
+    guards = Guards(watched, tmp_path / "guards.json")
+    low = CALM | {"entropy": 0.05}
+    guards.after_step(5, low)
+    state = guards.state_dict()
+    (fired,) = guards.after_step(6, low)
+    assert not guards.exhausted(fired)
+    guards.note(fired, 4, write=True)
+    again = Guards(watched, tmp_path / "guards.json")
+    again.load_state_dict(state)
+    assert again.exhausted(fired)
+    assert [again.rate_factor(step) for step in (4, 5)] == [1, 0.5]
+    assert [found.since for found in again.after_step(6, low)] == [5]
+
+
+def test_every_metric_can_be_guarded_and_warn_and_stop_do_so(inputs: Path, tmp_path: Path) -> None:
+    watch = [{"metric": name, "above": -1e9, "action": "warn"} for name in CALM]
+    stop = {"metric": "response_length/mean", "above": 0.5, "for_steps": 3}
+    run_dir = guarded(inputs, tmp_path / "stop", *watch, stop)
+    said = train(run_dir, expect=1)
+    events = [(row["step"], row["kind"]) for row in rows(run_dir, "events") if row["kind"].startswith("guard")]
+    assert events == [(1, "guard_warned")] * len(CALM) + [(3, "guard_stopped")]
+    assert "in 3 steps one after another" in said
+    assert "Traceback" not in said
+    assert max(figures(run_dir, "loss")) == 3, "the step that ended it is on record"
+    assert [path.name for path in (run_dir / "checkpoints").glob("step-*")] == ["step-000002"]
+
+
+def test_a_guard_gives_up_after_as_many_roll_backs_as_it_may_make(inputs: Path, tmp_path: Path) -> None:
+    """On policy kl/reverse is 0 in step 1 and greater in step 2, whatever the rate of step 2."""
+    guard = {"metric": "kl/reverse", "above": 0.0, "action": "roll_back", "at_most": 1}
+    changes = {"guards": [guard], "minibatches": 1, "checkpoint": {"every_steps": 1}}
+    run_dir = make_run(inputs, tmp_path / "back", training=changes)
+    said = train(run_dir, expect=1)
+    assert "is above 0, after 1 roll-back(s)" in said
+    events = [(row["step"], row["kind"]) for row in rows(run_dir, "events")]
+    assert [event for event in events if "roll" in event[1] or "guard" in event[1]] == [
+        (1, "rolled_back"),
+        (2, "guard_stopped"),
+    ]
+    assert len(figures(run_dir, "loss")) == 2
+
+
+def test_a_killed_run_goes_back_as_one_that_was_not_killed(inputs: Path, tmp_path: Path) -> None:
+    """kl/reverse is 0 in the first update's policy and grows: the bound is crossed in some later step."""
+    free = make_run(inputs, tmp_path / "free", training={"steps": 6, "checkpoint": {"every_steps": 1}})
+    train(free)
+    seen = figures(free, "ratio/max")
+    late = max(range(3, 7), key=lambda step: seen[step])
+    bound = max(value for step, value in seen.items() if step < late)
+    if bound >= seen[late]:
+        pytest.fail(f"no step stands out: {seen}")
+    guard = {"metric": "ratio/max", "above": bound, "action": "roll_back", "learning_rate_factor": 0.1, "at_most": 9}
+    changes = {"guards": [guard], "checkpoint": {"every_steps": 1}}
+    whole = make_run(inputs, tmp_path / "whole/run", training=changes)
+    said = train(whole)
+    assert f"step {late}: ratio/max" in said
+    ledger = json.loads((whole / "guards.json").read_text())
+    assert (ledger[0]["at_step"], ledger[0]["to_step"]) == (late, late - 1)
+    rates, free_rates = figures(whole, "learning_rate"), figures(free, "learning_rate")
+    assert rates[late - 1] == free_rates[late - 1]
+    factor = 0.1 ** sum(entry["to_step"] < late for entry in ledger)
+    assert rates[late] == pytest.approx(factor * free_rates[late])
+    assert [row["kind"] for row in rows(whole, "events") if row["kind"] == "rolled_back"] == ["rolled_back"] * len(
+        ledger
+    )
+    assert sorted(rates) == [1, 2, 3, 4, 5, 6], "each step once"
+    killed = make_run(inputs, tmp_path / "killed/run", training=changes)
+    process = start([sys.executable, "-m", "rpg.train", str(killed)])
+    wait_for_file(killed / "guards.json")
+    process.send_signal(signal.SIGKILL)
+    finish(process, expect=-signal.SIGKILL)
+    train(killed)
+    assert json.loads((killed / "guards.json").read_text()) == ledger
+    for name in ("loss", "learning_rate", "kl/reverse", "grad_norm", "reward/mean"):
+        assert figures(killed, name) == figures(whole, name), name
+
+
+def test_a_gradient_that_is_no_number_can_be_gone_back_from(inputs: Path, tmp_path: Path) -> None:
+    """Two good steps, then a rate that no weights survive, unless it is multiplied by 1e-32."""
+    good = {"steps": 2, "schedule": {"type": "constant"}, "checkpoint": {"every_steps": 1}}
+    reference = {"source": "behaviour", "update": None}
+    run_dir = make_run(inputs, tmp_path / "nan", training=good, reference=reference)
+    train(run_dir)
+    guard = {"metric": "not_finite", "action": "roll_back", "learning_rate_factor": 1e-32}
+    bad = {"steps": 4, "guards": [guard], "optimizer": {"learning_rate": 1e30, "max_grad_norm": 1e30}}
+    other = make_run(inputs, tmp_path / "other", training=good | bad, reference=reference)
+    assert "there is no checkpoint from before step 1 to go to" in train(other, expect=1)
+    (other / "spec.json").replace(run_dir / "spec.json")
+    (run_dir / "train.json").unlink()
+    said = train(run_dir)
+    assert "the gradient norm is nan" in said
+    assert "back to step 2, the learning rate times 1e-32 from there" in said
+    assert figures(run_dir, "learning_rate")[4] == pytest.approx(0.01)
+    assert all(math.isfinite(value) for value in figures(run_dir, "grad_norm").values())
+
+
+def wait_for_file(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
