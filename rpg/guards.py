@@ -86,6 +86,14 @@ class Guards:
         """Whether the guard has gone back as often as it may."""
         return sum(entry.guard == fired.number for entry in self.roll_backs) >= fired.guard.at_most
 
+    def where_to(self, fired: Fired) -> list[int]:
+        """Up to which step the checkpoint may be, best first: before the trouble, and where going back to a checkpoint
+        did not get this guard past the step, before that one."""
+        tried = [
+            entry.to_step for entry in self.roll_backs if entry.guard == fired.number and entry.at_step >= fired.step
+        ]
+        return sorted({min([fired.since, *tried]) - 1, fired.since - 1})
+
     def note(self, fired: Fired, to_step: int, *, write: bool) -> RollBack:
         """Puts a roll-back on record, and on disk where `write` says so: on one rank."""
         entry = RollBack(fired.number, fired.step, to_step, fired.guard.learning_rate_factor)

@@ -273,7 +273,8 @@ class Trainer:
         Raises:
             GuardStoppedError: there is none.
         """
-        target = self.keeper.roll_back(self.state, up_to=fired.since - 1)
+        steps = self.parts.guards.where_to(fired)
+        target = next((step for up_to in steps if (step := self.keeper.roll_back(self.state, up_to=up_to))), 0)
         if not target:
             raise GuardStoppedError(f"{fired.message}; there is no checkpoint from before step {fired.since} to go to")
         self.parts.guards.note(fired, target, write=ranks.rank() == 0)

@@ -46,7 +46,7 @@ class Guard(Spec):
     action: Literal["warn", "stop", "roll_back"] = "stop"
     """warn: an event and a line, once until the figure is back within its bounds. stop: the run fails after the step,
     without a checkpoint of it. roll_back: training goes on from the last checkpoint before the trouble, with a lower
-    learning rate."""
+    learning rate; where that did not get past the step, from the one before it."""
     learning_rate_factor: float = Field(0.5, gt=0, le=1)
     """roll_back: what the learning rate of later steps is multiplied by, each time."""
     at_most: int = Field(2, ge=1)
