@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rpg.engines.base import Sampler
-from rpg.types import Rollout, Sampling
+from rpg.types import Rollout, RolloutGroup, Sampling
 from tests.rpg.tiny_engine import (
     EOS,
     MAX_LENGTH,
@@ -132,6 +133,21 @@ def test_batch_mates_change_no_token(engine: Sampler) -> None:
         for ours, mine in zip(crowd[-1].rollouts, alone[0].rollouts, strict=True):
             assert ours.response_ids == mine.response_ids
             assert ours.rollout_logprobs == pytest.approx(mine.rollout_logprobs, abs=1e-5)
+
+
+def test_another_thread_may_sample_and_load(engine: Sampler, model: PreTrainedModel) -> None:
+    here = engine.generate(PROMPTS, group_size=2, sampling=sampling(), seeds=range(5))
+
+    def there() -> list[RolloutGroup]:
+        engine.load_weights(model.named_parameters(), policy_version=engine.policy_version)
+        return engine.generate(PROMPTS, group_size=2, sampling=sampling(), seeds=range(5))
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        groups = pool.submit(there).result()
+
+    assert [rollout.response_ids for _, rollout in every_rollout(groups)] == [
+        rollout.response_ids for _, rollout in every_rollout(here)
+    ]
 
 
 def test_siblings_and_neighbouring_seeds_are_drawn_apart(engine: Sampler) -> None:
