@@ -53,7 +53,7 @@ def log_files(home: Home, run_id: str) -> list[Path]:
     """The run's logs, in the order of its stages."""
     order = {stage: position for position, stage in enumerate(("data", "base", "train", "evaluate", "report"))}
     found = (home.run(run_id) / "logs").glob("*.log")
-    return sorted(found, key=lambda path: (order.get(log_stage(path), len(order)), path.name))
+    return sorted(found, key=lambda path: (order.get(log_stage(path), len(order)), path.stem))
 
 
 def log_stage(log: Path) -> str:

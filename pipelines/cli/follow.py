@@ -24,7 +24,7 @@ def print_logs(home: Home, run_id: str, *, stage: str | None, follow: bool) -> N
         if not files and not live:
             raise RpgError(_no_log(home, run_id, stage))
         for path in files:
-            last = _print_new(path, offsets, last, headed=stage is None)
+            last = _print_new(path, offsets, last, headed=stage is None or len(files) > 1)
         sys.stdout.flush()
         if not live:
             return

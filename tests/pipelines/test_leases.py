@@ -1,0 +1,108 @@
+"""Which GPU slots a stage gets on this machine, and what is said where it gets none. The slots are declared."""
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from live import SPEC
+
+from pipelines.cancel import request_cancel
+from pipelines.cli.follow import print_logs
+from pipelines.execution import Execution
+from pipelines.home import Home
+from pipelines.launchers.launch_record import passed_on
+from pipelines.launchers.local import LocalLauncher
+from pipelines.leases import gpu_slots, visible
+from pipelines.plan import make_plan
+from pipelines.supervisor import StageError, StageStoppedError
+from rpg.slots import leased
+from specs.errors import SpecError
+from specs.loader import load_document
+
+HOSTS = "launcher={type: ssh, hosts: [{host: elsewhere, slots: 4}]}"
+
+
+@pytest.fixture(autouse=True)
+def two_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPG_SLOTS", "4,7")
+    monkeypatch.setenv("RPG_SLOT_DIR", str(tmp_path / "slots"))
+
+
+def execution(tmp_path: Path, *overrides: str) -> Execution:
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    document, home = load_document(tmp_path / "tiny.yaml", overrides), Home(tmp_path / "home")
+    return Execution(document, make_plan(document, home).runs[0].run_id, home)
+
+
+def test_ranks_and_stages_get_a_slot_each_and_see_no_other(tmp_path):
+    both = execution(tmp_path, "training.ranks=2")
+    with gpu_slots(both, "train") as slots:
+        assert slots == ["4", "7"]
+        assert visible(slots) == {"CUDA_VISIBLE_DEVICES": "4,7"}
+    with gpu_slots(both, "evaluate") as first, gpu_slots(execution(tmp_path, "seeds=[1]"), "train") as second:
+        assert (first, second) == (["4"], ["7"])
+
+
+def test_nothing_is_leased_for_the_cpu_for_other_machines_or_for_data(tmp_path):
+    for overrides, stage in (
+        (("resources.device=cpu",), "train"),
+        ((HOSTS, "training.ranks=4"), "train"),
+        ((), "data"),
+    ):
+        with gpu_slots(execution(tmp_path, *overrides), stage) as slots:
+            assert slots == []
+            assert visible(slots) == {}
+
+
+def test_more_ranks_than_slots_are_the_users_to_put_right(tmp_path):
+    with pytest.raises(SpecError) as refused, gpu_slots(execution(tmp_path, "training.ranks=3"), "train"):
+        pass
+    (problem,) = refused.value.problems
+    assert problem.path == ("training", "ranks")
+    assert "3 ranks on 2 GPU slots: 4, 7" in problem.given
+
+
+def test_taken_slots_fail_the_stage_or_are_waited_for_until_one_is_asked_to_stop(tmp_path):
+    with leased(2, "another-run", waiting=None):
+        hasty = execution(tmp_path, "resources.when_taken=fail")
+        with pytest.raises(StageError, match="4 is held by another-run"), gpu_slots(hasty, "train"):
+            pass
+        patient = execution(tmp_path)
+        request_cancel(patient.home, patient.run_id, 5.0)
+        with pytest.raises(StageStoppedError), gpu_slots(patient, "train"):
+            pass
+
+
+def test_the_local_launcher_pins_each_rank_to_its_slot_and_writes_down_what_it_chose(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    run = execution(tmp_path, "training.ranks=2")
+    command = LocalLauncher().command(tmp_path, run.plan.experiment, ["4", "7"])
+    (world,) = [word.removeprefix("--world_info=") for word in command if word.startswith("--world_info=")]
+    assert json.loads(base64.urlsafe_b64decode(world)) == {"localhost": ["4", "7"]}
+    launch = json.loads((tmp_path / "launch.json").read_text())
+    assert (launch["launcher"], launch["gpus"]) == ("local", "4, 7")
+    assert launch["environment"]["NCCL_DEBUG"] == "INFO"
+    assert f"--master_port={launch['rendezvous'].partition(':')[2]}" in command
+
+
+def test_what_is_said_of_this_machines_gpus_is_not_passed_on():
+    given = {
+        "CUDA_VISIBLE_DEVICES": "1",
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "RPG_SLOTS": "0",
+        "HF_HOME": "/hf",
+        "SECRET": "x",
+    }
+    assert passed_on(given) == {"CUDA_LAUNCH_BLOCKING": "1", "HF_HOME": "/hf"}
+
+
+def test_the_logs_of_all_machines_belong_to_the_stage(tmp_path, capsys):
+    logs = tmp_path / "runs" / "run-1" / "logs"
+    logs.mkdir(parents=True)
+    for name in ("evaluate", "train", "train-0-gpu_1", "train-1-gpu_2"):
+        (logs / f"{name}.log").write_text(f"said in {name}\n")
+    print_logs(Home(tmp_path), "run-1", stage="train", follow=False)
+    said = capsys.readouterr().out.splitlines()
+    assert said[::2] == ["==> train <==", "==> train-0-gpu_1 <==", "==> train-1-gpu_2 <=="]
+    assert said[1::2] == ["said in train", "said in train-0-gpu_1", "said in train-1-gpu_2"]
