@@ -74,9 +74,12 @@ def open_sampler(
         beside_learner: a learner in this process wants the GPU's memory while the engine does not sample.
         precision: of a model of the transformers engine's own; default: float32 on a CPU, else that of the weights.
     Raises:
-        SpecError: the engine is not installed, its GPUs are not there, or the directory names no end token.
+        SpecError: the engine is not installed, its GPUs are not there, or the directory names no end token or lacks a
+            tokenizer that stop texts need.
     """
     tokens = special_tokens(weights_dir)
+    if rollout_spec.stop:
+        _check_stop_texts(weights_dir)
     if isinstance(rollout_spec, VllmRollout):
         require_vllm()
         from rpg.engines.placement import open_vllm
@@ -113,6 +116,17 @@ def open_sampler(
         shared=shared,
         tokenizer_dir=weights_dir,
     )
+
+
+def _check_stop_texts(weights_dir: Path) -> None:
+    """Raises SpecError where the tokenizer cannot look for them; else the first step would fail."""
+    from rpg.engines.stop_texts import tokenizer_in
+
+    try:
+        tokenizer_in(weights_dir)
+    except ValueError as error:
+        hint = "leave rollout.stop out, or take a model with a tokenizer.json"
+        raise SpecError(Problem(str(error), path=("rollout", "stop"), hint=hint)) from error
 
 
 def require_vllm() -> None:

@@ -8,9 +8,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from rpg.engines import open_sampler
 from rpg.engines.draws import BLOCK, draw, nucleus, uniforms
 from rpg.engines.transformers import TransformersSampler
 from rpg.types import RolloutGroup, Sampling
+from specs.errors import SpecError
+from specs.schema.rollout import TransformersRollout
 from tests.rpg.tiny_engine import EOS, PAD, PROMPT, PROMPTS, every_rollout, gpt2, llama, moved, qwen3, sampling
 
 
@@ -130,6 +133,13 @@ def test_stop_texts_without_a_tokenizer_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="stop texts need the policy's tokenizer; there is none in"):
         sampler.generate([PROMPT], group_size=1, sampling=sampling(stop=("x",)), seeds=[1])
+
+
+def test_a_policy_without_a_tokenizer_and_a_spec_with_stop_texts_do_not_go_together(tmp_path: Path) -> None:
+    qwen3().save_pretrained(tmp_path)
+
+    with pytest.raises(SpecError, match=r"rollout\.stop: stop texts need the policy's tokenizer"):
+        open_sampler(TransformersRollout(stop=("x",)), weights_dir=tmp_path, device="cpu", max_length=8, seed=0)
 
 
 def test_a_shared_module_keeps_its_modes_and_its_gradients() -> None:
