@@ -25,7 +25,7 @@ class RunDirectory:
         return Experiment.model_validate_json((self.path / "spec.json").read_bytes())
 
     def inputs(self) -> dict[str, Any]:
-        """run_id, fingerprint, and where the staged data and the base model are."""
+        """run_id, fingerprint, where the staged data and the base model are; until: a step to stop after, if given."""
         return dict(json.loads((self.path / "inputs.json").read_bytes()))
 
     @property

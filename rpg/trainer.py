@@ -62,6 +62,8 @@ class Trainer:
         self.progress = progress
         self.spec = parts.spec
         self.training = parts.spec.training
+        self.until: int = parts.run.inputs().get("until", 0)
+        """A step after which to stop and save, as if asked to; 0: the last one."""
         self.clock: Stopwatch | None = None
 
     def train(self, stop: StopRequest) -> bool:
@@ -114,7 +116,7 @@ class Trainer:
             self.keeper.finish_step(self.state, figures | clock.figures(rollouts, epochs=self.training.epochs))
             raise trouble
         self.move_reference(figures["kl/reverse"])
-        stopping = stop.agreed(self.parts.run.cancel)
+        stopping = stop.agreed(self.parts.run.cancel) or self.state.step == self.until
         if not stopping:
             self.source.go_on(self.state.step)
         with clock("checkpoint"):

@@ -38,15 +38,47 @@ def run(file: File, overrides: Overrides = None) -> None:
     _execute(document)
 
 
-def resume(run_id: RunId) -> None:
-    """Goes on from the run's last checkpoint, with the spec it was started with."""
+def resume(
+    run_id: RunId,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Train again from a checkpoint, aside, and compare with the record.")
+    ] = False,
+    steps: Annotated[
+        int, typer.Option(min=0, help="With --prove: how many; 0: from the last checkpoint but one to the last.")
+    ] = 0,
+) -> None:
+    """Goes on from the run's last checkpoint, with the spec it was started with.
+
+    With --prove it changes nothing: steps of the run are trained again from a checkpoint in a copy, and their metrics,
+    rollouts, tokens and state compared with what was recorded. Exits 1 where any bit differs, times and memory aside.
+    """
     from pipelines.home import Home
     from pipelines.runs import find_run
     from pipelines.stopping import frozen_document
 
     home = Home.from_environment()
     found = find_run(home, run_id)
+    if prove:
+        _prove(home, found, steps)
+        return
     _execute(frozen_document(home, found), found)
+
+
+def _prove(home: Home, run_id: str, steps: int) -> None:
+    import sys
+
+    from pipelines.proof import prove
+    from pipelines.supervisor import StageError
+
+    try:
+        proof = prove(home, run_id, steps)
+    except StageError as error:
+        print(f"{run_id}: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    for line in proof.lines():
+        print(line)
+    if proof.differences:
+        raise typer.Exit(1)
 
 
 def cancel(

@@ -1,10 +1,12 @@
 """A run that was killed and went on is the run that was not, bit for bit."""
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +16,34 @@ from safetensors.numpy import load_file
 
 from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
 
-STEPS = 14
-TRAINING = {"steps": STEPS, "checkpoint": {"every_steps": 2}, "export_every_steps": 5}
+STEPS = 30
+CHANGES: dict[str, dict[str, Any]] = {
+    "training": {"steps": STEPS, "checkpoint": {"every_steps": 2}, "export_every_steps": 10},
+    "reference": {"source": "snapshot", "update": {"every_steps": 4}},
+}
+VLLM = {**CHANGES, "rollout": {"engine": "vllm"}}
+SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
+"""Of the moments; a failing test names it, and setting it gives the same moments again."""
+MANY = int(os.environ.get("RPG_KILLS", "20"))
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
+    make_inputs(directory, head_dim=32)
     return directory
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = make_run(inputs, tmp_path_factory.mktemp("runs") / "run", training=TRAINING)
+    run_dir = make_run(inputs, tmp_path_factory.mktemp("runs") / "run", **CHANGES)
     train(run_dir)
     return run_dir
 
 
 def test_three_kills_and_a_broken_checkpoint_change_nothing(inputs: Path, tmp_path: Path, uninterrupted: Path) -> None:
-    run_dir = make_run(inputs, tmp_path / "run", training=TRAINING)
-    chance = random.Random(time.time_ns())
-    for after in (5, 8, 11):
-        process = start([sys.executable, "-m", "rpg.train", str(run_dir)])
-        wait_for_step(process, run_dir, after)
-        time.sleep(chance.uniform(0, 0.1))
-        process.send_signal(signal.SIGKILL)
-        finish(process, expect=-signal.SIGKILL)
+    run_dir = make_run(inputs, tmp_path / "run", **CHANGES)
+    kill(run_dir, times=3)
     newest = max((run_dir / "checkpoints").glob("step-*"))
     broken = newest / "reference-rank00000.safetensors"
     content = broken.read_bytes()
@@ -49,6 +52,44 @@ def test_three_kills_and_a_broken_checkpoint_change_nothing(inputs: Path, tmp_pa
     assert f"{newest} is broken (reference-rank00000.safetensors does not match its digest)" in said
     same_state(run_dir, uninterrupted)
     same_rows(run_dir, uninterrupted)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_many_kills_change_nothing(inputs: Path, tmp_path: Path, uninterrupted: Path) -> None:
+    run_dir = make_run(inputs, tmp_path / "run", **CHANGES)
+    kill(run_dir, times=MANY)
+    train(run_dir)
+    same_state(run_dir, uninterrupted)
+    same_rows(run_dir, uninterrupted)
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_many_kills_of_a_run_with_vllm_change_nothing(inputs: Path, tmp_path: Path) -> None:
+    straight, again, run_dir = (make_run(inputs, tmp_path / name / "run", **VLLM) for name in ("one", "two", "killed"))
+    train(straight)
+    train(again)
+    if recorded(straight, "tokens") != recorded(again, "tokens"):
+        pytest.skip("two runs that nobody killed differ: this build of vLLM is not reproducible")
+    kill(run_dir, times=MANY)
+    train(run_dir)
+    same_state(run_dir, straight)
+    same_rows(run_dir, straight)
+
+
+def kill(run_dir: Path, *, times: int) -> None:
+    """Starts the run and kills it, so many times, at random moments of its life."""
+    chance = random.Random(SEED)
+    # Early enough that the last one is killed before it is done.
+    for after in sorted(chance.sample(range(1, STEPS - 3), times)):
+        process = start([sys.executable, "-m", "rpg.train", str(run_dir)])
+        wait_for_step(process, run_dir, after)
+        time.sleep(chance.uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        finish(process, expect=-signal.SIGKILL)
 
 
 def wait_for_step(process: "subprocess.Popen[str]", run_dir: Path, step: int) -> None:
@@ -63,7 +104,7 @@ def same_state(run_dir: Path, other: Path) -> None:
     """Final parameters, optimizer, reference and exports are equal in every bit."""
     last = Path("checkpoints") / f"step-{STEPS:06}"
     state = [last / f"{stem}-rank00000.safetensors" for stem in ("learner", "reference")]
-    exported = [f"weights/step-{step:06}/model.safetensors" for step in (5, 10, 14)]
+    exported = [f"weights/step-{step:06}/model.safetensors" for step in (10, 20, 30)]
     for file in (*state, *exported):
         one, two = load_file(run_dir / file), load_file(other / file)
         assert all(np.array_equal(one[name], two[name]) for name in one | two), file
@@ -72,14 +113,17 @@ def same_state(run_dir: Path, other: Path) -> None:
 
 def same_rows(run_dir: Path, other: Path) -> None:
     """Every valid row is there once, with the values of the uninterrupted run; the clock's figures aside."""
-    for table, key in (("metrics", "name"), ("rollouts", "rollout_id"), ("tokens", "rollout_id")):
-        mine, theirs = (
-            {(row["step"], row[key], row.get("position")): plain(row) for row in rows(run, table)}
-            for run in (run_dir, other)
-        )
-        assert len(mine) == len(rows(run_dir, table)), "doubled"
-        assert mine.keys() == theirs.keys(), "missing"
-        assert mine == theirs
+    for table in ("metrics", "rollouts", "tokens"):
+        mine, theirs = recorded(run_dir, table), recorded(other, table)
+        assert len(mine) == len(rows(run_dir, table)), ("doubled", SEED)
+        assert mine.keys() == theirs.keys(), ("missing", SEED)
+        assert mine == theirs, SEED
+
+
+def recorded(run_dir: Path, table: str) -> dict[Any, dict[str, Any]]:
+    """The valid rows by what tells them apart."""
+    key = "name" if table == "metrics" else "rollout_id"
+    return {(row["step"], row[key], row.get("position")): plain(row) for row in rows(run_dir, table)}
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:

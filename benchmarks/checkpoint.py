@@ -1,0 +1,152 @@
+"""What checkpoints cost: steps with one in every ten, and steps with none, in turns within one run.
+
+    python benchmarks/checkpoint.py [--pairs 5] [--shapes quickstart qwen3] [--threads 2]
+
+Each shape trains in a process of its own and saves its whole state after every twentieth step. A pair is ten steps
+around such a save (its copy, the writing behind the steps after it) and the ten steps after them without any. The cost
+is their ratio less one: of wall time, and of the process's CPU time, which other load on the machine leaves alone.
+`copy` is what the loop itself waits for, as a share of ten steps.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+EVERY, INTERVAL = 20, 10
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
+
+
+def shape(name: str) -> dict[str, Any]:
+    """A spec: the quickstart's step, or eight prompts with eight responses of 62 tokens and 4.8 M parameters."""
+    large = name == "qwen3"
+    config = {
+        "hidden_size": 256 if large else 128,
+        "intermediate_size": 768 if large else 384,
+        "num_hidden_layers": 6 if large else 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64 if large else 32,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+    }
+    training = {"prompts_per_step": 8, "group_size": 8} if large else {"prompts_per_step": 32, "group_size": 16}
+    return {
+        "name": name,
+        "model": {"source": "scratch", "model_type": "qwen3", "config": config, "tokenizer": {"type": "bytes"}},
+        "data": {
+            "train": [{"source": "reasoning_gym", "task": "chain_sum", "config": SUMS, "size": 600}],
+            "prompt": {"type": "template", "template": "{metadata.expression} ="},
+            "max_prompt_length": 16,
+        },
+        "rollout": {"max_response_length": 62 if large else 8},
+        "reward": {"type": "exact_match"},
+        "objective": {"type": "rpg", "kl_coef": 0.01},
+        "reference": {"source": "snapshot", "update": {"every_steps": 8}},
+        "training": training | {"minibatches": 1 if large else 2, "checkpoint": {"every_steps": EVERY}},
+    }
+
+
+def train(directory: Path, name: str, pairs: int) -> None:
+    """The worker: leaves the steps' wall and CPU seconds, and the seconds that the loop waited, in result.json."""
+    import torch
+
+    from rpg import base, ranks
+    from rpg.checkpoint import Checkpoints
+    from rpg.data import staging
+    from rpg.device import use_threads
+    from rpg.keeping import Keeper
+    from rpg.parts import open_parts
+    from rpg.progress import Progress
+    from rpg.records import SegmentWriter
+    from rpg.retention import Retention
+    from rpg.run_directory import RunDirectory
+    from rpg.run_state import RunState
+    from rpg.stopping import StopRequest
+    from rpg.trainer import Trainer
+    from specs.schema.experiment import Experiment
+
+    steps = EVERY * pairs + EVERY
+    spec = shape(name)
+    spec["training"]["steps"] = steps + 1
+    experiment = Experiment.model_validate(spec)
+    for stage in ("data", "base"):
+        (directory / stage).mkdir()
+    staging.stage(experiment.data, directory / "data")
+    base.make(experiment, directory / "data", directory / "base")
+    (directory / "spec.json").write_text(experiment.model_dump_json())
+    inputs = {"run_id": name, "fingerprint": "", "data": "data", "base": "base"}
+    (directory / "inputs.json").write_text(json.dumps(inputs))
+    ranks.join("cpu")
+    use_threads(experiment.resources, processes=1)
+    run, stop, state, at = RunDirectory(directory), StopRequest(), RunState(), []
+    with open_parts(run, experiment, torch.device("cpu")) as parts:
+        checkpoints = Checkpoints(run.checkpoints, Retention.of(experiment.training.checkpoint))
+        keeper = Keeper(parts, checkpoints, SegmentWriter(directory, name, run.new_attempt(0)))
+        trainer = Trainer(parts, state, keeper, Progress(run, steps=steps, speaks=False))
+        for _ in range(steps):
+            at.append((time.perf_counter(), time.process_time()))
+            trainer.step(stop)
+        at.append((time.perf_counter(), time.process_time()))
+        checkpoints.wait()
+        size = sum(file.stat().st_size for file in checkpoints.path(EVERY * (pairs + 1)).iterdir())
+    ranks.leave()
+    each = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in pairwise(at)]
+    waited = [seconds for path in sorted((directory / "segments/metrics").iterdir()) for seconds in copies(path)]
+    (directory / "result.json").write_text(json.dumps({"each": each, "waited": waited, "mebibytes": size / 2**20}))
+
+
+def copies(segment: Path) -> list[float]:
+    """Seconds that the loop waited for a save, of the steps with one."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(segment).to_pylist()
+    return [row["value"] for row in rows if row["name"] == "time/checkpoint" and row["step"] % EVERY == 0]
+
+
+def report(name: str, result: dict[str, Any]) -> str:
+    """A line of the table."""
+    half = INTERVAL // 2
+    shares = []
+    for kind in (0, 1):
+        took = [seconds[kind] for seconds in result["each"]]
+        # Step s is took[s - 1]; the save after step s falls into its end and into the steps after it.
+        pairs = [
+            (sum(took[save - half : save + half]), sum(took[save + half : save + half + INTERVAL]))
+            for save in range(EVERY, len(took) - EVERY + 1, EVERY)
+        ]
+        shares.append(statistics.median(with_save / without - 1 for with_save, without in pairs))
+    step = statistics.median(seconds[0] for seconds in result["each"])
+    copy = statistics.median(result["waited"]) / (INTERVAL * step)
+    figures = "".join(f"{100 * share:>10.1f} %" for share in (*shares, copy))
+    return f"{name:12}{result['mebibytes']:>10.1f} MiB{step:>10.2f} s{figures}"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--pairs", type=int, default=5)
+    options.add_argument("--shapes", nargs="+", choices=["quickstart", "qwen3"], default=["quickstart", "qwen3"])
+    options.add_argument("--threads", type=int, default=2)
+    options.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    chosen = options.parse_args()
+    if chosen.worker:
+        train(chosen.worker, chosen.shapes[0], chosen.pairs)
+        return
+    print(f"{'shape':12}{'state':>14}{'step':>12}{'wall':>12}{'CPU':>12}{'copy':>12}", flush=True)
+    for name in chosen.shapes:
+        with tempfile.TemporaryDirectory() as directory:
+            command = [sys.executable, __file__, "--worker", directory, "--shapes", name, "--pairs", str(chosen.pairs)]
+            environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads), "DS_ACCELERATOR": "cpu"}
+            subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+            print(report(name, json.loads((Path(directory) / "result.json").read_text())), flush=True)
+
+
+if __name__ == "__main__":
+    main()

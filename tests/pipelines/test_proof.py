@@ -1,0 +1,41 @@
+"""`rpg resume --prove`: a run's steps again from a checkpoint, held against what was recorded."""
+
+import shutil
+
+import pyarrow.parquet as pq
+
+OVERRIDES = ("training.steps=6", "training.checkpoint.every_steps=2", "training.checkpoint.keep_last=3")
+
+
+def test_a_run_is_proven_and_a_record_that_was_tampered_with_is_not(lab):
+    result = lab.rpg("run", str(lab.spec), overrides=OVERRIDES)
+    assert result.code == 0, result.err
+    (run_id,) = lab.run_ids()
+
+    proven = lab.rpg("resume", run_id, "--prove")
+    assert proven.code == 0, proven.out + proven.err
+    assert f"{run_id}: steps 5 to 6 again from the checkpoint of step 4" in proven.out
+    assert "32 rollouts" in proven.out
+    assert "checkpoint of step 6 (3 files)" in proven.out
+    assert "export of step 6" in proven.out
+    assert proven.out.rstrip().endswith("the same in every bit")
+    assert list((lab.root / "proofs").iterdir()) == []
+    assert lab.query("select count(*) from rollouts") == [(6 * 16,)], "the replay left nothing in the record"
+
+    directory = lab.home.run(run_id)
+    (segment,) = (directory / "segments" / "rollouts").glob("*-s000003-*.parquet")
+    table = pq.read_table(segment)
+    rewards = table.column("reward").to_pylist()
+    rewards[5] += 1e-9
+    column = table.schema.get_field_index("reward")
+    changed = table.set_column(column, table.schema.field(column), [rewards])
+    pq.write_table(changed, segment, compression="zstd")
+    shutil.rmtree(lab.root / "proofs")
+    refuted = lab.rpg("resume", run_id, "--prove", "--steps", "4")
+    assert refuted.code == 1, refuted.out + refuted.err
+    assert "steps 3 to 6 again from the checkpoint of step 2" in refuted.out
+    assert "1 difference\n  rollouts: reward differs in 1 rows, first at step 3, rollout_id 5: " in refuted.out
+
+    beyond = lab.rpg("resume", run_id, "--prove", "--steps", "7")
+    assert beyond.code == 2
+    assert "has not so many steps" in beyond.err
