@@ -80,7 +80,8 @@ def _span(home: Home, run_id: str, steps: int) -> tuple[int, int]:
         if start < 0:
             raise SpecError(Problem("the run has not so many steps", given=str(steps), allowed=f"at most {last}"))
         return start, start + steps
-    start, end = ([0, *saved][-2:] + [last])[:2] if saved else (0, last)
+    known = [0, *saved]
+    start, end = (known[-2], known[-1]) if saved else (0, last)
     if start == end:
         raise SpecError(Problem("nothing is recorded that could be replayed", given=run_id))
     return start, end
