@@ -56,9 +56,9 @@ class StateCopy:
     def pieces(self, stem: str, pieces: Iterable[Piece], notes: dict[str, Any] | None = None) -> None:
         """Takes pieces, and notes of plain values, for a file of this rank's own: safetensors."""
         copies = [(f"{piece.start}@{piece.name}", _on_host(piece.values)) for piece in pieces if piece.values.numel()]
-        # As safetensors wants it: the widest first, so that each tensor is aligned.
-        copies.sort(key=lambda named: -named[1].element_size())
-        header: dict[str, Any] = {"__metadata__": {_NOTES: json.dumps(notes or {})}}
+        # The widest first, as safetensors wants it, so that all are aligned; then by name: equal states, equal files.
+        copies.sort(key=lambda named: (-named[1].element_size(), named[0]))
+        header: dict[str, Any] = {"__metadata__": {_NOTES: json.dumps(notes or {}, sort_keys=True)}}
         end = 0
         for name, values in copies:
             begin, end = end, end + values.nbytes

@@ -69,6 +69,21 @@ def test_each_rank_writes_its_own_part(ends: Path) -> None:
         assert max(sizes) < 1.5 * min(sizes), case
 
 
+def test_equal_states_make_equal_files(tmp_path: Path) -> None:
+    pieces = [
+        Piece("a", 0, torch.ones(2)),
+        Piece("b", 0, torch.ones(1, dtype=torch.int64)),
+        Piece("a", 2, torch.ones(1)),
+    ]
+    for name, order, notes in (("one", pieces, {"x": 1, "y": 2}), ("two", pieces[::-1], {"y": 2, "x": 1})):
+        copy = StateCopy()
+        copy.pieces("learner", order, notes)
+        (tmp_path / name).mkdir()
+        copy.write(tmp_path / name)
+    one, two = ((tmp_path / name / "learner-rank00000.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
 def test_a_checkpoint_that_lacks_values_is_refused(tmp_path: Path) -> None:
     copy = StateCopy()
     copy.pieces("learner", [Piece("a", 0, torch.arange(3.0)), Piece("a", 5, torch.arange(2.0))])
