@@ -1,11 +1,11 @@
-"""What checkpoints cost: steps with one in every ten, and steps with none, in turns within one run.
+"""What checkpoints cost: steps around one, and steps with none, in turns within one run.
 
     python benchmarks/checkpoint.py [--pairs 5] [--shapes quickstart qwen3] [--threads 2]
 
-Each shape trains in a process of its own and saves its whole state after every twentieth step. A pair is ten steps
-around such a save (its copy, the writing behind the steps after it) and the ten steps after them without any. The cost
-is their ratio less one: of wall time, and of the process's CPU time, which other load on the machine leaves alone.
-`copy` is what the loop itself waits for, as a share of ten steps.
+Each shape trains in a process of its own and saves its whole state after every eighth step. A pair is the four steps
+around such a save (its copy, the writing behind the steps after it) and the four steps after them without any. Their
+difference, as a share of the ten steps of the default interval, is the cost: in wall time, and in CPU time of the
+process, which other load on the machine leaves alone. `copy` is what the loop itself waits for, as a share of the same.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-EVERY, INTERVAL = 20, 10
+EVERY, WINDOW, INTERVAL = 8, 4, 10
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
 
 
@@ -113,16 +113,16 @@ def copies(segment: Path) -> list[float]:
 
 def report(name: str, result: dict[str, Any]) -> str:
     """A line of the table."""
-    half = INTERVAL // 2
+    half = WINDOW // 2
     shares = []
     for kind in (0, 1):
         took = [seconds[kind] for seconds in result["each"]]
         # Step s is took[s - 1]; the save after step s falls into its end and into the steps after it.
-        pairs = [
-            (sum(took[save - half : save + half]), sum(took[save + half : save + half + INTERVAL]))
+        extra = [
+            sum(took[save - half : save + half]) - sum(took[save + half : save + half + WINDOW])
             for save in range(EVERY, len(took) - EVERY + 1, EVERY)
         ]
-        shares.append(statistics.median(with_save / without - 1 for with_save, without in pairs))
+        shares.append(statistics.median(extra) / (INTERVAL * statistics.median(took)))
     step = statistics.median(seconds[0] for seconds in result["each"])
     copy = statistics.median(result["waited"]) / (INTERVAL * step)
     figures = "".join(f"{100 * share:>10.1f} %" for share in (*shares, copy))
@@ -143,7 +143,8 @@ def main() -> None:
     for name in chosen.shapes:
         with tempfile.TemporaryDirectory() as directory:
             command = [sys.executable, __file__, "--worker", directory, "--shapes", name, "--pairs", str(chosen.pairs)]
-            environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads), "DS_ACCELERATOR": "cpu"}
+            environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads)}
+            environment |= {"OMP_WAIT_POLICY": "PASSIVE", "DS_ACCELERATOR": "cpu"}
             subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
             print(report(name, json.loads((Path(directory) / "result.json").read_text())), flush=True)
 
