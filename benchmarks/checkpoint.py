@@ -56,26 +56,15 @@ def shape(name: str) -> dict[str, Any]:
 
 def train(directory: Path, name: str, pairs: int) -> None:
     """The worker: leaves the steps' wall and CPU seconds, and the seconds that the loop waited, in result.json."""
-    import torch
-
-    from rpg import base, ranks
-    from rpg.checkpoint import Checkpoints
+    from rpg import base
+    from rpg import train as process
     from rpg.data import staging
-    from rpg.device import use_threads
-    from rpg.keeping import Keeper
-    from rpg.parts import open_parts
-    from rpg.progress import Progress
-    from rpg.records import SegmentWriter
-    from rpg.retention import Retention
-    from rpg.run_directory import RunDirectory
-    from rpg.run_state import RunState
     from rpg.stopping import StopRequest
     from rpg.trainer import Trainer
     from specs.schema.experiment import Experiment
 
-    steps = EVERY * pairs + EVERY
     spec = shape(name)
-    spec["training"]["steps"] = steps + 1
+    spec["training"]["steps"] = EVERY * (pairs + 1)
     experiment = Experiment.model_validate(spec)
     for stage in ("data", "base"):
         (directory / stage).mkdir()
@@ -84,22 +73,19 @@ def train(directory: Path, name: str, pairs: int) -> None:
     (directory / "spec.json").write_text(experiment.model_dump_json())
     inputs = {"run_id": name, "fingerprint": "", "data": "data", "base": "base"}
     (directory / "inputs.json").write_text(json.dumps(inputs))
-    ranks.join("cpu")
-    use_threads(experiment.resources, processes=1)
-    run, stop, state, at = RunDirectory(directory), StopRequest(), RunState(), []
-    with open_parts(run, experiment, torch.device("cpu")) as parts:
-        checkpoints = Checkpoints(run.checkpoints, Retention.of(experiment.training.checkpoint))
-        keeper = Keeper(parts, checkpoints, SegmentWriter(directory, name, run.new_attempt(0)))
-        trainer = Trainer(parts, state, keeper, Progress(run, steps=steps, speaks=False))
-        for _ in range(steps):
-            at.append((time.perf_counter(), time.process_time()))
-            trainer.step(stop)
+    at, step = [], Trainer.step
+
+    def timed(trainer: Trainer, stop: StopRequest) -> bool:
         at.append((time.perf_counter(), time.process_time()))
-        checkpoints.wait()
-        size = sum(file.stat().st_size for file in checkpoints.path(EVERY * (pairs + 1)).iterdir())
-    ranks.leave()
+        return step(trainer, stop)
+
+    Trainer.step = timed
+    if code := process.main(directory):
+        sys.exit(code)
     each = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in pairwise(at)]
     waited = [seconds for path in sorted((directory / "segments/metrics").iterdir()) for seconds in copies(path)]
+    saved = max((directory / "checkpoints").glob("step-*"))
+    size = sum(file.stat().st_size for file in saved.iterdir())
     (directory / "result.json").write_text(json.dumps({"each": each, "waited": waited, "mebibytes": size / 2**20}))
 
 
@@ -120,7 +106,7 @@ def report(name: str, result: dict[str, Any]) -> str:
         # Step s is took[s - 1]; the save after step s falls into its end and into the steps after it.
         extra = [
             sum(took[save - half : save + half]) - sum(took[save + half : save + half + WINDOW])
-            for save in range(EVERY, len(took) - EVERY + 1, EVERY)
+            for save in range(EVERY, len(took) - EVERY + 2, EVERY)
         ]
         shares.append(statistics.median(extra) / (INTERVAL * statistics.median(took)))
     step = statistics.median(seconds[0] for seconds in result["each"])
