@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -138,6 +139,11 @@ def verdict(codes: Sequence[int | None]) -> int:
     if failures:
         return failures[0]
     return 143 if any(codes) else 0
+
+
+def forget_exits(run_dir: Path) -> None:
+    """Takes away what ranks of a former go noted of their end: it would be taken for the next one's."""
+    shutil.rmtree(run_dir / "exits", ignore_errors=True)
 
 
 def interface_of(address: str) -> str:

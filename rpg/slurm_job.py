@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rpg.node_ranks import ENDED_WELL, address_of, free_port, verdict
+from rpg.node_ranks import ENDED_WELL, address_of, forget_exits, free_port, verdict
 from rpg.run_directory import now, replace_json
 from rpg.slurm_node import DIRECTORY, source_address
 from rpg.stopping import STOPPED
@@ -47,6 +47,7 @@ class Job:
 
     def run(self) -> int:
         """Trains, and queues the job again where that is called for. Returns the job's exit code."""
+        forget_exits(self._run_dir)
         self._prepare()
         command = ["srun", f"--nodes={self._nodes}", f"--ntasks={self._nodes}", "--ntasks-per-node=1"]
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):

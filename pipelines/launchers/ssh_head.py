@@ -18,7 +18,7 @@ from pipelines.launchers.launch_record import passed_on, write_launch
 from pipelines.launchers.ssh_connection import Connection, apart
 from pipelines.supervisor import log_size, log_tail
 from rpg.node import versions
-from rpg.node_ranks import ENDED_WELL, Share, log_of, verdict
+from rpg.node_ranks import ENDED_WELL, Share, forget_exits, log_of, verdict
 from rpg.process import die_with_parent
 from specs.errors import Problem
 from specs.hostfile import hosts_of
@@ -71,6 +71,7 @@ class Head:
                 return ending.code
             _say(f"goes on from {stood_at or 'the beginning'} in {ending.fence_seconds:.0f} s (loss {losses})")
             self._wait(ending.fence_seconds)
+            forget_exits(self._directory)
             go += 1
 
     def _go(self, go: int) -> Ending:

@@ -177,7 +177,8 @@ def test_a_host_whose_slots_are_taken_is_waited_for_and_the_holder_is_named(
             patch.setenv(name, value)
         with leased(1, "another-run", waiting=None):
             process = head(run)
-            time.sleep(10)
+            wait_for((run / "launch.json").exists, what="the host's orders")
+            time.sleep(5)
             assert not hosts.hosts[0].ranks()
     said = finish(process)
     assert "7 is held by another-run" in said
