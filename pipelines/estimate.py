@@ -13,7 +13,7 @@ from specs.errors import Problem
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel
 from specs.schema.rollout import VllmRollout
-from specs.schema.training import Training
+from specs.schema.training import Lora, Training
 
 GIB = 2**30
 LOGPROB_CHUNK = 1024
@@ -116,10 +116,14 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     training, rollout = experiment.training, experiment.rollout
     low_precision = training.precision == "bfloat16"
     size = 2 if low_precision else 4
-    # AdamW keeps two float32 moments, and below float32 a master copy of the weights as well.
-    optimizer = shape.parameters * (12 if low_precision else 8)
-    weights = shape.parameters * size
-    reference = weights if experiment.reference.source != "behaviour" else 0
+    adapters = adapter_parameters(shape, training.lora) if training.lora else 0
+    trained = adapters or shape.parameters
+    # Either optimizer keeps two float32 values a weight, and below float32 a master copy of the weights as well.
+    optimizer = trained * (12 if low_precision else 8)
+    weights = (shape.parameters + adapters) * size
+    # What a snapshot keeps is what is trained; the initial policy is the model with its adapters off.
+    kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained}
+    reference = kept[experiment.reference.source] * size
     tokens = _largest_microbatch(experiment)
     in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // training.ranks))
     length = experiment.data.max_prompt_length + rollout.max_response_length
@@ -127,7 +131,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     engine = engine_memory(experiment)
     return MemoryEstimate(
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
-        gradients=_shard(shape.parameters * size, training, 2),
+        gradients=_shard(trained * size, training, 2),
         optimizer=0 if training.offload.optimizer else _shard(optimizer, training, 1),
         reference=_shard(reference, training, 3),
         activations=tokens * _activations_per_token(shape, training, size),
@@ -142,6 +146,20 @@ def engine_memory(experiment: Experiment) -> int:
     if not isinstance(experiment.rollout, VllmRollout):
         return 0
     return int(experiment.rollout.memory_fraction * experiment.resources.memory_gib * GIB)
+
+
+def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
+    """Weights of the adapters: rank x (inputs + outputs) of each adapted module, by the names of Llama and its kin.
+
+    A module of another name counts as one of the MLP's.
+    """
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    widths = {
+        **dict.fromkeys(("q_proj", "o_proj"), hidden + shape.attention_size),
+        **dict.fromkeys(("k_proj", "v_proj"), hidden + shape.key_value_size),
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner),
+    }
+    return shape.layers * lora.rank * sum(widths.get(name, hidden + inner) for name in lora.target_modules or widths)
 
 
 def memory_warnings(experiment: Experiment) -> list[Problem]:

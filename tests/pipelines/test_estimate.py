@@ -124,3 +124,27 @@ def test_gpu_hours_are_the_arithmetic_of_training_and_the_traffic_of_sampling(tm
     hours = gpu_hours(spec, shape)
     assert hours.training == pytest.approx(training)
     assert hours.sampling == pytest.approx(sampling)
+
+
+@pytest.mark.parametrize("targets", [(), ("q_proj", "k_proj", "down_proj")])
+def test_adapters_are_all_that_has_gradients_and_optimizer_state(tmp_path: Path, targets: tuple[str, ...]) -> None:
+    from rpg.engines.adapters import add_adapters
+
+    whole = experiment(tmp_path, "qwen3", "training.ranks=1", "reference.source=initial")
+    lora = (
+        "training.ranks=1",
+        "reference.source=initial",
+        f"training.lora={{rank: 3, target_modules: {list(targets)}}}",
+    )
+    adapted = experiment(tmp_path, "qwen3", *lora)
+    shape = model_shape(adapted)
+    assert shape is not None
+    assert adapted.training.lora is not None
+    config = AutoConfig.for_model("qwen3", **adapted.model.config, vocab_size=shape.vocab_size)  # type: ignore[union-attr]
+    model = AutoModelForCausalLM.from_config(config)
+    add_adapters(model, adapted.training.lora)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    estimate = memory_estimate(adapted, shape)
+    assert (estimate.gradients, estimate.optimizer, estimate.reference) == (4 * trained, 8 * trained, 0)
+    assert estimate.weights == memory_estimate(whole, shape).weights + 4 * trained
+    assert memory_estimate(whole, shape).reference == 4 * shape.parameters
