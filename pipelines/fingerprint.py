@@ -14,7 +14,7 @@ from specs.schema.base import identity_of
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
 
-STAGE_VERSIONS = {"data": 1, "base": 1, "train": 1, "evaluate": 1, "report": 1}
+STAGE_VERSIONS = {"data": 1, "base": 1, "train": 2, "evaluate": 1, "report": 1}
 """Raised when a stage's code comes to give another result for the same spec."""
 
 Identity = dict[str, Any]

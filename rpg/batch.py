@@ -135,7 +135,7 @@ class Rows:
 
 
 def plan_microbatches(
-    lengths: Integers, rollouts: Sequence[int], *, ranks: int, rank: int, max_tokens: int
+    lengths: Integers, rollouts: Sequence[int], *, ranks: int, rank: int, max_tokens: int, packed: bool = False
 ) -> list[Rows]:
     """This rank's passes over a minibatch: an equal share of the tokens, at most `max_tokens` a pass, padding included.
 
@@ -144,9 +144,11 @@ def plan_microbatches(
     Args:
         lengths: tokens of prompt and response of each of the step's responses.
         rollouts: the minibatch, as indices into `lengths`.
-        max_tokens: bound on rows x longest row. A response longer than that is a pass of its own.
+        max_tokens: bound on rows x longest row, or packed on the sum of the lengths. A response longer than that is a
+            pass of its own.
+        packed: the sequences are laid end to end, so that nothing is padded.
     """
-    plans = [_pack(lengths, share, max_tokens) for share in _shares(lengths, rollouts, ranks)]
+    plans = [_group(lengths, share, max_tokens, packed=packed) for share in _shares(lengths, rollouts, ranks)]
     shortest = min(rollouts, key=lambda index: (lengths[index], index))
     idle = max(map(len, plans)) - len(plans[rank])
     return [Rows(pack) for pack in plans[rank]] + [Rows((shortest,), counts=False)] * idle
@@ -163,15 +165,21 @@ def _shares(lengths: Integers, rollouts: Sequence[int], ranks: int) -> list[list
     return shares
 
 
-def _pack(lengths: Integers, rollouts: Sequence[int], max_tokens: int) -> list[tuple[int, ...]]:
+def _group(lengths: Integers, rollouts: Sequence[int], max_tokens: int, *, packed: bool) -> list[tuple[int, ...]]:
     """Neighbours in length together, so that little is padded."""
-    packs: list[list[int]] = []
+    groups: list[list[int]] = []
+    tokens = 0
     for index in _longest_first(lengths, rollouts):
-        if packs and int(lengths[packs[-1][0]]) * (len(packs[-1]) + 1) <= max_tokens:
-            packs[-1].append(index)
+        if packed or not groups:
+            tokens += int(lengths[index])
         else:
-            packs.append([index])
-    return [tuple(pack) for pack in packs]
+            tokens = int(lengths[groups[-1][0]]) * (len(groups[-1]) + 1)
+        if groups and tokens <= max_tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            tokens = int(lengths[index])
+    return [tuple(group) for group in groups]
 
 
 def _longest_first(lengths: Integers, rollouts: Sequence[int]) -> list[int]:
@@ -183,9 +191,12 @@ class Microbatch:
     """One forward pass: b sequences of at most L tokens, their n response tokens, responses of at most T tokens."""
 
     input_ids: Tensor
-    """Prompt and response, padded on the right, where causal attention never looks. [b, L]"""
+    """Prompt and response, padded on the right, where causal attention never looks [b, L]; packed, all in one row
+    [1, L]."""
+    packed: tuple[int, ...]
+    """Of a packed row: the length of each sequence, in order. Empty where each has a row of its own."""
     sources: Tensor
-    """Positions in the flattened [b * L] whose hidden state predicts a response token, row by row. [n]"""
+    """Positions in the flattened input ids whose hidden state predicts a response token, row by row. [n]"""
     targets: Tensor
     """Those response tokens. [n]"""
     tokens: Tensor
@@ -212,20 +223,23 @@ class Microbatch:
         )
 
 
-def microbatch(step: StepRollouts, rows: Rows, device: torch.device) -> Microbatch:
-    """Pads the responses of one pass and notes where their tokens stand."""
+def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: bool = False) -> Microbatch:
+    """Pads the responses of one pass, or lays them end to end, and notes where their tokens stand."""
     index = np.array(rows.rollouts, dtype=np.int64)
     lengths, starts = step.lengths[index], step.starts[index]
     prompts = [step.prompts[group] for group in step.group_ids[index]]
     heads = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-    width, longest = int((heads + lengths).max()), int(lengths.max())
+    whole, longest = heads + lengths, int(lengths.max())
+    ends = np.cumsum(whole) if packed else np.arange(1, len(index) + 1) * whole.max()
+    begins = ends - whole if packed else ends - whole.max()
     row = np.repeat(np.arange(len(index)), lengths)
     column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     tokens = np.repeat(starts, lengths) + column
-    input_ids = np.zeros((len(index), width), dtype=np.int64)
-    for number, prompt in enumerate(prompts):
-        input_ids[number, : len(prompt)] = prompt
-    input_ids[row, heads[row] + column] = step.token_ids[tokens]
+    input_ids = np.zeros(ends[-1], dtype=np.int64)
+    for begin, prompt in zip(begins, prompts, strict=True):
+        input_ids[begin : begin + len(prompt)] = prompt
+    places = begins[row] + heads[row] + column
+    input_ids[places] = step.token_ids[tokens]
     mask = np.zeros((len(index), longest), dtype=np.float32)
     mask[row, column] = float(rows.counts)
 
@@ -233,8 +247,9 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device) -> Microbat
         return torch.from_numpy(array).to(device)
 
     return Microbatch(
-        input_ids=place(input_ids),
-        sources=place(row * width + heads[row] + column - 1),
+        input_ids=place(input_ids.reshape(1 if packed else len(index), -1)),
+        packed=tuple(whole.tolist()) if packed else (),
+        sources=place(places - 1),
         targets=place(step.token_ids[tokens]),
         tokens=torch.from_numpy(tokens),
         response_mask=place(mask),

@@ -21,8 +21,10 @@ class Minibatch:
     """Responses that are trained on, over all ranks; at least 1."""
 
 
-def cut(rollouts: StepRollouts, training: Training, device: torch.device) -> list[Minibatch]:
+def cut(rollouts: StepRollouts, training: Training, device: torch.device, *, packed: bool = False) -> list[Minibatch]:
     """Minibatches in the order of the prompts, each with this rank's passes, which serve every forward alike.
+
+    packed: whether a pass is one row without padding, see Learner.packs.
 
     Responses that `mask_truncated` leaves out are in no pass and no count.
     """
@@ -31,7 +33,10 @@ def cut(rollouts: StepRollouts, training: Training, device: torch.device) -> lis
         parts = [part[~rollouts.truncated[part]] for part in parts]
     return [
         Minibatch(
-            passes=[microbatch(rollouts, rows, device) for rows in _passes(rollouts, part.tolist(), training)],
+            passes=[
+                microbatch(rollouts, rows, device, packed=packed)
+                for rows in _passes(rollouts, part.tolist(), training, packed=packed)
+            ],
             num_tokens=max(1, int(rollouts.lengths[part].sum())),
             num_sequences=max(1, len(part)),
         )
@@ -39,7 +44,7 @@ def cut(rollouts: StepRollouts, training: Training, device: torch.device) -> lis
     ]
 
 
-def _passes(rollouts: StepRollouts, part: list[int], training: Training) -> list[Rows]:
+def _passes(rollouts: StepRollouts, part: list[int], training: Training, *, packed: bool) -> list[Rows]:
     """This rank's; one that does not count where there is nothing to train on, since an update needs a backward."""
     if not part:
         return [Rows((int(rollouts.sequence_lengths.argmin()),), counts=False)]
@@ -49,4 +54,5 @@ def _passes(rollouts: StepRollouts, part: list[int], training: Training) -> list
         ranks=ranks.world_size(),
         rank=ranks.rank(),
         max_tokens=training.microbatch_tokens,
+        packed=packed,
     )

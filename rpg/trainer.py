@@ -85,7 +85,7 @@ class Trainer:
         self.state.step += 1
         rollouts = self.source.take(self.state.step, clock)
         trained_version = self.state.policy_version
-        minibatches = cut(rollouts, self.training, self.parts.device)
+        minibatches = cut(rollouts, self.training, self.parts.device, packed=self.parts.learner.packs)
         ledger = TokenLedger(len(rollouts.token_ids))
         with clock("logprobs"):
             self.recompute(minibatches, ledger)

@@ -1,24 +1,28 @@
 """The learner: a transformers model whose gradients, optimizer and shards are DeepSpeed's."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rpg import ranks
 from rpg.batch import Microbatch
 from rpg.engines import shards
 from rpg.engines.adapters import save_adapter, whole_weights
 from rpg.engines.deepspeed_config import deepspeed_config, optimizer_maker
+from rpg.engines.packing import Packing
 from rpg.engines.policy import Policy, load_model
 from rpg.engines.schedule_free import ScheduleFreeAdamW
 from rpg.pieces import StateCopy
 from specs.schema.training import Training
+
+PACKING_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05}
+"""Nats, between a sequence's logprobs in a row with another and alone."""
 
 
 class Learner:
@@ -50,13 +54,18 @@ class Learner:
             model=self.policy,
             model_parameters=[parameter for parameter in self.policy.parameters() if parameter.requires_grad],
             optimizer=optimizer_maker(training),
-            config=deepspeed_config(training, device_type=device.type, lends_weights=lends_weights),
+            config=deepspeed_config(training, lends_weights=lends_weights),
         )
         if self._clips_itself:
             self._engine.optimizer.register_step_pre_hook(self._clip)
         if training.zero_stage == 3:
             head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
             deepspeed.zero.register_external_parameter(self.policy, head.weight)
+
+        self.packs = training.packing and keeps_sequences_apart(
+            self._engine, model.config, device, tolerance=PACKING_TOLERANCE[training.precision]
+        )
+        """Whether a pass may hold several sequences in a row."""
 
     @property
     def model(self) -> PreTrainedModel:
@@ -66,7 +75,8 @@ class Learner:
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of the batch's response tokens, nats. [n] each; with gradients on, the logprobs are
         differentiable, and the entropies where there is an entropy bonus."""
-        logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets)
+        packing = Packing.of(batch.packed, self.device) if batch.packed else None
+        logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets, packing=packing)
         return logprobs, entropies
 
     @contextmanager
@@ -178,3 +188,21 @@ class Learner:
             with self._whole([parameter for parameter in self.model.parameters() if parameter.requires_grad]):
                 if first:
                     save_adapter(self.model, lora, directory / "adapter")
+
+
+@torch.no_grad()
+def keeps_sequences_apart(
+    policy: Callable[..., tuple[Tensor, Tensor]], config: PretrainedConfig, device: torch.device, *, tolerance: float
+) -> bool:
+    """Whether a sequence behind another in a row has the logprobs that it has alone, within a tolerance in nats.
+
+    It is tried and not looked up: layers of another kind, a state that runs along the row, and an architecture that
+    does not hand the bounds on to its attention all show.
+    """
+    text = config.get_text_config()
+    packing = Packing.of((9, 7), device)
+    ids = torch.arange(16, device=device) % text.vocab_size
+    last = torch.arange(9, 15, device=device)
+    together, _ = policy(ids[None], last, ids[last + 1], packing=packing)
+    alone, _ = policy(ids[None, 9:], last - 9, ids[last + 1])
+    return packing.layers == text.num_hidden_layers and float((together - alone).abs().max()) < tolerance

@@ -24,7 +24,7 @@ def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], Schedu
     )
 
 
-def deepspeed_config(training: Training, *, device_type: str, lends_weights: bool) -> dict[str, Any]:
+def deepspeed_config(training: Training, *, lends_weights: bool) -> dict[str, Any]:
     """DeepSpeed's settings. Accumulation boundary and learning rate are ours: it divides by and schedules nothing."""
     optimizer = training.optimizer
     clips_itself = training.zero_stage == 0 and training.precision == "float32"
@@ -54,7 +54,7 @@ def deepspeed_config(training: Training, *, device_type: str, lends_weights: boo
                 "eps": optimizer.epsilon,
                 "weight_decay": optimizer.weight_decay,
                 "torch_adam": True,
-                **({"fused": True} if device_type == "cuda" and not training.offload.optimizer else {}),
+                "fused": True,  # on a CPU too: there it takes a tenth of the time, and nothing has to be compiled
             },
         },
         "steps_per_print": 10**9,

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from rpg.engines.adapters import add_adapters, has_adapters
+from rpg.engines.adapters import add_adapters
+from rpg.engines.packing import ATTENTION, Packing
 from rpg.logprobs import token_logprobs
 from specs.errors import Problem, SpecError
 from specs.schema.training import Training
@@ -21,21 +22,26 @@ class Policy(nn.Module):
         self.model = model
         self.temperature = temperature
         self.entropy_gradient = entropy_gradient
-        if has_adapters(model):
-            self.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
 
     def forward(
-        self, input_ids: Tensor, sources: Tensor, targets: Tensor, temperature: float | None = None
+        self,
+        input_ids: Tensor,
+        sources: Tensor,
+        targets: Tensor,
+        temperature: float | None = None,
+        packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of `targets`, nats, float32. [n] each
 
         Args:
-            input_ids: token ids, padded on the right. [b, L]
-            sources: positions in the flattened [b * L] whose hidden states predict the targets. [n]
+            input_ids: token ids, padded on the right [b, L], or packed [1, L].
+            sources: positions in the flattened input ids whose hidden states predict the targets. [n]
             targets: token ids. [n]
             temperature: another than the policy's own.
+            packing: which sequences a row holds end to end.
         """
-        hidden = self.model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        apart: dict[str, Any] = {"packing": packing, "position_ids": packing.position_ids} if packing else {}
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False, **apart).last_hidden_state
         head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         chosen = hidden.flatten(0, 1).index_select(0, sources)
         return token_logprobs(
@@ -48,13 +54,6 @@ class Policy(nn.Module):
         )
 
 
-def _keep_trained(policy: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-    """Leaves frozen weights out of a state dict, a tied one's second name included."""
-    trained = {prefix + name for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    for name in set(state) - trained:
-        del state[name]
-
-
 def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
     """The model in the training precision, with dropout off, since the ratio compares two passes."""
     config = AutoConfig.from_pretrained(weights_dir)
@@ -64,6 +63,8 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
             setattr(config, name, 0.0)
     model = AutoModelForCausalLM.from_pretrained(weights_dir, config=config, dtype=getattr(torch, training.precision))
     model.train()
+    if training.packing and model.config._attn_implementation == "sdpa":
+        model.config._attn_implementation = ATTENTION
     if training.lora:
         add_adapters(model, training.lora)
     if training.gradient_checkpointing:

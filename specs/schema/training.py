@@ -120,10 +120,14 @@ class Training(Spec):
     """Steps between exports of weights that evaluation can read; 0 exports the last step only."""
     microbatch_tokens: int = execution(16384, ge=1)
     """Most tokens, padding included, of one forward pass on a rank. No effect on the gradient."""
+    packing: bool = execution(True)
+    """Lay the responses of a pass end to end instead of padding them, where the model's attention keeps them apart. No
+    effect on the gradient."""
     ranks: int = execution(1, ge=1)
     """Data-parallel processes. No effect on the batch: it is spread over them."""
     zero_stage: Literal[0, 1, 2, 3] = execution(0)
-    """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well."""
+    """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well. In bfloat16, 0 runs as
+    1, which adds the gradients of an update up in float32."""
     offload: Offload = execution(Offload())
     """What is kept in host memory."""
     gradient_checkpointing: bool = execution(False)

@@ -38,13 +38,17 @@ TRAINING: dict[str, Any] = {
     "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.05, "weight_decay": 0.1},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
+    "padded": {"packing": False},
+    "recomputed": {"gradient_checkpointing": True},
+    "offloaded": {"offload": {"optimizer": True}},
+    "all_offloaded": {"offload": {"optimizer": True, "parameters": True}},
     "free": {
-        "optimizer": TRAINING["optimizer"] | {"type": "schedule_free_adamw"},
+        "optimizer": {"type": "schedule_free_adamw"},
         "schedule": {"type": "constant", "warmup_updates": 3},
     },
     "lora": {
         "lora": {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]},
-        "optimizer": TRAINING["optimizer"] | {"learning_rate": 5e-3},
+        "optimizer": {"learning_rate": 5e-3},
     },
 }
 ROLLOUT = {"max_response_length": 20, "temperature": 1.3}
@@ -79,7 +83,8 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
     step = responses()
     with open_parts(run, spec, torch.device("cpu")) as parts:
         trainer = Trainer(parts, RolloutSource(parts), RunState(), keeper=None, progress=None)
-        minibatches = cut(step, trainer.training, torch.device("cpu"))
+        minibatches = cut(step, trainer.training, torch.device("cpu"), packed=parts.learner.packs)
+        assert parts.learner.packs == trainer.training.packing
         ledger = TokenLedger(len(step.token_ids))
         trainer.recompute(minibatches, ledger)
         with parts.learner.updating():
@@ -198,7 +203,9 @@ def main(inputs: Path, out: Path, cases: list[str]) -> None:
         zero, precision, tokens, *options = case.replace("plain", "0:float32:1").split(":")
         changes: dict[str, Any] = {"zero_stage": int(zero), "precision": precision, "microbatch_tokens": int(tokens)}
         for option in options:
+            optimizer = changes.get("optimizer", {})
             changes |= OPTIONS[option]
+            changes["optimizer"] = TRAINING["optimizer"] | optimizer | OPTIONS[option].get("optimizer", {})
         place = out / f"{case}-rank{ranks.rank()}of{ranks.world_size()}"
         run = RunDirectory(make_run(inputs, place, training=TRAINING | changes, rollout=ROLLOUT))
         weights = by_hand(inputs / "base", run.spec()) if plain else by_trainer(run, run.spec())

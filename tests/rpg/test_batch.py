@@ -28,18 +28,22 @@ def example() -> StepRollouts:
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
     ranks=st.integers(1, 4),
     max_tokens=st.integers(1, 120),
+    packed=st.booleans(),
 )
-def test_every_response_is_trained_on_once_by_one_rank(lengths: list[int], ranks: int, max_tokens: int) -> None:
+def test_every_response_is_trained_on_once_by_one_rank(
+    lengths: list[int], ranks: int, max_tokens: int, packed: bool
+) -> None:
     array = np.array(lengths)
     plans = [
-        plan_microbatches(array, range(len(lengths)), ranks=ranks, rank=rank, max_tokens=max_tokens)
+        plan_microbatches(array, range(len(lengths)), ranks=ranks, rank=rank, max_tokens=max_tokens, packed=packed)
         for rank in range(ranks)
     ]
     counted = [index for plan in plans for rows in plan if rows.counts for index in rows.rollouts]
     assert sorted(counted) == list(range(len(lengths)))
     assert len({len(plan) for plan in plans}) == 1, "every rank makes the same number of passes"
     for rows in (rows for plan in plans for rows in plan):
-        assert len(rows.rollouts) == 1 or len(rows.rollouts) * array[list(rows.rollouts)].max() <= max_tokens
+        tokens = array[list(rows.rollouts)]
+        assert len(tokens) == 1 or (tokens.sum() if packed else len(tokens) * tokens.max()) <= max_tokens
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=8, max_size=40))
@@ -64,6 +68,15 @@ def test_a_pass_predicts_each_response_token_from_the_position_before_it() -> No
     assert batch.input_ids.flatten()[batch.sources + 1].tolist() == batch.targets.tolist()
     assert batch.response_mask.tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
     assert step.token_ids[batch.tokens.numpy()].tolist() == batch.targets.tolist()
+
+
+def test_a_packed_pass_is_one_row_with_the_same_tokens_and_no_padding() -> None:
+    padded, packed = (microbatch(example(), Rows((0, 2, 1)), torch.device("cpu"), packed=way) for way in (False, True))
+    assert packed.input_ids.tolist() == [[1, 2, 3, 4, 5, 10, 11, 12, 1, 2, 6]]
+    assert packed.packed == (5, 3, 3)
+    assert packed.input_ids.flatten()[packed.sources + 1].tolist() == packed.targets.tolist()
+    for name in ("targets", "tokens", "response_mask", "places", "rollouts"):
+        assert torch.equal(getattr(packed, name), getattr(padded, name)), name
 
 
 def test_spreading_and_picking_are_inverse() -> None:

@@ -10,26 +10,40 @@ from specs.errors import SpecError
 from tests.rpg.tiny_run import finish, free_port, make_inputs, start
 
 STAGES = [f"{zero}:float32:60" for zero in range(4)]
+ALONE = [
+    *["plain", *STAGES, "0:float32:1", "0:float32:100000", "0:float32:60:padded", "0:bfloat16:60", "2:bfloat16:60"],
+    *["0:float32:60:recomputed", "2:float32:60:offloaded", "3:float32:60:all_offloaded"],
+    *["plain:lora", "0:float32:60:lora", "3:bfloat16:60:all_offloaded:recomputed:lora"],
+    *["plain:free", "0:float32:60:free", "1:float32:60:free", "3:bfloat16:60:free"],
+]
+TOGETHER = [*STAGES, "1:bfloat16:60", "3:float32:60:lora", "2:float32:60:free", "3:float32:60:free"]
+BOUND = {"float32": 1e-5, "bfloat16": 0.03}
+"""Of the relative error in norm of any tensor after five updates, and of the gradient norm.
+
+In float32 it is what another order of summation does. In bfloat16 a number has a relative error of 2^-9, the weights
+that come out too, and a gradient one of about 2^-7; AdamW divides it by its own size, so that an element whose gradient
+is lost in rounding moves by the whole rate in either direction, which shows in tensors that have many of them.
+"""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights after five updates, of every case."""
+    return updates(tmp_path_factory, ALONE, TOGETHER)
+
+
+def updates(tmp_path_factory: pytest.TempPathFactory, alone: list[str], together: list[str]) -> Path:
+    """Makes the updates of cases on one rank, and of others on two."""
     inputs, out = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("results")
     make_inputs(inputs)
-    alone = ["plain", *STAGES, "0:float32:1", "0:float32:100000", "0:bfloat16:60", "2:bfloat16:60"]
-    alone += ["plain:lora", "0:float32:60:lora", "3:bfloat16:60:lora"]
     command = [sys.executable, "-m", "tests.rpg.learner_worker", str(inputs), str(out)]
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [start([*command, *alone])]
     processes += [
-        start(
-            [*command, *STAGES, "1:bfloat16:60", "3:float32:60:lora"],
-            environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
+        start([*command, *together], environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(2)
     ]
-    finish(*processes)
+    finish(*processes, seconds=900)
     return out
 
 
@@ -57,29 +71,20 @@ def test_the_updates_move_every_tensor(results: Path) -> None:
     assert all(np.linalg.norm(trained[name] - base[name]) > 1e-4 for name in base)
 
 
-@pytest.mark.parametrize("case", STAGES)
+def plain(case: str) -> str:
+    """The case that a case is held against."""
+    options = [option for option in case.removesuffix("x1").removesuffix("x2").split(":")[3:] if option in PLAIN]
+    return ":".join(["plain", *options]) + "x1"
+
+
+PLAIN = ("lora", "free")
+
+
+@pytest.mark.parametrize(
+    "case", [f"{case}x1" for case in ALONE if not case.startswith("plain")] + [f"{case}x2" for case in TOGETHER]
+)
 def test_five_updates_are_those_of_plain_pytorch(results: Path, case: str) -> None:
-    assert worst(results, f"{case}x1", "plainx1") < 1e-5
-
-
-@pytest.mark.parametrize("case", STAGES)
-def test_two_ranks_give_the_parameters_of_one(results: Path, case: str) -> None:
-    assert worst(results, f"{case}x2", f"{case}x1") < 1e-5
-
-
-@pytest.mark.parametrize("tokens", [1, 100000])
-def test_microbatch_size_does_not_change_the_gradient(results: Path, tokens: int) -> None:
-    assert worst(results, f"0:float32:{tokens}x1", "0:float32:60x1") < 1e-5
-
-
-@pytest.mark.parametrize("case", ["0:bfloat16:60x1", "2:bfloat16:60x1", "1:bfloat16:60x2"])
-def test_bfloat16_stays_near_float32(results: Path, case: str) -> None:
-    assert 0 < worst(results, case, "plainx1") < 0.06
-
-
-@pytest.mark.parametrize("case", ["0:float32:60:lorax1", "3:float32:60:lorax2"])
-def test_adapters_are_those_of_plain_pytorch(results: Path, case: str) -> None:
-    assert worst(results, case, "plain:lorax1") < 1e-4
+    assert 0 < worst(results, case, plain(case)) < BOUND[case.split(":")[1]]
 
 
 def test_only_adapted_weights_move(results: Path) -> None:
@@ -92,5 +97,21 @@ def test_only_adapted_weights_move(results: Path) -> None:
         assert np.array_equal(trained[name], weight) != adapted, name
 
 
-def test_bfloat16_adapters_stay_near_float32(results: Path) -> None:
-    assert 0 < worst(results, "3:bfloat16:60:lorax1", "plain:lorax1") < 0.06
+def test_schedule_free_gives_other_weights_than_adamw(results: Path) -> None:
+    assert worst(results, "plain:freex1", "plainx1") > 3 * BOUND["bfloat16"]
+
+
+@pytest.mark.long
+def test_every_stage_precision_and_number_of_ranks_agrees_with_plain_pytorch(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cells = [
+        f"{zero}:{precision}:60{option}"
+        for zero in range(4)
+        for precision in ("float32", "bfloat16")
+        for option in ("", ":lora", ":free", ":lora:free")
+    ]
+    out = updates(tmp_path_factory, ["plain", "plain:lora", "plain:free", "plain:lora:free", *cells], cells)
+    errors = {f"{cell}x{n}": worst(out, f"{cell}x{n}", plain(cell)) for cell in cells for n in (1, 2)}
+    print("\n".join(f"{case:40} {error:.1e}" for case, error in errors.items()))
+    assert all(error < BOUND[case.split(":")[1]] for case, error in errors.items()), errors

@@ -10,6 +10,7 @@ import torch
 
 from rpg import ranks
 from rpg.parts import open_parts
+from rpg.rollouts import RolloutSource
 from rpg.run_directory import RunDirectory
 from rpg.stopping import StopRequest
 from rpg.train import _run
@@ -30,8 +31,8 @@ def main(arguments: list[str]) -> None:
     for argument in arguments:
         original, _, copy = argument.partition(":")
         run = RunDirectory(continued(Path(original), Path(copy)) if copy else Path(original))
-        with open_parts(run, run.spec(), torch.device("cpu")) as parts:
-            assert _run(parts, run.inputs(), stop, time.monotonic()) == 0
+        with open_parts(run, run.spec(), torch.device("cpu")) as parts, RolloutSource(parts) as source:
+            assert _run(parts, source, run.inputs(), stop, time.monotonic()) == 0
     ranks.leave()
 
 
