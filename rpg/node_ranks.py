@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -163,11 +164,17 @@ def address_of(interface: str) -> str:
     raise ValueError(f"there is no interface {interface} with an IPv4 address here; there are: {', '.join(found)}")
 
 
+_PORTS = range(20000, 32000)
+"""Below those that Linux gives to outgoing connections: one of these may take a port before the ranks have started."""
+
+
 def free_port(address: str = "") -> int:
     """A TCP port of this machine that nobody listens at now."""
-    with socket.socket() as listener:
-        listener.bind((address, 0))
-        return int(listener.getsockname()[1])
+    for port in (*random.SystemRandom().sample(_PORTS, 50), 0):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind((address, port))
+            return int(listener.getsockname()[1])
+    raise OSError(f"no port of {address or 'this machine'} is free")
 
 
 def log_of(run_dir: Path, node: int, host: str) -> Path:

@@ -170,7 +170,7 @@ def test_a_host_whose_slots_are_taken_is_waited_for_and_the_holder_is_named(
     hosts: SshHosts, inputs: Path, tmp_path: Path
 ) -> None:
     slots = {"RPG_SLOT_DIR": str(tmp_path / "slots"), "RPG_SLOTS": "7"}
-    launcher = over(hosts, hosts=[{"host": hosts.hosts[0].address}], environment=slots)
+    launcher = over(hosts, environment=slots)
     run = make_run(inputs, tmp_path / "two", launcher=launcher)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in slots.items():
