@@ -88,6 +88,12 @@ def response_means(values: Tensor, lengths: Tensor) -> Tensor:
     return values.new_zeros(len(lengths), dtype=torch.float64).index_add(0, owner, values.double()) / lengths
 
 
+def with_signal(values: Tensor, lengths: Tensor) -> Tensor:
+    """[responses], bool: whether any of a response's tokens, which are laid end to end, has an advantage but 0."""
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    return torch.zeros(len(lengths), dtype=torch.bool).index_put((owner[values != 0],), torch.tensor(True))
+
+
 def needs_logprobs(objective: Objective) -> bool:
     """Whether advantages depend on `old_logprobs` and `ref_logprobs`: the divergence is taken off the reward."""
     return isinstance(objective, Rival) and objective.penalizes_reward

@@ -1,12 +1,16 @@
 """A step's rollouts cut into the minibatches of its optimizer updates."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from rpg import ranks
-from rpg.batch import Microbatch, Rows, StepRollouts, microbatch, plan_microbatches
+from rpg.advantages import with_signal
+from rpg.batch import Integers, Microbatch, Rows, StepRollouts, microbatch, plan_microbatches
 from specs.schema.training import Training
 
 
@@ -19,29 +23,61 @@ class Minibatch:
     """Response tokens that are trained on, over all ranks; at least 1."""
     num_sequences: int
     """Responses that are trained on, over all ranks; at least 1."""
+    num_computed: int
+    """Response tokens in the passes of all ranks."""
+    num_computed_with_prompts: int
+    """The same with the tokens of the prompts."""
 
 
-def cut(rollouts: StepRollouts, training: Training, device: torch.device, *, packed: bool = False) -> list[Minibatch]:
+def cut(
+    rollouts: StepRollouts,
+    training: Training,
+    device: torch.device,
+    *,
+    packed: bool = False,
+    advantage: Tensor | None = None,
+) -> list[Minibatch]:
     """Minibatches in the order of the prompts, each with this rank's passes, which serve every forward alike.
 
-    packed: whether a pass is one row without padding, see Learner.packs.
-
     Responses that `mask_truncated` leaves out are in no pass and no count.
+
+    Args:
+        packed: whether a pass is one row without padding, see Learner.packs.
+        advantage: of every response token, to leave out the responses in which it is 0 throughout: they count, and are
+            in no pass. Of a minibatch without others the shortest is computed, for figures to be taken from. [N]
     """
     parts = np.array_split(np.arange(len(rollouts.lengths)), training.minibatches)
     if training.mask_truncated:
         parts = [part[~rollouts.truncated[part]] for part in parts]
+    computed = parts
+    if advantage is not None:
+        signal = with_signal(advantage, torch.from_numpy(rollouts.lengths)).numpy()
+        computed = [_with_signal(rollouts, part, signal) for part in parts]
     return [
         Minibatch(
             passes=[
                 microbatch(rollouts, rows, device, packed=packed)
-                for rows in _passes(rollouts, part.tolist(), training, packed=packed)
+                for rows in _passes(rollouts, chosen.tolist(), training, packed=packed)
             ],
             num_tokens=max(1, int(rollouts.lengths[part].sum())),
             num_sequences=max(1, len(part)),
+            num_computed=int(rollouts.lengths[chosen].sum()),
+            num_computed_with_prompts=int(rollouts.sequence_lengths[chosen].sum()),
         )
-        for part in parts
+        for part, chosen in zip(parts, computed, strict=True)
     ]
+
+
+def trained_fraction(minibatches: Sequence[Minibatch], rollouts: StepRollouts) -> dict[str, float]:
+    """The share of the response tokens that are computed."""
+    return {"trained_fraction": sum(minibatch.num_computed for minibatch in minibatches) / len(rollouts.token_ids)}
+
+
+def _with_signal(rollouts: StepRollouts, part: Integers, signal: npt.NDArray[np.bool_]) -> Integers:
+    chosen = part[signal[part]]
+    if len(chosen) or not len(part):
+        return chosen
+    return part[[int(rollouts.sequence_lengths[part].argmin())]]
 
 
 def _passes(rollouts: StepRollouts, part: list[int], training: Training, *, packed: bool) -> list[Rows]:

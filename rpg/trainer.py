@@ -13,6 +13,7 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
   `rollout.trust_logprobs` they stand for the learner's, except in the first minibatch.
 - With `rollout.max_staleness` a batch is sampled by an earlier policy, while others are trained on. Its `old_logprobs`
   are the sampler's own, so that every ratio is over the policy that sampled, in the first update too.
+- `training.skip_zero_advantage` leaves responses uncomputed that have no gradient; they stay in every denominator.
 - Minibatches follow the order of the prompts; there is no further shuffling.
 - Dropout is off: the ratio compares two passes over the same tokens.
 - With Schedule-Free AdamW the policy is the average of the iterates wherever it is sampled, compared, saved or
@@ -32,7 +33,7 @@ from rpg.guards import Fired, GuardStoppedError, TroubleError
 from rpg.keeping import Keeper
 from rpg.ledger import TokenLedger
 from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, staleness_metrics
-from rpg.minibatches import Minibatch, cut
+from rpg.minibatches import Minibatch, cut, trained_fraction
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.mismatch import correction_weight, mismatch_diagnostics, rollout_ratio
@@ -84,12 +85,14 @@ class Trainer:
         self.clock = clock = Stopwatch(self.parts.device, self.clock)
         self.state.step += 1
         rollouts = self.source.take(self.state.step, clock)
-        trained_version = self.state.policy_version
-        minibatches = cut(rollouts, self.training, self.parts.device, packed=self.parts.learner.packs)
+        version = self.state.policy_version
         ledger = TokenLedger(len(rollouts.token_ids))
         with clock("logprobs"):
+            advantage = self.advantages(rollouts, ledger) if self.spec.skips_zero_advantage else None
+            packed = self.parts.learner.packs
+            minibatches = cut(rollouts, self.training, self.parts.device, packed=packed, advantage=advantage)
             self.recompute(minibatches, ledger)
-            advantage = self.advantages(rollouts, ledger)
+            advantage = self.advantages(rollouts, ledger) if advantage is None else advantage
         with clock("update"), self.parts.learner.updating():
             updates, rate = self.update(minibatches, advantage, ledger)
         with clock("sync"):
@@ -98,22 +101,19 @@ class Trainer:
         figures = {
             **rollout_metrics(rollouts),
             **updates.reduce(),
-            **staleness_metrics(rollouts, trained_version),
+            **staleness_metrics(rollouts, version),
+            **(trained_fraction(minibatches, rollouts) if self.spec.skips_zero_advantage else {}),
             "learning_rate": rate,
             "reference/version": float(schedule.version),
             "reference/age_steps": float(schedule.age_steps),
         }
+        trained = sum(minibatch.num_computed_with_prompts for minibatch in minibatches) * self.training.epochs
         means = response_means(advantage, torch.from_numpy(rollouts.lengths))
         self.keeper.rollouts(
-            self.state.step,
-            rollouts,
-            means,
-            ledger,
-            trained_version=trained_version,
-            reference_version=schedule.version,
+            self.state.step, rollouts, means, ledger, trained_version=version, reference_version=schedule.version
         )
         if trouble := self.heed(figures):
-            self.keeper.finish_step(self.state, figures | clock.figures(rollouts, epochs=self.training.epochs))
+            self.keeper.finish_step(self.state, figures | clock.figures(rollouts, trained=trained))
             raise trouble
         self.move_reference(figures["kl/reverse"])
         stopping = stop.agreed(self.parts.run.cancel) or self.state.step == self.until
@@ -121,7 +121,7 @@ class Trainer:
             self.source.go_on(self.state.step)
         with clock("checkpoint"):
             self.keeper.save(self.state, stopping=stopping)
-        figures |= clock.figures(rollouts, epochs=self.training.epochs)
+        figures |= clock.figures(rollouts, trained=trained)
         figures["memory/peak_gib"] = peak_memory_gib(self.parts.device)
         self.keeper.finish_step(self.state, figures)
         self.progress.step(self.state.step, figures)
@@ -129,8 +129,7 @@ class Trainer:
 
     @property
     def recomputes_first(self) -> bool:
-        """Whether the first training pass is no source of the first minibatch's old logprobs: it runs under a later
-        policy than the one that sampled, or elsewhere than at the policy, or after advantages are taken from them."""
+        """Whether the first pass is too late for the first minibatch's old logprobs, or not at the policy's weights."""
         schedule_free = self.training.optimizer.type == "schedule_free_adamw"
         return self.spec.rollout.max_staleness > 0 or schedule_free or needs_logprobs(self.spec.objective)
 

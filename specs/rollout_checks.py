@@ -87,10 +87,24 @@ def idle_clip(experiment: Experiment) -> Iterator[Problem]:
     )
 
 
+def idle_skipping(experiment: Experiment) -> Iterator[Problem]:
+    """Leaving responses out, under a loss that has a gradient for each."""
+    training = experiment.training
+    if training.skip_zero_advantage and not experiment.skips_zero_advantage:
+        kl_coef, entropy_coef = experiment.objective.kl_coef, training.entropy_coef
+        given = f"entropy_coef {entropy_coef:g}" if entropy_coef else f"kl_coef {kl_coef:g}"
+        yield Problem(
+            "every response is computed: the loss has a gradient where the advantage is 0 as well",
+            ("training", "skip_zero_advantage"),
+            given=given,
+            hint="leave skip_zero_advantage out",
+        )
+
+
 def _recomputes_first(experiment: Experiment) -> bool:
     objective, optimizer = experiment.objective, experiment.training.optimizer
     return (isinstance(objective, Rival) and objective.penalizes_reward) or optimizer.type == "schedule_free_adamw"
 
 
 RULES = (sampler_logprobs, sleeping)
-IDLE_KNOBS = (idle_clip, idle_sampling)
+IDLE_KNOBS = (idle_clip, idle_sampling, idle_skipping)

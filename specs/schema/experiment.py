@@ -57,6 +57,13 @@ class Experiment(Spec):
     stages: Stages = Stages()
     """Retries and time limits."""
 
+    @property
+    def skips_zero_advantage(self) -> bool:
+        """Whether responses without advantage are left out: asked for, and without effect on any gradient."""
+        return (
+            self.training.skip_zero_advantage and not self.objective.needs_reference and self.training.entropy_coef == 0
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _published(cls, data: Any) -> Any:

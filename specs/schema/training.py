@@ -105,6 +105,12 @@ class Training(Spec):
     mask_truncated: bool = addition(False)
     """Overlong filtering: responses cut at rollout.max_response_length count for their group's advantages and for
     nothing else; they are in no loss and no denominator."""
+    skip_zero_advantage: bool = addition(False)
+    """Compute no forward and backward of a response whose advantages are all exactly 0, as in a group of equal rewards,
+    where the objective gives it no gradient: no divergence in the loss, no entropy bonus. The update is the same, every
+    denominator too. Figures over tokens (entropy, kl, ratio, clip_fraction, weight) are then over the tokens computed,
+    whose share is trained_fraction, and an update without any computes its shortest response for them; the logprobs of
+    the other tokens are not recorded."""
     entropy_coef: float = addition(0.0, ge=0)
     """Weight of the entropy bonus: the mean entropy of the policy at the sampled tokens, in nats, joins the objective,
     averaged as the losses are."""

@@ -57,3 +57,13 @@ def test_a_clip_can_fire_in_one_minibatch_of_an_earlier_policys_responses() -> N
 def test_an_engine_that_samples_ahead_cannot_sleep_meanwhile() -> None:
     said = message(with_rollout("engine: vllm, sleep: true, max_staleness: 1"))
     assert "rollout.sleep: an engine that samples while the learner trains cannot sleep then\n" in said
+
+
+def test_nothing_is_skipped_under_a_divergence_or_an_entropy_bonus() -> None:
+    skipping = changed("minibatches: 2", "minibatches: 2\n  skip_zero_advantage: true")
+    said = "training.skip_zero_advantage: every response is computed: the loss has a gradient where"
+    assert f"{said} the advantage is 0 as well\n" in warnings(skipping)
+    assert "given: kl_coef 0.01\n" in warnings(skipping)
+    without = skipping.replace("  kl_coef: 1e-2", "  divergence: none")
+    assert warnings(without) == "0 warnings"
+    assert "given: entropy_coef 0.1\n" in warnings(without + "  entropy_coef: 0.1\n")
