@@ -93,6 +93,7 @@ class Execution:
         self.state.update(
             status="running",
             reason="",
+            cause=None,
             started_at=self.state.record["started_at"] or now(),
             ended_at=None,
             pid=os.getpid(),
@@ -101,11 +102,11 @@ class Execution:
             flow_run_id=flow_run_id,
         )
 
-    def finish(self, status: str, reason: str = "") -> None:
+    def finish(self, status: str, reason: str = "", *, cause: str | None = None) -> None:
         """Records how it ended. Where a finished run was only looked at again, it keeps the time it ended."""
         untouched = status == "finished" and self._before == ("finished", self._work())
         ended_at = self._ended_before if untouched else now()
-        self.state.update(status=status, reason=reason, ended_at=ended_at, pid=None, pid_started=None)
+        self.state.update(status=status, reason=reason, cause=cause, ended_at=ended_at, pid=None, pid_started=None)
 
     def _work(self) -> str:
         return json.dumps(self.state.record["stages"], sort_keys=True)

@@ -7,6 +7,7 @@ Nothing is submitted: Prefect cannot interrupt a submitted task's thread, and a 
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from prefect import flow, get_run_logger, task
@@ -18,13 +19,14 @@ from prefect.states import Cancelled, Completed, Failed
 
 from pipelines import artifacts
 from pipelines.execution import Execution, RunBusyError, current
+from pipelines.exit_causes import cause_of_error, difference, may_retry
 from pipelines.home import Home
 from pipelines.plan import StagePlan
 from pipelines.progress import training_line
 from pipelines.stages import Outcome, perform
 from pipelines.state import read_json
 from pipelines.supervisor import StageStoppedError
-from specs.errors import RpgError, SpecError
+from specs.errors import SpecError
 
 _INGEST_SECONDS = 30.0
 _LOG_SECONDS = 10.0
@@ -77,7 +79,7 @@ def _run_held(execution: Execution) -> "State[Any]":
         execution.finish("finished")
         return Completed(message=f"{execution.run_id}: all stages done")
     status = "cancelled" if failed.is_cancelled() else "failed"
-    execution.finish(status, failed.message or "")
+    execution.finish(status, failed.message or "", cause=cause_of_error(execution.error))
     ending = Cancelled if failed.is_cancelled() else Failed
     return ending(message=failed.message)
 
@@ -91,7 +93,7 @@ def _run_stages(execution: Execution) -> "State[Any] | None":
             name=stage.stage,
             task_run_name=stage.stage,
             retries=policy.retries,
-            retry_condition_fn=_may_retry,
+            retry_condition_fn=_retry_condition(execution, stage.stage),
             tags=[f"stage:{stage.stage}"],
         )
         upstream = [states[name] for name in stage.inputs]
@@ -126,9 +128,16 @@ def run_stage(execution: Execution, stage: StagePlan) -> "State[Any]":
     return Completed(message=stage.reason)
 
 
-def _may_retry(_task: Any, _run: Any, state: "State[Any]") -> bool:
-    """Not what the user has to put right, and not what was stopped."""
-    return state.is_failed() and not isinstance(state.data, RpgError)
+def _retry_condition(execution: Execution, stage: str) -> Callable[[Any, Any, Any], bool]:
+    """Not what the user has to put right, not what was stopped, and not what would only happen again.
+
+    A plain function: Prefect 3 takes any other callable, a partial for one, as No.
+    """
+
+    def condition(_task: Any, _run: Any, _state: Any) -> bool:
+        return execution.error is not None and may_retry(execution, stage, execution.error)
+
+    return condition
 
 
 def _wait_before_retry(execution: Execution, stage: StagePlan) -> None:
@@ -136,7 +145,8 @@ def _wait_before_retry(execution: Execution, stage: StagePlan) -> None:
     policy = getattr(execution.plan.experiment.stages, stage.stage)
     deadline = time.monotonic() + policy.retry_delay_seconds
     cause = str(execution.error).splitlines()[0]
-    execution.progress.note(f"  once more in {policy.retry_delay_seconds:g} s: {cause}")
+    differently = difference(execution, stage.stage)
+    execution.progress.note(f"  once more in {policy.retry_delay_seconds:g} s{differently}: {cause}")
     while time.monotonic() < deadline and not execution.stop_requested():
         time.sleep(0.1)
 
@@ -146,7 +156,7 @@ def error_text(error: Exception) -> str:
     if isinstance(error, SpecError):
         from specs.render import render
 
-        return render(error.problems)
+        return render(error.problems, done=error.done)
     return str(error) or type(error).__name__
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.execution import Execution
+from pipelines.exit_causes import after_failure, ending, forget, oom_kills, told_by_failures
 from pipelines.launchers import launcher_of
 from pipelines.leases import gpu_slots, visible
 from pipelines.plan import StagePlan
@@ -61,7 +62,7 @@ def _perform(execution: Execution, stage: StagePlan, tick: Tick) -> Outcome:
     work: dict[str, Callable[[], None]] = {
         "train": lambda: _train(execution, stage, tick),
         "evaluate": lambda: _make(execution, stage, tick),
-        "report": lambda: _report(execution),
+        "report": lambda: _report(execution, stage, tick),
     }
     return _recorded(execution, stage, work[stage.stage])
 
@@ -96,9 +97,10 @@ def _recorded(execution: Execution, stage: StagePlan, work: Callable[[], None]) 
         execution.state.update_stage(stage.stage, status="cancelled", ended_at=now(), reason=str(stopped))
         raise
     except BaseException as error:
-        execution.state.update_stage(stage.stage, status="failed", ended_at=now(), reason=str(error))
+        kept = after_failure(execution, stage.stage, error)
+        execution.state.update_stage(stage.stage, status="failed", ended_at=now(), reason=str(error), **kept)
         raise
-    execution.state.update_stage(stage.stage, status="finished", ended_at=now())
+    execution.state.update_stage(stage.stage, status="finished", ended_at=now(), cause=None, failure=None)
     _point_to_evaluation(execution, stage)
     return "done"
 
@@ -144,7 +146,8 @@ def _make(execution: Execution, stage: StagePlan, tick: Tick) -> None:
 def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
     directory = execution.directory
     inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
-    write_json(directory / "inputs.json", {"run_id": execution.run_id, "fingerprint": stage.fingerprint} | inputs)
+    named = {"run_id": execution.run_id, "fingerprint": stage.fingerprint}
+    write_json(directory / "inputs.json", named | inputs | told_by_failures(execution))
     # A manifest that stands there did not verify.
     (directory / "train.json").unlink(missing_ok=True)
     (directory / "cancel").unlink(missing_ok=True)
@@ -164,7 +167,12 @@ def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
         raise StageError(f"train ended without a whole result: {wrong}", _log(execution, stage))
 
 
-def _report(execution: Execution) -> None:
+def _report(execution: Execution, stage: StagePlan, tick: Tick) -> None:
+    if execution.plan.experiment.stages.report.timeout_seconds:  # only a process can be ended
+        command = [sys.executable, "-m", "pipelines.report", execution.run_id]
+        problems = execution.directory / "report-problems.json"
+        _run(execution, stage, command, problems, tick, environment={"RPG_HOME": str(execution.home.root)})
+        return
     from pipelines.report import write_run_report
     from storage.ingest import ingest
 
@@ -210,11 +218,26 @@ def _run(
         elif line := log_tail(child.log, 1, since=before):
             execution.progress.waiting(line.removeprefix(f"{stage.stage}: "))
 
+    forget(execution.directory)
+    kills = oom_kills()
     code = supervise(child, stop=execution.stop_requested, tick=each_tick)
     if code != 0 and (found := read_problems(problems)):
-        raise SpecError(*(execution.document.locate(problem) for problem in found))
+        raise SpecError(*(execution.document.locate(problem) for problem in found), done=_done(execution, stage))
     if code != 0:
-        raise failure(stage.stage, code, child.log, since=before)
+        error = failure(stage.stage, code, child.log, since=before)
+        said = log_tail(child.log, 60, since=before)
+        found_out = ending(code, said, execution.directory / "exits", killed_for_memory=oom_kills() > kills)
+        error.cause, error.microbatch_tokens = found_out.cause, found_out.microbatch_tokens
+        raise error
+
+
+def _done(execution: Execution, stage: StagePlan) -> str:
+    """What was done when a stage found the user's mistake."""
+    stages = execution.plan.experiment.stages
+    names = [name for name in type(stages).model_fields if name != stage.stage]
+    finished = [name for name in names if execution.state.stage(name).get("status") == "finished"]
+    kept = f"; {', '.join(finished)} {'is' if len(finished) == 1 else 'are'} done and kept" if finished else ""
+    return f"the {stage.stage} stage ended with it, nothing after it was run{kept}"
 
 
 def read_problems(path: Path) -> list[Problem]:

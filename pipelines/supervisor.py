@@ -20,6 +20,7 @@ import psutil
 
 from pipelines.cancel import StopRequest
 from pipelines.reap import ProcessRecord
+from rpg.exit_cause import Cause
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.1
@@ -30,9 +31,12 @@ TAIL_LINES = 15
 class StageError(Exception):
     """A stage's process failed, and not by the user's fault. Trying again may help."""
 
-    def __init__(self, message: str, log: Path | None = None) -> None:
+    def __init__(self, message: str, log: Path | None = None, *, cause: Cause = "other") -> None:
         super().__init__(message)
         self.log = log
+        self.cause = cause
+        self.microbatch_tokens = 0
+        """The largest pass of a trainer that ran out of memory; 0: not known."""
 
 
 class StageStoppedError(Exception):
@@ -127,7 +131,9 @@ def _watch(
             raise StageStoppedError(request)
         if time.monotonic() > deadline:
             _end(child, process, TIMEOUT_GRACE_SECONDS)
-            raise StageError(f"{child.stage} ran longer than {child.timeout_seconds:g} s and was stopped", child.log)
+            raise StageError(
+                f"{child.stage} ran longer than {child.timeout_seconds:g} s and was stopped", child.log, cause="hung"
+            )
         tick()
         time.sleep(_POLL_SECONDS)
     return code

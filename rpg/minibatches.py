@@ -28,6 +28,11 @@ class Minibatch:
     num_computed_with_prompts: int
     """The same with the tokens of the prompts."""
 
+    @property
+    def largest_pass(self) -> int:
+        """Tokens of this rank's largest pass, padding included."""
+        return max((batch.input_ids.numel() for batch in self.passes), default=0)
+
 
 def cut(
     rollouts: StepRollouts,

@@ -18,6 +18,11 @@ class StopRequest:
         self._held = False
         signal.signal(signal.SIGTERM, self._receive)
 
+    @property
+    def by_signal(self) -> bool:
+        """Whether a signal to this process asked for it."""
+        return self._received
+
     def _receive(self, _signum: int, _frame: FrameType | None) -> None:
         self._received = True
         if not self._held:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rpg.exit_cause import cause_of, note
 from rpg.process import die_with_parent, share_cores
 from rpg.stopping import STOPPED, StopRequest
 from specs.errors import SpecError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rpg.parts import Parts
     from rpg.rollouts import RolloutSource
     from rpg.run_directory import RunDirectory
+    from specs.schema.experiment import Experiment
 
 USER_ERROR = 2
 
@@ -39,6 +41,7 @@ def main(run_dir: Path) -> int:
         with explained(run.path):
             return _train(run, stop, started)
     except DiskError as error:
+        note(run.path, "disk_full", str(error))
         print(f"train: {error}", file=sys.stderr)
         return 1
     except SpecError as error:
@@ -46,11 +49,15 @@ def main(run_dir: Path) -> int:
         (run.path / "problems.json").write_text(json.dumps(listed), encoding="utf-8")
         print(f"train: {error}", file=sys.stderr)
         return USER_ERROR
+    except Exception as error:
+        note(run.path, cause_of(error), str(error))
+        raise
 
 
 def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
     """Joins the other ranks, opens the parts, trains."""
     spec, inputs = run.spec(), run.inputs()
+    spec = with_budget(spec, inputs.get("microbatch_tokens", 0))
     if run.trained(inputs["fingerprint"]):
         print(f"train: {run.path} is trained already", file=sys.stderr)
         return 0
@@ -76,6 +83,14 @@ def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
         ranks.leave()
 
 
+def with_budget(spec: "Experiment", microbatch_tokens: int) -> "Experiment":
+    """The spec with another token budget of a pass, where one is given: the batch and its gradient stay the same."""
+    if not microbatch_tokens:
+        return spec
+    training = spec.training.model_copy(update={"microbatch_tokens": microbatch_tokens})
+    return spec.model_copy(update={"training": training})
+
+
 def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: StopRequest, started: float) -> int:
     """Takes up the run where it stands, trains, and says how it ended."""
     from rpg import ranks
@@ -97,21 +112,29 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
     attempt = ranks.from_first(run.new_attempt(resumed) if first else 0)
     keeper = Keeper(parts, source, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt))
     keeper.event(resumed, "resumed" if resumed else "started", f"attempt {attempt}, {ranks.world_size()} rank(s)")
+    if inputs.get("failure"):
+        keeper.event(resumed, "attempt_failed", inputs["failure"])
     progress = Progress(run, steps=parts.spec.training.steps, speaks=first)
     progress.say(
         f"{'goes on after' if resumed else 'begins at'} step {resumed}; ready in {time.monotonic() - started:.1f} s"
     )
+    trainer = Trainer(parts, source, state, keeper, progress)
     try:
         parts.prove_sampler()
-        done = Trainer(parts, source, state, keeper, progress).train(stop)
+        done = trainer.train(stop)
     except (DivergedError, GuardStoppedError, StaleEngineError) as error:
         keeper.event(state.step, "guard_stopped" if isinstance(error, GuardStoppedError) else "failed", str(error))
         keeper.close()
+        note(run.path, "other" if isinstance(error, StaleEngineError) else "diverged", str(error))
         print(f"train: {error}", file=sys.stderr)
         return 1
+    except Exception as error:
+        note(run.path, cause_of(error), str(error), microbatch_tokens=trainer.largest_pass)
+        raise
     finally:
         checkpoints.close()
     if not done:
+        note(run.path, "preempted" if stop.by_signal else "stopped", "")
         progress.say(f"stopped after step {state.step}, as asked; its state is saved")
         return STOPPED
     keeper.finish(state, inputs["fingerprint"])

@@ -66,6 +66,7 @@ class Trainer:
         self.until: int = parts.run.inputs().get("until", 0)
         """A step after which to stop and save, as if asked to; 0: the last one."""
         self.clock: Stopwatch | None = None
+        self.largest_pass = 0  # tokens, padding included
 
     def train(self, stop: StopRequest) -> bool:
         """Steps until the last one. False: it was asked to stop before that, and saved its state."""
@@ -91,6 +92,7 @@ class Trainer:
             advantage = self.advantages(rollouts, ledger) if self.spec.skips_zero_advantage else None
             packed = self.parts.learner.packs
             minibatches = cut(rollouts, self.training, self.parts.device, packed=packed, advantage=advantage)
+            self.largest_pass = max([self.largest_pass, *(part.largest_pass for part in minibatches)])
             self.recompute(minibatches, ledger)
             advantage = self.advantages(rollouts, ledger) if advantage is None else advantage
         with clock("update"), self.parts.learner.updating():

@@ -26,12 +26,17 @@ class RpgError(Exception):
     """What the user named is wrong. `str()` is the whole message."""
 
 
+NOTHING_DONE = "nothing was run"
+
+
 class SpecError(RpgError):
     """One or more problems with a spec, or with the data or model it names, in file order."""
 
-    def __init__(self, *problems: Problem) -> None:
+    def __init__(self, *problems: Problem, done: str = NOTHING_DONE) -> None:
         super().__init__(problems)
         self.problems = problems
+        self.done = done
+        """What had been done when they were found, in words."""
 
     def __str__(self) -> str:
         from specs.render import render_one

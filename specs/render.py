@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from specs.errors import Problem
+from specs.errors import NOTHING_DONE, Problem
 from specs.positions import dotted
 
 
-def render(problems: Sequence[Problem], *, noun: str = "error") -> str:
-    """All problems in the order given, then their number; readable without colour."""
+def render(problems: Sequence[Problem], *, noun: str = "error", done: str = NOTHING_DONE) -> str:
+    """All problems in the order given, then their number and what was done; readable without colour."""
     count = f"{len(problems)} {noun}{'' if len(problems) == 1 else 's'}"
-    ending = f"{count}; nothing was run" if noun == "error" else count
+    ending = f"{count}; {done}" if noun == "error" else count
     return "\n".join([*(render_one(problem) for problem in problems), ending])
 
 

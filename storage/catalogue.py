@@ -62,7 +62,7 @@ def _run(directory: Path, identity: Row, state: Row) -> Row:
     progress = read_document(directory / "progress.json")
     return {
         **{key: identity.get(key) for key in ("experiment", "name", "seed", "objective", "question", "created_at")},
-        **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "flow_run_id", "evaluation")},
+        **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id", "evaluation")},
         "run_id": directory.name,
         "cell": identity.get("values"),
         "status": status_of(state),

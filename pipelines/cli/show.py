@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _LIST = """
     SELECT s.run_id, s.experiment, s.name, s.seed, s.status, s.step, s.steps, s.reward_last,
-           s.accuracy_before, s.accuracy_after, r.started_at, r.ended_at, s.seconds, r.reason, r.cell
+           s.accuracy_before, s.accuracy_after, r.started_at, r.ended_at, s.seconds, r.reason, r.cause, r.cell
     FROM run_summary AS s JOIN runs AS r USING (run_id)
     WHERE ($experiment IS NULL OR s.experiment = $experiment) AND ($status IS NULL OR s.status = $status)
     ORDER BY r.created_at, s.run_id
@@ -60,7 +60,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             "run_id": run_id,
             **{key: identity.get(key) for key in ("experiment", "name", "question", "seed", "values", "created_at")},
             "status": status_of(home, run_id),
-            **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "flow_run_id")},
+            **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id")},
             "progress": {key: read_json(directory / "progress.json").get(key) for key in ("step", "steps", "phase")},
             "spec": spec_differences(read_json(directory / "spec.json")),
             "launch": dict(_leaves(read_launch(directory), "")),
@@ -76,7 +76,11 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
 
 def print_run(run: dict[str, Any]) -> None:
     """The same for a reader."""
-    print(f"{run['run_id']}  {run['status']}" + (f": {run['reason']}" if run["reason"] else ""))
+    print(
+        f"{run['run_id']}  {run['status']}"
+        + (f" ({run['cause']})" if run["cause"] and run["status"] == "failed" else "")
+        + (f": {run['reason']}" if run["reason"] else "")
+    )
     print(f"{run['experiment']}: {run['name']}\n{run['question'] or ''}".rstrip())
     print("   ".join(_standing(run)))
     _section("Spec, where it differs from the defaults", run["spec"])
@@ -165,7 +169,7 @@ def _short(run: dict[str, Any]) -> list[Any]:
     return [
         run["run_id"],
         run["name"] or "",
-        run["status"],
+        f"{run['status']} ({run['cause']})" if run["cause"] and run["status"] == "failed" else run["status"],
         step,
         "" if run["reward_last"] is None else f"{run['reward_last']:.3f}",
         _change(run["accuracy_before"], run["accuracy_after"]),

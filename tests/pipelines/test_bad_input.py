@@ -144,7 +144,7 @@ spec.yaml:11: rollout.max_response_length: prompt and response do not fit the mo
         ["--set", "training.stepz=3"],
         """\
 --set training.stepz=3: training.stepz: unknown field
-  allowed: checkpoint, epochs, export_every_steps, gradient_checkpointing, group_size, lora, microbatch_tokens, minibatches, offload, optimizer, precision, prompts_per_step, ranks, schedule, steps, zero_stage
+  allowed: checkpoint, entropy_coef, epochs, export_every_steps, gradient_checkpointing, group_size, guards, lora, mask_truncated, microbatch_tokens, minibatches, offload, optimizer, precision, prompts_per_step, ranks, schedule, steps, zero_stage
   hint: did you mean `steps`?
 1 error; nothing was run
 """,
@@ -204,6 +204,7 @@ def staged(train: str, *overrides: str) -> str:
         perform(Execution(document, plan.run_id, home), plan.stage("data"))
     assert not (home.run(plan.run_id) / "checkpoints").exists()
     assert not plan.stage("data").output.exists()
+    assert caught.value.done == "the data stage ended with it, nothing after it was run"
     return render(caught.value.problems).replace(str(Path.cwd()), "DIR")
 
 

@@ -1,7 +1,9 @@
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -43,6 +45,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     home = Home(tmp_path_factory.mktemp("home"))
     record_two_cells(home)
     return home
+
+
+def test_a_process_of_its_own_writes_a_runs_page(home: Home) -> None:
+    command = [sys.executable, "-m", "pipelines.report", "sums-wide-s1"]
+    subprocess.run(command, env=os.environ | {"RPG_HOME": str(home.root)}, check=True, timeout=240)
+    assert Page((home.run("sums-wide-s1") / "report.html").read_text()).charts
 
 
 def test_an_experiments_page_answers_first_and_stands_alone(home: Home) -> None:

@@ -1,0 +1,155 @@
+"""Why stages end: told from real errors, and what a run does about them, on real runs."""
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from live import Lab, finished, kill, wait_for
+
+from pipelines.exit_causes import ending
+from pipelines.state import write_json
+from rpg.exit_cause import cause_of, note
+
+LIMITS = Path(__file__).parent / "limits"
+
+
+def raised(work: Any) -> BaseException:
+    try:
+        work()
+    except BaseException as error:
+        return error
+    raise AssertionError("it did not fail")
+
+
+def full_disk() -> None:
+    with open("/dev/full", "wb", buffering=0) as file:
+        file.write(b"x")
+
+
+@pytest.mark.parametrize(
+    ("work", "cause"),
+    [
+        (lambda: torch.empty(1 << 50), "out_of_memory"),
+        (lambda: bytearray(1 << 60), "out_of_memory"),
+        (full_disk, "disk_full"),
+        (lambda: os.kill(1 << 30, 0), "other"),
+    ],
+)
+def test_a_real_error_tells_its_cause(work: Any, cause: str) -> None:
+    assert cause_of(raised(work)) == cause
+
+
+def test_the_cause_lies_under_the_error_that_it_led_to() -> None:
+    def wrapped() -> None:
+        try:
+            torch.empty(1 << 50)
+        except RuntimeError as error:
+            raise ValueError("the step failed") from error
+
+    assert cause_of(raised(wrapped)) == "out_of_memory"
+    assert cause_of(OSError(errno.EACCES, "no")) == "other"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "killed_for_memory", "cause"),
+    [
+        (-9, "", True, "out_of_memory"),
+        (-9, "", False, "lost_peer"),
+        (247, "", False, "lost_peer"),
+        (1, "exits with return code = -9", False, "lost_peer"),
+        (143, "", False, "preempted"),
+        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", False, "out_of_memory"),
+        (1, "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer", False, "lost_peer"),
+        (1, "OSError: [Errno 28] No space left on device", False, "disk_full"),
+        (1, "ZeroDivisionError", False, "other"),
+    ],
+)
+def test_an_ending_is_inferred_where_nothing_was_noted(
+    tmp_path: Path, code: int, said: str, killed_for_memory: bool, cause: str
+) -> None:
+    assert ending(code, said, tmp_path, killed_for_memory=killed_for_memory).cause == cause
+
+
+def test_a_rank_with_trouble_of_its_own_counts_before_those_that_miss_it(tmp_path: Path) -> None:
+    for rank, cause in enumerate(("lost_peer", "out_of_memory", "lost_peer")):
+        record = {"cause": cause, "message": "m", "microbatch_tokens": 7}
+        write_json(tmp_path / f"rank-{rank:05}.json", record)
+    found = ending(1, "", tmp_path, killed_for_memory=False)
+    assert (found.cause, found.microbatch_tokens) == ("out_of_memory", 7)
+
+
+def test_the_first_note_of_a_rank_stays(tmp_path: Path) -> None:
+    note(tmp_path, "diverged", "first")
+    note(tmp_path, "other", "second")
+    assert ending(1, "", tmp_path / "exits", killed_for_memory=False).message == "first"
+
+
+def test_a_trainer_that_runs_out_of_memory_goes_on_with_half_of_its_microbatch(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address space that one pass over a step's tokens does not fit into, and one over half of them does."""
+    monkeypatch.setenv("PYTHONPATH", f"{LIMITS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("TEST_SPARE_MIB", "430")
+    large = ("model.config.intermediate_size=8192", "training.prompts_per_step=32", "training.group_size=8")
+    few = (
+        "training.steps=2",
+        "training.minibatches=1",
+        "stages.train.retry_delay_seconds=0",
+        "evaluation.checkpoints=final",
+    )
+    result = lab.rpg("run", str(lab.spec), overrides=(*large, *few), timeout=400)
+    assert result.code == 0, result.err
+    said = re.search(r"with microbatch_tokens (\d+) \(the batch and its gradient stay the same\)", result.err)
+    assert said, result.err
+    (event,) = lab.query("SELECT step, message FROM events WHERE kind = 'attempt_failed'")
+    assert event[1].startswith("out_of_memory: train ")
+    assert event[1].endswith(f"; another attempt has microbatch_tokens {said[1]}")
+    assert lab.query("SELECT count(*) FROM attempts") == [(2,)]
+    (run_id,) = lab.run_ids()
+    assert lab.state(run_id)["cause"] is None
+
+
+def test_a_run_that_loses_a_rank_says_so_and_goes_on_by_itself(lab: Lab) -> None:
+    many = ("training.ranks=2", "training.steps=40", "training.checkpoint.every_steps=2")
+    process = lab.start("run", str(lab.spec), overrides=(*many, "stages.train.retry_delay_seconds=0"))
+    (run_id,) = wait_for(lab.run_ids)
+    wait_for(lambda: lab.progress(run_id) >= 3, what="some steps")
+    ranks = [child for child in psutil.Process(lab.training_pid()).children() if "rpg.train" in child.cmdline()]
+    assert len(ranks) == 2
+    kill(ranks[1].pid)
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert not alive, "the other rank ends too"
+    result = finished(process, 400)
+    assert result.code == 0, result.err
+    assert [row[0].split(":")[0] for row in lab.query("SELECT message FROM events WHERE kind = 'attempt_failed'")] == [
+        "lost_peer"
+    ]
+    assert lab.query("SELECT max(step), count(DISTINCT step) FROM metrics") == [(40, 40)]
+
+
+def test_a_failure_that_would_only_happen_again_is_not_tried_again(lab: Lab) -> None:
+    guard = "training.guards=[{metric: entropy, above: 0.0}]"
+    result = lab.rpg("run", str(lab.spec), overrides=(guard, "stages.train.retries=3"))
+    assert result.code == 1
+    assert lab.query("SELECT count(*) FROM attempts") == [(1,)]
+    (run_id,) = lab.run_ids()
+    assert lab.state(run_id)["cause"] == "diverged"
+    shown = lab.rpg("runs")
+    assert "failed (diverged)" in shown.out
+    shown = lab.rpg("show", run_id)
+    assert "guard_stopped" in shown.out
+
+
+def test_a_report_that_takes_longer_than_its_limit_is_ended(lab: Lab) -> None:
+    few = ("training.steps=1", "evaluation.checkpoints=final", "evaluation.samples_per_problem=1")
+    result = lab.rpg("run", str(lab.spec), overrides=(*few, "stages.report.timeout_seconds=0.2"))
+    assert result.code == 1
+    assert "report ran longer than 0.2 s and was stopped" in result.err
+    (run_id,) = lab.run_ids()
+    assert lab.state(run_id)["cause"] == "hung"
+    assert lab.state(run_id)["stages"]["evaluate"]["status"] == "finished"
