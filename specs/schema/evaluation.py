@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec
+from specs.schema.base import Spec, addition
 from specs.schema.rollout import StopText
 
 
@@ -21,9 +21,9 @@ class Evaluation(Spec):
     """0 is greedy decoding."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus: sample from the smallest set of tokens that holds this probability."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = addition(0, ge=0)
     """Sample from as many likeliest tokens, the nucleus taken of these; 0: all."""
-    stop: tuple[StopText, ...] = ()
+    stop: tuple[StopText, ...] = addition(())
     """Texts that end a response, as rollout.stop does."""
     max_response_length: int = Field(0, ge=0)
     """Tokens at most; 0: rollout.max_response_length."""

@@ -13,12 +13,12 @@ StopText = Annotated[str, Field(min_length=1)]
 class _Rollout(Spec):
     temperature: float = Field(1.0, gt=0)
     """Logits are divided by it, in the sampler and wherever logprobs are taken."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = addition(1.0, gt=0, le=1)
     """Nucleus: sample from the smallest set of tokens that holds this probability. rollout_logprobs are of the
     renormalised set, the learner's of all tokens."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = addition(0, ge=0)
     """Sample from as many likeliest tokens, the nucleus taken of these; 0: all."""
-    stop: tuple[StopText, ...] = ()
+    stop: tuple[StopText, ...] = addition(())
     """Texts that end a response. The token that completes one is its last, and counts as any other: the response's text
     holds the stop text, and what else that token says after it."""
     max_response_length: int = Field(256, ge=1)
