@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from specs import engine_checks, guard_checks, rollout_checks, sampling_checks, training_checks
+from specs import engine_checks, guard_checks, objective_checks, rollout_checks, sampling_checks, training_checks
 from specs.errors import Problem
 from specs.files import context_length, missing_files
 from specs.launcher_checks import launcher_problems
@@ -268,6 +268,7 @@ IDLE_KNOBS = (
     _idle_groups,
     _idle_evaluation,
     _idle_schedule,
+    *objective_checks.IDLE_KNOBS,
     *sampling_checks.IDLE_KNOBS,
     *engine_checks.IDLE_KNOBS,
     *rollout_checks.IDLE_KNOBS,

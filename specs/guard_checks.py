@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from specs.errors import Problem
+from specs.objective_checks import on_policy
 from specs.schema.experiment import Experiment
 from specs.schema.guard import Guard
 
@@ -30,18 +31,16 @@ def _idle_guards(experiment: Experiment) -> Iterator[Problem]:
 
 def _never(experiment: Experiment, guard: Guard, name: str, value: float) -> str:
     """Why the figure cannot leave this bound; empty where it can."""
-    metric, training = guard.metric, experiment.training
-    longest = experiment.rollout.max_response_length
+    metric, longest = guard.metric, experiment.rollout.max_response_length
     if name == "below":
         return "it is never negative" if metric.startswith(_NEVER_NEGATIVE) and value <= 0 else ""
     if metric.startswith(_FRACTIONS) and value >= 1:
         return "it is at most 1"
     if metric.startswith("response_length/") and value >= longest:
         return f"rollout.max_response_length is {longest}"
-    on_policy = training.minibatches * training.epochs == 1 and training.optimizer.type == "adamw"
-    if on_policy and metric.startswith("clip_fraction/"):
+    if on_policy(experiment) and metric.startswith("clip_fraction/"):
         return "with 1 minibatch x 1 epoch every ratio is 1"
-    if on_policy and metric == "kl/behaviour" and value >= 0:
+    if on_policy(experiment) and metric == "kl/behaviour" and value >= 0:
         return "with 1 minibatch x 1 epoch the policy that is trained is the one that sampled"
     return ""
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from specs.errors import Problem
+from specs.objective_checks import on_policy
 from specs.schema.experiment import Experiment
 from specs.schema.objective import RegularizedObjective, Rival
 from specs.schema.rollout import VllmRollout
@@ -71,12 +72,7 @@ def idle_sampling(experiment: Experiment) -> Iterator[Problem]:
 def idle_clip(experiment: Experiment) -> Iterator[Problem]:
     """Bounds on a ratio that is always 1."""
     clip = getattr(experiment.objective, "clip", None)
-    training = experiment.training
-    if clip is None or getattr(clip, "type", "") == "none" or training.minibatches * training.epochs > 1:
-        return
-    if experiment.rollout.max_staleness:  # then it is an earlier one that sampled
-        return
-    if training.optimizer.type == "schedule_free_adamw":  # trains at another point than the policy that sampled
+    if clip is None or getattr(clip, "type", "") == "none" or not on_policy(experiment):
         return
     yield Problem(
         "the clip can never fire",

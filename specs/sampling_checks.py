@@ -69,6 +69,7 @@ def idle_correction(experiment: Experiment) -> Iterator[Problem]:
         correction.type != "none"
         and isinstance(experiment.rollout, TransformersRollout)
         and not (experiment.rollout.max_staleness or experiment.rollout.trust_logprobs)
+        and (experiment.rollout.top_p, experiment.rollout.top_k) == (1, 0)  # else it weighs by what was cut off
     ):
         yield Problem(
             "the correction can never act",

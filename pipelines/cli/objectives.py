@@ -27,6 +27,8 @@ def certify(
 
     Exit code 1 where an objective that claims to be exact is not.
     """
+    if file is None and overrides:
+        raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
     import json
 
     import torch

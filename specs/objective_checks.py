@@ -1,0 +1,96 @@
+"""Knobs of the objective, its advantages and its reference that cannot act, or act otherwise than they read."""
+
+from collections.abc import Iterator
+
+from specs.errors import Problem
+from specs.schema.experiment import Experiment
+from specs.schema.objective import DualClip, RegularizedObjective, Rival
+
+
+def idle_penalty(experiment: Experiment) -> Iterator[Problem]:
+    """How a divergence is estimated, without one; and one between a policy and itself."""
+    objective = experiment.objective
+    if not isinstance(objective, Rival):
+        return
+    if objective.kl_coef == 0:
+        for name in ("kl_estimator", "kl_in", "kl_weighted"):
+            if getattr(objective, name) != type(objective).model_fields[name].default:
+                yield Problem(f"{name} has no effect", ("objective", name), given="kl_coef 0", hint="raise kl_coef")
+    elif objective.penalizes_reward and experiment.reference.source == "behaviour":
+        yield Problem(
+            "the divergence is always 0",
+            ("objective", "kl_in"),
+            given="reward, where the policy that sampled is compared with the reference: with source behaviour, itself",
+            hint="take reference.source initial or snapshot, or write kl_in: loss",
+        )
+
+
+def idle_clip_knobs(experiment: Experiment) -> Iterator[Problem]:
+    """What a dual clip says of a divergence that is not there, or that it cannot drop."""
+    objective = experiment.objective
+    if not isinstance(objective, RegularizedObjective) or not isinstance(objective.clip, DualClip):
+        return
+    clip, path = objective.clip, ("objective", "clip")
+    if not objective.needs_reference:
+        given = "divergence none" if objective.divergence == "none" else "kl_coef 0"
+        if clip.keep_divergence:
+            yield Problem("keep_divergence has no effect", (*path, "keep_divergence"), given=given)
+        if clip.branch == "regularized":
+            yield Problem("branch has no effect", (*path, "branch"), given=f"regularized, with {given}")
+
+
+def idle_cap(experiment: Experiment) -> Iterator[Problem]:
+    """CISPO's bound on a ratio that is always 1."""
+    if experiment.objective.type == "cispo" and on_policy(experiment):
+        yield Problem(
+            "max_ratio can never act",
+            ("objective", "max_ratio"),
+            given="1 minibatch x 1 epoch: the policy that is trained is the one that sampled, so every ratio is 1",
+            hint="raise training.minibatches or training.epochs",
+        )
+
+
+def idle_schedule(experiment: Experiment) -> Iterator[Problem]:
+    """A reference that waits for longer than the run takes."""
+    update, steps = experiment.reference.update, experiment.training.steps
+    if update is None:
+        return
+    if update.after_steps >= steps:
+        yield Problem(
+            "the reference never moves",
+            ("reference", "update", "after_steps"),
+            given=f"{update.after_steps} steps of {steps}",
+            hint="lower after_steps or raise training.steps",
+        )
+    if update.kl_above and update.kl_window >= steps:
+        yield Problem(
+            "kl_above can never act",
+            ("reference", "update", "kl_window"),
+            given=f"a mean over {update.kl_window} steps, of {steps}",
+            hint="lower kl_window or raise training.steps",
+        )
+
+
+def scale_without_spread(experiment: Experiment) -> Iterator[Problem]:
+    """A group's deviation divides what is no deviation from the group."""
+    advantage = experiment.advantage
+    if advantage.scale == "group_std" and advantage.baseline in ("batch_mean", "none"):
+        yield Problem(
+            "a group whose rewards are all equal is divided by 1e-4",
+            ("advantage", "scale"),
+            given=f"group_std with baseline {advantage.baseline}, which leaves such a group an advantage",
+            hint="take scale batch_std or none, or baseline group_mean or leave_one_out",
+        )
+
+
+def on_policy(experiment: Experiment) -> bool:
+    """Whether every ratio is 1: one update a step, at the policy that sampled."""
+    training = experiment.training
+    return (
+        training.minibatches * training.epochs == 1
+        and not experiment.rollout.max_staleness
+        and training.optimizer.type == "adamw"
+    )
+
+
+IDLE_KNOBS = (idle_penalty, idle_clip_knobs, idle_cap, idle_schedule, scale_without_spread)

@@ -1,0 +1,75 @@
+"""What is said of an objective's knobs that cannot act."""
+
+import pytest
+from spec_text import changed, warnings
+
+RPG = "type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual"
+
+
+def rival(fields: str) -> str:
+    return changed(RPG, f"{fields}\n  clip:")
+
+
+@pytest.mark.parametrize("reference", ["", "reference: {source: behaviour}\n"])
+def test_a_divergence_in_the_reward_from_the_policy_that_sampled_is_always_0(reference: str) -> None:
+    text = rival("type: ppo\n  kl_coef: 0.1\n  kl_in: reward") + reference
+    assert warnings(text).startswith("spec.yaml:16: objective.kl_in: the divergence is always 0\n")
+
+
+def test_a_divergence_in_the_reward_from_another_policy_is_fine() -> None:
+    assert warnings(rival("type: rloo\n  kl_coef: 0.1")) == "0 warnings"
+
+
+@pytest.mark.parametrize("knob", ["kl_estimator: k1", "kl_in: reward", "kl_weighted: true"])
+def test_how_a_divergence_is_estimated_has_no_effect_without_one(knob: str) -> None:
+    said = warnings(rival(f"type: dapo\n  {knob}"))
+    assert f"objective.{knob.split(':')[0]}: {knob.split(':')[0]} has no effect\n" in said
+    assert said.endswith("\n1 warning")
+
+
+@pytest.mark.parametrize("without", ["divergence: none", "kl_coef: 0"])
+@pytest.mark.parametrize("knob", ["keep_divergence: true", "branch: regularized"])
+def test_what_a_clip_says_of_a_divergence_has_no_effect_without_one(knob: str, without: str) -> None:
+    text = changed("kl_coef: 1e-2", without).replace("type: dual", f"type: dual\n    {knob}")
+    assert f"objective.clip.{knob.split(':')[0]}: {knob.split(':')[0]} has no effect\n" in warnings(text)
+
+
+def test_cispos_bound_needs_ratios_that_leave_1() -> None:
+    text = changed(RPG + "\n    low: 0.2", "type: cispo")
+    assert warnings(text) == "0 warnings"
+    assert "objective.max_ratio: max_ratio can never act\n" in warnings(
+        text.replace("minibatches: 2", "minibatches: 1")
+    )
+
+
+@pytest.mark.parametrize(
+    ("update", "said"),
+    [
+        ("{every_steps: 1, after_steps: 4}", "reference.update.after_steps: the reference never moves"),
+        ("{kl_above: 0.1, kl_window: 4}", "reference.update.kl_window: kl_above can never act"),
+    ],
+)
+def test_a_reference_that_waits_longer_than_the_run_takes(update: str, said: str) -> None:
+    text = changed("training:", f"reference: {{source: snapshot, update: {update}}}\ntraining:")
+    assert said in warnings(text)
+    assert warnings(text.replace("4}}", "3}}")) == "0 warnings"
+
+
+@pytest.mark.parametrize("baseline", ["batch_mean", "none"])
+def test_a_groups_deviation_under_another_baseline_than_its_own_blows_equal_groups_up(baseline: str) -> None:
+    advantage = f"advantage: {{baseline: {baseline}, scale: group_std}}\n"
+    assert "advantage.scale: a group whose rewards are all equal is divided by 1e-4\n" in warnings(
+        changed("training:", f"{advantage}training:")
+    )
+
+
+def test_a_correction_acts_on_a_distribution_that_was_cut() -> None:
+    text = changed("rollout: {", "rollout: {top_p: 0.9, correction: {type: truncate}, ")
+    assert "the correction can never act" not in warnings(text)
+
+
+def test_a_clip_guard_can_fire_on_an_earlier_policys_responses() -> None:
+    text = changed("minibatches: 2", "minibatches: 1\n  guards: [{metric: clip_fraction/high, above: 0.2}]")
+    assert "the guard can never fire" in warnings(text)
+    ahead = text.replace("rollout: {", "rollout: {max_staleness: 1, ")
+    assert warnings(ahead) == "0 warnings"
