@@ -83,6 +83,17 @@ def scale_without_spread(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
+def idle_skipping(experiment: Experiment) -> Iterator[Problem]:
+    """Whitening takes the mean off every token."""
+    if experiment.skips_zero_advantage and experiment.advantage.whiten == "tokens":
+        yield Problem(
+            "no advantage is exactly 0",
+            ("training", "skip_zero_advantage"),
+            given="advantage.whiten tokens, which takes the mean off every token's",
+            hint="leave skip_zero_advantage out",
+        )
+
+
 def on_policy(experiment: Experiment) -> bool:
     """Whether every ratio is 1: one update a step, at the policy that sampled."""
     training = experiment.training
@@ -93,4 +104,4 @@ def on_policy(experiment: Experiment) -> bool:
     )
 
 
-IDLE_KNOBS = (idle_penalty, idle_clip_knobs, idle_cap, idle_schedule, scale_without_spread)
+IDLE_KNOBS = (idle_penalty, idle_clip_knobs, idle_cap, idle_schedule, scale_without_spread, idle_skipping)

@@ -2,7 +2,8 @@
 
 The same weights give other logprobs in another engine: `rollout_logprobs` are the engine's, `old_logprobs` the
 learner's. All expectations of this package are over the learner's; a weight of old/rollout on each token's loss
-restores them.
+restores that of the token in the states which the engine came to. Exact for responses of one token only: how a state
+came about, and ratios of whole responses, would need the product over the response, and bear its variance.
 """
 
 import torch

@@ -73,3 +73,13 @@ def test_a_clip_guard_can_fire_on_an_earlier_policys_responses() -> None:
     assert "the guard can never fire" in warnings(text)
     ahead = text.replace("rollout: {", "rollout: {max_staleness: 1, ")
     assert warnings(ahead) == "0 warnings"
+
+
+def test_whitening_leaves_nothing_to_skip() -> None:
+    text = changed("kl_coef: 1e-2", "divergence: none").replace(
+        "  minibatches", "  skip_zero_advantage: true\n  minibatches"
+    )
+    assert warnings(text) == "0 warnings"
+    assert "training.skip_zero_advantage: no advantage is exactly 0\n" in warnings(
+        text + "advantage: {whiten: tokens}\n"
+    )
