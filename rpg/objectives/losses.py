@@ -53,7 +53,7 @@ def token_losses(
             nothing.
     Returns:
         [batch, time], float32 or wider; the sum over the positions where `response_mask` is 1 is the loss of the
-        sequence. A ratio whose logarithm exceeds 80 nats is held there, so the loss and its gradient stay finite; a
+        sequence. A ratio whose logarithm exceeds 60 nats is held there, so the loss and its gradient stay finite; a
         differentiated ratio passes no gradient there. Small ratios underflow to 0.
     Raises:
         ValueError: shapes that differ.

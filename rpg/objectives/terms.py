@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 80.0
-"""Nats. exp(80) = 5.5e34 still fits float32 with room for a product; beyond it a ratio is held there and passes no
-gradient."""
+MAX_LOG_RATIO = 60.0
+"""Nats. exp(60) = 1.1e26 leaves room in float32 for a product with the log-ratio of a whole response and an advantage;
+beyond it a ratio is held there and passes no gradient."""
 
 
 @dataclass(frozen=True, slots=True)

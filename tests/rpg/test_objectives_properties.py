@@ -114,6 +114,17 @@ def test_log_ratios_of_fifty_nats_stay_finite(item: Objective, dtype: torch.dtyp
 
 
 @each_objective
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_fifty_nats_at_every_token_of_a_long_response_stay_finite(item: Objective, sign: int) -> None:
+    inputs = {name: tensor.float() for name, tensor in batch(2, responses=3, time=512).items()}
+    inputs["logprobs"] = inputs["logprobs"] + sign * 50
+    inputs["ref_logprobs"] = inputs["ref_logprobs"] - sign * 50
+    assert torch.isfinite(token_losses(item, **inputs)).all()
+    assert torch.isfinite(gradient(item, inputs)).all()
+    assert all(torch.isfinite(values).all() for values in diagnostics(item, **inputs).values())
+
+
+@each_objective
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_inputs_do_not_lose_the_ratio(item: Objective, dtype: torch.dtype) -> None:
     inputs = {name: tensor.to(dtype) for name, tensor in batch(3).items()}
