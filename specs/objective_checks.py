@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from specs.errors import Problem
 from specs.schema.experiment import Experiment
 from specs.schema.objective import DualClip, RegularizedObjective, Rival
+from specs.schema.rivals import Rloo
 
 
 def idle_penalty(experiment: Experiment) -> Iterator[Problem]:
@@ -94,6 +95,21 @@ def idle_skipping(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
+def correction_of_tokens(experiment: Experiment) -> Iterator[Problem]:
+    """Weights of single tokens under a ratio of the whole response."""
+    objective, correction = experiment.objective, experiment.rollout.correction
+    whole = isinstance(objective, Rloo) or (
+        isinstance(objective, RegularizedObjective) and objective.level == "sequence"
+    )
+    if whole and correction.type != "none":
+        yield Problem(
+            "the correction is inexact: it weighs each token, where the objective weighs whole responses",
+            ("rollout", "correction", "type"),
+            given=correction.type,
+            hint="leave it out, or take an objective with ratios of tokens",
+        )
+
+
 def on_policy(experiment: Experiment) -> bool:
     """Whether every ratio is 1: one update a step, at the policy that sampled."""
     training = experiment.training
@@ -104,4 +120,12 @@ def on_policy(experiment: Experiment) -> bool:
     )
 
 
-IDLE_KNOBS = (idle_penalty, idle_clip_knobs, idle_cap, idle_schedule, scale_without_spread, idle_skipping)
+IDLE_KNOBS = (
+    idle_penalty,
+    idle_clip_knobs,
+    idle_cap,
+    idle_schedule,
+    scale_without_spread,
+    idle_skipping,
+    correction_of_tokens,
+)

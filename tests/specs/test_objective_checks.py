@@ -83,3 +83,11 @@ def test_whitening_leaves_nothing_to_skip() -> None:
     assert "training.skip_zero_advantage: no advantage is exactly 0\n" in warnings(
         text + "advantage: {whiten: tokens}\n"
     )
+
+
+def test_weights_of_tokens_are_inexact_under_ratios_of_whole_responses() -> None:
+    text = changed("rollout: {", "rollout: {engine: vllm, correction: {type: truncate}, ")
+    assert warnings(text) == "0 warnings"
+    said = "rollout.correction.type: the correction is inexact: it weighs each token, where the objective weighs whole"
+    assert said in warnings(text.replace("  kl_coef", "  level: sequence\n  kl_coef"))
+    assert said in warnings(text.replace(RPG, "type: rloo\n  clip:"))
