@@ -24,6 +24,13 @@ def idle_penalty(experiment: Experiment) -> Iterator[Problem]:
             given="reward, where the policy that sampled is compared with the reference: with source behaviour, itself",
             hint="take reference.source initial or snapshot, or write kl_in: loss",
         )
+    elif objective.kl_coef < 1e-2 and experiment.reference.source == "behaviour":
+        yield Problem(
+            "the divergence is invisible beside the reward",
+            ("objective", "kl_coef"),
+            given=f"{objective.kl_coef:g} from the behaviour policy, which moves every step",
+            hint="1e-2 or more, or a reference that stays: source snapshot or initial",
+        )
 
 
 def idle_clip_knobs(experiment: Experiment) -> Iterator[Problem]:

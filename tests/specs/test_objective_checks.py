@@ -20,6 +20,12 @@ def test_a_divergence_in_the_reward_from_another_policy_is_fine() -> None:
     assert warnings(rival("type: rloo\n  kl_coef: 0.1")) == "0 warnings"
 
 
+def test_a_rivals_small_divergence_from_the_policy_that_sampled_is_invisible() -> None:
+    text = rival("type: ppo\n  kl_coef: 1e-3")
+    assert "objective.kl_coef: the divergence is invisible beside the reward\n" in warnings(text)
+    assert warnings(text + "reference: {source: initial}\n") == "0 warnings"
+
+
 @pytest.mark.parametrize("knob", ["kl_estimator: k1", "kl_in: reward", "kl_weighted: true"])
 def test_how_a_divergence_is_estimated_has_no_effect_without_one(knob: str) -> None:
     said = warnings(rival(f"type: dapo\n  {knob}"))
