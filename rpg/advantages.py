@@ -119,14 +119,6 @@ def overlong_penalties(lengths: Tensor, *, max_response_length: int, buffer: int
     return -((lengths.double() - (max_response_length - buffer)) / buffer).clamp(0, 1)
 
 
-def varying_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """[responses], bool: whether the rewards of the response's group differ at all; where not, no advantage is left.
-
-    Source: DAPO's dynamic sampling, Yu 2025, arXiv:2503.14476, keeps these.
-    """
-    return _varies(rewards.detach().double(), torch.unique(group_ids, return_inverse=True)[1])
-
-
 def _baseline(rewards: Tensor, group: Tensor, baseline: str) -> Tensor:
     if baseline == "none":
         return torch.zeros_like(rewards)

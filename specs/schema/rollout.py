@@ -29,8 +29,9 @@ class _Rollout(Spec):
     """For an engine whose logprobs differ from the learner's."""
     trust_logprobs: bool = addition(False)
     """Take the sampler's own logprobs for old_logprobs instead of computing them again with the learner, except for the
-    first minibatch, whose first pass gives them. The two are one policy; they differ by what sampler and learner differ
-    in their arithmetic, which with engine vllm the sentinel holds below sentinel_tolerance."""
+    first minibatch where its first pass gives them: not with schedule_free_adamw, nor with a divergence in the reward.
+    The two are one policy; they differ by what sampler and learner differ in their arithmetic, which with engine vllm
+    the sentinel holds below sentinel_tolerance."""
     max_staleness: int = addition(0, ge=0)
     """Steps. Above 0, the batch of step i is sampled while earlier ones are trained on, under the weights after step
     i - 1 - max_staleness, and old_logprobs are the sampler's own. 0: under the weights that training on it begins from.
