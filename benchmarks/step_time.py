@@ -35,6 +35,8 @@ def measure(way: str, lengths: str, *, steps: int, home: Path, signal: str = "al
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "2",
+        # Threads that spin while they wait would let other load on the machine multiply the time of any of the ways.
+        "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }

@@ -41,6 +41,13 @@ def mask_truncated(experiment: Experiment) -> Iterator[Problem]:
             given=f"true with {objective.type} and kl_in reward",
             hint="write objective.kl_in: loss, or leave mask_truncated out",
         )
+    if experiment.training.mask_truncated and experiment.advantage.whiten == "tokens":
+        yield Problem(
+            "the tokens of masked responses would be in the mean and the deviation of the others",
+            ("training", "mask_truncated"),
+            given="true with advantage.whiten tokens",
+            hint="write advantage.whiten: none, or leave mask_truncated out",
+        )
 
 
 def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Problem]:

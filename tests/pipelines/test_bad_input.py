@@ -17,6 +17,7 @@ from pipelines.stages import perform
 from specs.errors import SpecError
 from specs.loader import load_document
 from specs.render import render
+from specs.schema.training import Training
 from tests.specs.spec_text import GOOD, changed
 
 VALIDATE = [sys.executable, "-c", "from pipelines.cli import main; main()", "validate", "spec.yaml"]
@@ -142,9 +143,9 @@ spec.yaml:11: rollout.max_response_length: prompt and response do not fit the mo
     "--set of an unknown path": (
         GOOD,
         ["--set", "training.stepz=3"],
-        """\
+        f"""\
 --set training.stepz=3: training.stepz: unknown field
-  allowed: checkpoint, entropy_coef, epochs, export_every_steps, gradient_checkpointing, group_size, guards, lora, mask_truncated, microbatch_tokens, minibatches, offload, optimizer, precision, prompts_per_step, ranks, schedule, steps, zero_stage
+  allowed: {", ".join(sorted(Training.model_fields))}
   hint: did you mean `steps`?
 1 error; nothing was run
 """,

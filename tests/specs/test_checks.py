@@ -134,6 +134,11 @@ def test_what_is_masked_has_no_divergence_to_take_off_its_reward():
     assert "training.mask_truncated: a masked response has no divergence" in message(text)
 
 
+def test_what_is_masked_is_not_whitened_with_the_others():
+    text = GOOD + "  mask_truncated: true\nadvantage: {whiten: tokens}\n"
+    assert "training.mask_truncated: the tokens of masked responses" in message(text)
+
+
 def test_a_rival_without_divergence_holds_no_reference_and_is_told_of_one_it_is_given():
     text = changed("type: rpg\n  kl_coef: 1e-2\n  clip:\n    type: dual", "type: grpo\n  kl_coef: 0\n  clip:")
     write(text)
