@@ -1,7 +1,5 @@
 """Bad input as its user meets it: the whole message, exit code 2, nothing trained."""
 
-# ruff: noqa: E501 - messages stand as the user reads them
-
 import subprocess
 import sys
 from pathlib import Path

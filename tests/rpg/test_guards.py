@@ -93,6 +93,7 @@ def test_a_guard_gives_up_after_as_many_roll_backs_as_it_may_make(inputs: Path, 
     assert len(figures(run_dir, "loss")) == 2
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_back_as_one_that_was_not_killed(inputs: Path, tmp_path: Path) -> None:
     """kl/reverse is 0 in the first update's policy and grows: the bound is crossed in some later step."""
     free = make_run(inputs, tmp_path / "free", training={"steps": 6, "checkpoint": {"every_steps": 1}})
