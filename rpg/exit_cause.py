@@ -62,6 +62,7 @@ def note(run_dir: Path, cause: Cause, message: str, *, microbatch_tokens: int = 
     Args:
         microbatch_tokens: the largest pass that was tried, padding included; 0: not known.
     """
+    from rpg.disk import DiskError
     from rpg.run_directory import replace_json
 
     record: dict[str, Any] = {"cause": cause, "message": message, "microbatch_tokens": microbatch_tokens}
@@ -70,5 +71,5 @@ def note(run_dir: Path, cause: Cause, message: str, *, microbatch_tokens: int = 
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             replace_json(path, record, durable=False)
-    except (OSError, MemoryError):  # what it printed tells as well
+    except (OSError, MemoryError, DiskError):  # what it printed tells as well
         return

@@ -8,8 +8,8 @@ from rpg.batch import Microbatch, Rows, microbatch
 from rpg.metrics import UpdateMetrics, rollout_metrics
 from tests.rpg.test_batch import example
 
-NAMES = ("kl_reverse", "kl_forward", "kl_behaviour", "ratio", "weight", "entropy")
-SIDES = ("clipped_low", "clipped_high", "clipped_dual")
+NAMES = ("kl_reverse", "kl_forward", "kl_behaviour", "ratio", "weight", "entropy", "rollout_ratio", "kl_rollout")
+SIDES = ("clipped_low", "clipped_high", "clipped_dual", "corrected")
 
 
 def seen(batch: Microbatch) -> dict[str, torch.Tensor]:
@@ -35,6 +35,7 @@ def test_figures_by_hand() -> None:
     tokens = np.arange(7)
     assert figures["ratio/mean"] == 12
     assert figures["ratio/max"] == 24
+    assert figures["rollout_ratio/max"] == 42
     assert figures["ratio/ess"] == pytest.approx(tokens.sum() ** 2 / (7 * (tokens**2).sum()))
     assert figures["weight/variance"] == pytest.approx((5 * tokens).var())
     assert figures["clip_fraction/low"] == pytest.approx(3 / 7)
