@@ -133,6 +133,7 @@ def test_a_run_that_loses_a_rank_says_so_and_goes_on_by_itself(lab: Lab) -> None
     assert lab.query("SELECT max(step), count(DISTINCT step) FROM metrics") == [(40, 40)]
 
 
+@pytest.mark.long
 def test_a_failure_that_would_only_happen_again_is_not_tried_again(lab: Lab) -> None:
     guard = "training.guards=[{metric: entropy, above: 0.0}]"
     result = lab.rpg("run", str(lab.spec), overrides=(guard, "stages.train.retries=3"))
@@ -146,6 +147,7 @@ def test_a_failure_that_would_only_happen_again_is_not_tried_again(lab: Lab) -> 
     assert "guard_stopped" in shown.out
 
 
+@pytest.mark.long
 def test_a_report_that_takes_longer_than_its_limit_is_ended(lab: Lab) -> None:
     few = ("training.steps=1", "evaluation.checkpoints=final", "evaluation.samples_per_problem=1")
     result = lab.rpg("run", str(lab.spec), overrides=(*few, "stages.report.timeout_seconds=0.2"))

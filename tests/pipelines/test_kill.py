@@ -29,6 +29,7 @@ def test_a_trainer_killed_three_times_leaves_nothing_and_the_next_run_finishes(l
     assert_next_run_finishes(lab, NO_RETRY)
 
 
+@pytest.mark.long
 def test_a_killed_trainer_is_started_again_by_the_same_run(lab):
     run = lab.start("run", str(lab.spec), overrides=(*OVERRIDES, "stages.train.retry_delay_seconds=0"))
     pid = wait_for(lambda: lab.training_pid() or run.poll(), what="the trainer")

@@ -129,6 +129,7 @@ def test_a_killed_run_goes_back_as_one_that_was_not_killed(inputs: Path, tmp_pat
         assert figures(killed, name) == figures(whole, name), name
 
 
+@pytest.mark.long
 def test_a_gradient_that_is_no_number_can_be_gone_back_from(inputs: Path, tmp_path: Path) -> None:
     """Two good steps, then one at a rate that no weights survive, unless it is multiplied by 1e-32."""
     good = {"steps": 2, "schedule": {"type": "constant"}, "checkpoint": {"every_steps": 1}}

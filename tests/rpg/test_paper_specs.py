@@ -74,9 +74,8 @@ def test_the_fair_comparison_varies_the_objective_alone(inputs: Path, monkeypatc
         assert len({getattr(cell, section).model_dump_json() for cell in cells}) == 1, section
 
 
-@pytest.mark.parametrize(("file", "place"), [(0, -1), (2, 0), (3, 1)])
-def test_a_row_trains(file: int, place: int, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_cell(cells_of(PAPER[file], inputs, monkeypatch)[place], inputs, tmp_path / "run")
+def test_a_row_trains(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_cell(cells_of(PAPER[0], inputs, monkeypatch)[-1], inputs, tmp_path / "run")
 
 
 @pytest.mark.long

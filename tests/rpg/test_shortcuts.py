@@ -81,6 +81,7 @@ def test_tokens_that_are_skipped_have_no_logprobs_and_their_share_is_told(traine
     assert all(row["old_logprob"] is None and row["ratio"] is None for row in tokens if row["rollout_id"] in skipped)
 
 
+@pytest.mark.long
 def test_two_ranks_skip_together(inputs: Path, tmp_path: Path, trained: dict[str, Path]) -> None:
     run_dir = new_run(inputs, tmp_path / "ranks", {"skip_zero_advantage": True, "ranks": 2}, {})
     finish(start(local_command(run_dir, 2, free_port())))
