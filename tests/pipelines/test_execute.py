@@ -132,6 +132,7 @@ def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_gra
     assert "the run is not running but cancelled" in again.err
 
 
+@pytest.mark.long
 def test_concurrent_runs_share_a_stage_and_one_process_has_a_run(lab):
     shutil.rmtree(lab.root / "artifacts")
     short = ("training.steps=2",)

@@ -115,6 +115,7 @@ def test_a_trainer_that_runs_out_of_memory_goes_on_with_half_of_its_microbatch(
     assert lab.state(run_id)["cause"] is None
 
 
+@pytest.mark.long
 def test_a_run_that_loses_a_rank_says_so_and_goes_on_by_itself(lab: Lab) -> None:
     many = ("training.ranks=2", "training.steps=40", "training.checkpoint.every_steps=2")
     process = lab.start("run", str(lab.spec), overrides=(*many, "stages.train.retry_delay_seconds=0"))

@@ -23,6 +23,7 @@ def test_a_flow_killed_three_times_leaves_nothing_and_the_next_run_finishes(lab)
     assert_next_run_finishes(lab, OVERRIDES)
 
 
+@pytest.mark.long
 def test_a_trainer_killed_three_times_leaves_nothing_and_the_next_run_finishes(lab):
     for number in range(3):
         kill_the_trainer(lab, number)

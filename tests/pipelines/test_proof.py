@@ -3,10 +3,12 @@
 import shutil
 
 import pyarrow.parquet as pq
+import pytest
 
 OVERRIDES = ("training.steps=6", "training.checkpoint.every_steps=2", "training.checkpoint.keep_last=3")
 
 
+@pytest.mark.long
 def test_a_run_is_proven_and_a_record_that_was_tampered_with_is_not(lab):
     result = lab.rpg("run", str(lab.spec), overrides=OVERRIDES)
     assert result.code == 0, result.err

@@ -40,6 +40,7 @@ def whole(directory: Path, stem: str) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_one_rank_to_two_and_back_is_one_rank_all_the_way(ends: Path, case: str) -> None:
     tolerance = 1e-5 if case.startswith("float32") else 2e-2
@@ -54,6 +55,7 @@ def test_one_rank_to_two_and_back_is_one_rank_all_the_way(ends: Path, case: str)
     assert json.loads((ends / case / "leg3" / "trainer.json").read_text())["updates"] == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_set_back_to_a_checkpoint_comes_to_the_same_end_in_every_bit(ends: Path, case: str) -> None:
     for stem in ("learner", "reference"):
@@ -62,6 +64,7 @@ def test_a_run_set_back_to_a_checkpoint_comes_to_the_same_end_in_every_bit(ends:
         assert all(torch.equal(straight[name], again[name]) for name in straight)
 
 
+@pytest.mark.long
 def test_each_rank_writes_its_own_part(ends: Path) -> None:
     for case in CASES:
         sizes = [path.stat().st_size for path in sorted((ends / case / "leg2").glob("learner-rank*.safetensors"))]

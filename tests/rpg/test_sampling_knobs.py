@@ -55,6 +55,7 @@ def test_dynamic_sampling_trains_on_groups_that_vary_and_counts_the_others(dynam
     assert any(metrics[step, "dynamic_sampling/dropped_groups"] > 0 for step in range(1, 5))
 
 
+@pytest.mark.long
 def test_two_ranks_choose_the_groups_that_one_chooses(inputs: Path, dynamic: Path, tmp_path: Path) -> None:
     rollout = {"dynamic_sampling": {"max_batches": 4}}
     run_dir = make_run(inputs, tmp_path / "two", rollout=rollout, training={**SHORT, "steps": 1, "ranks": 2})
