@@ -76,6 +76,7 @@ def test_two_hosts_give_the_weights_of_one_process(hosts: SshHosts, inputs: Path
     assert "node 1 of 2" in second.read_text()
 
 
+@pytest.mark.long
 def test_cancel_stops_every_host_and_resume_finishes_with_all_logs_in_one_place(lab: Lab, hosts: SshHosts) -> None:
     lab.spec.write_text(SPEC.replace("steps: 6", "steps: 400\n  ranks: 2") + hosts.spec(extra=", connect_seconds: 60"))
     running = lab.start("run", str(lab.spec))
