@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from slurm_cluster import SlurmCluster, missing
 
 from rpg.launch import local_command
-from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, start
+from tests.rpg.tiny_run import finish, free_port, make_run, start
 
 WHY_NOT = missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -29,13 +29,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCl
         monkeypatch.setenv(name, value)
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
-    return directory
 
 
 def two_nodes(inputs: Path, run: Path, *, steps: int = 12, **more: Any) -> Path:

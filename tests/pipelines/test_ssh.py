@@ -16,7 +16,7 @@ from ssh_hosts import SshHosts, missing
 
 from rpg.launch import local_command
 from rpg.slots import leased
-from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, start
+from tests.rpg.tiny_run import finish, free_port, make_run, start
 
 WHY_NOT = missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -27,13 +27,6 @@ def hosts(tmp_path: Path) -> Iterator[SshHosts]:
     made = SshHosts(tmp_path / "ssh")
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
-    return directory
 
 
 def over(hosts: SshHosts, **more: Any) -> dict[str, Any]:

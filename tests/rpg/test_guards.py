@@ -12,16 +12,9 @@ import pytest
 
 from rpg.guards import Guards
 from specs.schema.guard import Guard, GuardedMetric
-from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import finish, make_run, rows, start, train
 
 CALM = dict.fromkeys((name for name in get_args(GuardedMetric) if name != "not_finite"), 0.5)
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
-    return directory
 
 
 def guarded(inputs: Path, run_dir: Path, *guards: dict[str, Any], **training: Any) -> Path:

@@ -3,17 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from rpg.launch import local_command
-from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
-    return directory
+from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
 
 def test_rloo_trains_on_rewards_less_the_recorded_divergence_from_the_initial_policy(

@@ -12,16 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from rpg.engines.deepspeed import Policy
 from rpg.launch import local_command
-from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
 SHORT: dict[str, Any] = {"steps": 4, "schedule": {"type": "constant"}}
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import specs
 from rpg.objectives.certificate import certify
 from specs.expand import Cell, expand
 from specs.loader import load_document
-from tests.rpg.tiny_run import finish, make_inputs, rows, start
+from tests.rpg.tiny_run import finish, rows, start
 
 SANITY = Path(specs.__file__).parent / "experiments" / "sanity"
 TINY = (
@@ -37,13 +37,6 @@ FORMS = (
 SIDES = {"open": "", "low 0.02": "low", "high 0.02": "high", "dual 1.05": "dual"}
 """Cell of the sweep -> the side whose bound is in reach."""
 Trained = dict[str, tuple[Cell, Path]]
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -11,19 +11,12 @@ from safetensors.numpy import load_file
 
 from rpg.advantages import with_signal
 from rpg.launch import local_command
-from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start
+from tests.rpg.tiny_run import finish, free_port, make_run, rows, start
 
 NO_DIVERGENCE = {
     "objective": {"type": "rpg", "divergence": "none"},
     "reference": {"source": "behaviour", "update": None},
 }
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
-    return directory
 
 
 def new_run(inputs: Path, where: Path, training: dict[str, Any], rollout: dict[str, Any]) -> Path:

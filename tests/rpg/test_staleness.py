@@ -12,17 +12,10 @@ from safetensors.numpy import load_file
 
 from rpg.launch import local_command
 from tests.rpg.test_resume import same_rows
-from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
 STEPS = 8
 TRAINING: dict[str, Any] = {"steps": STEPS, "checkpoint": {"every_steps": 3, "keep_last": 9}}
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rpg.launch import local_command
-from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
 METRICS = {
     *("reward/mean", "reward/std", "kl/reverse", "kl/forward", "kl/behaviour", "entropy"),
@@ -23,13 +23,6 @@ METRICS = {
     *(f"time/{phase}" for phase in ("rollout", "reward", "logprobs", "update", "sync", "checkpoint", "step")),
     *("tokens_per_second/rollout", "tokens_per_second/train", "memory/peak_gib"),
 }
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("inputs")
-    make_inputs(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")
