@@ -20,14 +20,15 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from small_qwen3 import PAD, small_qwen3
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from rpg.engines.base import Sampler
 from rpg.engines.transformers import TransformersSampler
 from rpg.types import Sampling
 
-VOCABULARY, GROUP_SIZE, PAD = 512, 8, 511
+GROUP_SIZE = 8
 ENDS = {"tailed": list(range(11)), "equal": []}
 LIMITS = {"tailed": 256, "equal": 62}
 Way = Callable[[int], list[list[int]]]
@@ -53,24 +54,10 @@ class Work:
 
 
 def make_work(lengths: str) -> Work:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=PAD,
-    )
+    model = small_qwen3(ends=None).eval()
     rng = random.Random(0)
     prompts = [[rng.randrange(20, PAD) for _ in range(rng.randrange(10, 31))] for _ in range(8)]
-    return Work(Qwen3ForCausalLM(config).eval(), prompts, ENDS[lengths], LIMITS[lengths])
+    return Work(model, prompts, ENDS[lengths], LIMITS[lengths])
 
 
 def sampled_by(sampler: Sampler, work: Work) -> Way:

@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from small_qwen3 import PAD, VOCABULARY, small_qwen3
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-VOCABULARY, PAD, GROUP_SIZE, PROMPTS = 512, 511, 8, 8
+GROUP_SIZE, PROMPTS = 8, 8
 ENDS = {"tailed": list(range(11)), "equal": [0]}
 LIMITS = {"tailed": 256, "equal": 62}
 LEARNING_RATE = 1e-6
@@ -40,22 +41,7 @@ def make_base(directory: Path, lengths: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=text(PAD), eos_token=text(0)).save_pretrained(
         directory
     )
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=ENDS[lengths],
-        pad_token_id=PAD,
-    )
-    model = Qwen3ForCausalLM(config)
+    model = small_qwen3(ends=ENDS[lengths])
     if lengths == "equal":
         with torch.no_grad():  # hidden states share a direction; the end token's row points away from it
             embeddings = model.get_input_embeddings().weight

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.pipelines.trainers import trainers
+
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
 NODES = ("rpg1", "rpg2")
 CONFIG = """\
@@ -171,14 +173,7 @@ class SlurmCluster:
 
     def ranks(self) -> list[psutil.Process]:
         """The trainer's processes."""
-        found = []
-        for process in self.processes():
-            try:
-                if "rpg.train" in process.cmdline():
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return trainers(self.processes())
 
     def close(self) -> None:
         """Ends it all."""

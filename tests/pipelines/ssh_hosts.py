@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.pipelines.trainers import trainers
+
 PROGRAMS = ("ip", "sshd", "ssh", "ssh-keygen")
 
 
@@ -74,14 +76,7 @@ class SshHost:
 
     def ranks(self) -> list[psutil.Process]:
         """The trainer's processes on it."""
-        found = []
-        for process in self.processes():
-            try:
-                if "rpg.train" in process.cmdline():
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return trainers(self.processes())
 
     def hide(self, directory: Path, behind: Path) -> None:
         """From now on it sees another directory in the place of one."""

@@ -1,0 +1,17 @@
+"""Finding the trainer among processes."""
+
+from collections.abc import Iterable
+
+import psutil
+
+
+def trainers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that train; one that ends while it is looked at is none."""
+    found = []
+    for process in processes:
+        try:
+            if "rpg.train" in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
