@@ -6,11 +6,13 @@ The same work for all: Qwen3 architecture with 4.85 M parameters and random weig
 prompts of 10 to 30 tokens x 8 responses, temperature 1, one update of AdamW a step, no second model. tailed: 11 of the
 512 tokens end a response, so that lengths are about geometric, mean 47, cut at 256; equal: none does, 62 tokens each.
 
-A round starts every way once, in a process of its own; the first two steps of a process are not counted; the table has
-the median over the rounds of each process's median. `floor`: the same sampler called directly, then one plain forward
-and backward over what it sampled, sequences of like length together, without padding beyond that; no trainer.
-Here every group is trained on: the divergence gives it a gradient. A second table takes the divergence away and a
-reward that does not vary in about half of the groups, which then need no forward or backward.
+A round starts every way once, in a process of its own and with the round's seed; the first two steps of a process are
+not counted; the table has the median over the rounds of each process's median. Lengths are drawn, so few steps differ
+in them: "the same per token" is the ratio of milliseconds per response token. `floor`: the same sampler called
+directly with the trainer's seeds, then one plain forward and backward over what it sampled, sequences of like length
+together, without padding beyond that; no trainer. Threads wait as each way has them wait when it is started by hand.
+Here every group is trained on: the divergence gives it a gradient. A second table takes the divergence away, so that
+groups whose rewards do not vary, about half, have no gradient: with them computed, and with `skip_zero_advantage`.
 """
 
 import argparse
@@ -28,28 +30,30 @@ from rich.table import Table
 WORKER = Path(__file__).with_name("step_time_worker.py")
 WAYS = ("trl", "transformers", "vllm", "floor-transformers", "floor-vllm")
 SKIPPED_STEPS = 2
+RESPONSES = 64
+"""Of a step."""
 
 
-def measure(way: str, lengths: str, *, steps: int, home: Path, signal: str = "all") -> dict[str, float]:
+def measure(way: str, lengths: str, *, seed: int, steps: int, home: Path, signal: str) -> dict[str, float]:
     """One process: median seconds of a step, peak resident memory in GiB, mean response length."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "2",
-        # Threads that spin while they wait would let other load on the machine multiply the time of any of the ways.
-        "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
     with tempfile.TemporaryDirectory(dir=home) as scratch:
-        command = [sys.executable, str(WORKER), way, lengths, signal, str(steps + SKIPPED_STEPS), scratch]
+        command = [sys.executable, str(WORKER), way, lengths, signal, str(seed), str(steps + SKIPPED_STEPS), scratch]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
         if done.returncode:
             raise SystemExit(f"{way}, {lengths}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
         found = json.loads((Path(scratch) / "result.json").read_text())
+    seconds, mean_lengths = found["seconds"][SKIPPED_STEPS:], found["mean_lengths"][SKIPPED_STEPS:]
     return {
-        "seconds": statistics.median(found["seconds"][SKIPPED_STEPS:]),
+        "seconds": statistics.median(seconds),
+        "ms_per_token": 1000 * sum(seconds) / sum(mean_lengths) / RESPONSES,
         "peak_gib": found["peak_gib"],
-        "mean_length": statistics.mean(found["mean_lengths"][SKIPPED_STEPS:]),
+        "mean_length": statistics.mean(mean_lengths),
     }
 
 
@@ -59,7 +63,9 @@ def rounds_of(ways: tuple[str, ...], lengths: str, arguments: argparse.Namespace
     for number in range(arguments.rounds):
         for way in ways:
             engine, _, signal = way.partition("+")
-            figures = measure(engine, lengths, steps=arguments.steps, home=arguments.home, signal=signal or "all")
+            figures = measure(
+                engine, lengths, seed=number, steps=arguments.steps, home=arguments.home, signal=signal or "all"
+            )
             found[way].append(figures)
             print(f"{lengths} round {number + 1} {way}: {figures['seconds']:.2f} s", file=sys.stderr, flush=True)
     return found
@@ -69,19 +75,26 @@ def median(rounds: list[dict[str, float]], name: str) -> float:
     return statistics.median(figures[name] for figures in rounds)
 
 
-def table(lengths: str, found: dict[str, list[dict[str, float]]]) -> Table:
+def ratio(other: list[dict[str, float]] | None, name: str, form: str, mine: list[dict[str, float]]) -> str:
+    return format(median(other, name) / median(mine, name), form) if other else ""
+
+
+def table(title: str, found: dict[str, list[dict[str, float]]]) -> Table:
     """Seconds, how many times as fast as TRL, the share of the floor, memory."""
-    shown = Table(title=f"{lengths} lengths", box=None, header_style="bold")
-    for column in ("way", "s a step", "mean length", "times TRL's speed", "share of the floor", "peak GiB"):
+    shown = Table(title=title, box=None, header_style="bold")
+    columns = ("way", "s a step", "mean length", "times TRL's speed", "the same per token", "share of the floor")
+    for column in (*columns, "per token", "peak GiB"):
         shown.add_column(column, justify="left" if column == "way" else "right")
     for way, rounds in found.items():
-        seconds, floor = median(rounds, "seconds"), found.get(f"floor-{way}")
+        base, floor = found.get("trl"), found.get(f"floor-{way}")
         shown.add_row(
             way,
-            f"{seconds:.2f}",
+            f"{median(rounds, 'seconds'):.2f}",
             f"{median(rounds, 'mean_length'):.1f}",
-            f"{median(found['trl'], 'seconds') / seconds:.2f}" if "trl" in found else "",
-            f"{median(floor, 'seconds') / seconds:.0%}" if floor else "",
+            ratio(base, "seconds", ".2f", rounds),
+            ratio(base, "ms_per_token", ".2f", rounds),
+            ratio(floor, "seconds", ".0%", rounds),
+            ratio(floor, "ms_per_token", ".0%", rounds),
             f"{median(rounds, 'peak_gib'):.2f}",
         )
     return shown
@@ -96,13 +109,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every measurement there")
     parser.add_argument("--home", type=Path, default=Path(tempfile.gettempdir()))
     arguments = parser.parse_args()
-    console, everything = Console(highlight=False), {}
+    console, everything = Console(highlight=False, width=120), {}
     for lengths in arguments.lengths:
         everything[lengths] = found = rounds_of(tuple(arguments.ways), lengths, arguments)
-        console.print(table(lengths, found))
+        console.print(table(f"{lengths} lengths", found))
     engines = [way for way in arguments.ways if way in ("transformers", "vllm")]
     if engines:
-        ways = tuple(f"{way}+{signal}" for way in engines for signal in ("all", "half"))
+        ways = tuple(f"{way}+{signal}" for way in engines for signal in ("half", "skipped"))
         everything["signal"] = found = rounds_of(ways, arguments.lengths[0], arguments)
         console.print(table(f"half of the groups without signal, {arguments.lengths[0]}", found))
     if arguments.json:

@@ -1,4 +1,4 @@
-"""One process of benchmarks/step_time.py: `WAY LENGTHS SIGNAL STEPS DIRECTORY`; leaves DIRECTORY/result.json."""
+"""One process of benchmarks/step_time.py: `WAY LENGTHS SIGNAL SEED STEPS DIRECTORY`; leaves DIRECTORY/result.json."""
 
 import json
 import random
@@ -59,7 +59,7 @@ def peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def trl(directory: Path, lengths: str, steps: int) -> dict[str, Any]:
+def trl(directory: Path, lengths: str, seed: int, steps: int) -> dict[str, Any]:
     """TRL's GRPOTrainer: loss dapo, on policy, no KL."""
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
@@ -100,6 +100,7 @@ def trl(directory: Path, lengths: str, steps: int) -> dict[str, Any]:
         temperature=1.0,
         top_k=0,
         beta=0.0,
+        seed=seed,
         loss_type="dapo",
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
@@ -122,9 +123,9 @@ def trl(directory: Path, lengths: str, steps: int) -> dict[str, Any]:
     return {"seconds": seconds, "mean_lengths": mean_lengths, "peak_gib": peak_gib()}
 
 
-def ours(directory: Path, lengths: str, signal: str, steps: int, engine: str) -> dict[str, Any]:
+def ours(directory: Path, lengths: str, signal: str, seed: int, steps: int, engine: str) -> dict[str, Any]:
     """The trainer as a run starts it; a step's seconds from the recording of one to that of the next."""
-    run = make_run(directory, lengths, signal, steps, engine)
+    run = make_run(directory, lengths, signal, seed, steps, engine)
     subprocess.run([sys.executable, "-m", "rpg.train", str(run)], check=True)
     names = ("time/step", "response_length/mean", "memory/peak_gib")
     found: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
@@ -140,7 +141,7 @@ def ours(directory: Path, lengths: str, signal: str, steps: int, engine: str) ->
     }
 
 
-def make_run(directory: Path, lengths: str, signal: str, steps: int, engine: str) -> Path:
+def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, engine: str) -> Path:
     from specs.schema.experiment import Experiment
 
     data, run = directory / "data", directory / "run"
@@ -153,6 +154,7 @@ def make_run(directory: Path, lengths: str, signal: str, steps: int, engine: str
     pq.write_table(pa.Table.from_pylist(rows), data / "train.parquet")
     spec = {
         "name": "step-time",
+        "seeds": [seed],
         "model": {"source": "pretrained", "path": "base"},
         "data": {"train": [{"source": "parquet", "name": "train", "path": "train.parquet"}]},
         "reward": {"type": "math_dapo"},
@@ -168,6 +170,7 @@ def make_run(directory: Path, lengths: str, signal: str, steps: int, engine: str
             "prompts_per_step": PROMPTS,
             "group_size": GROUP_SIZE,
             "microbatch_tokens": 2048,
+            "skip_zero_advantage": signal == "skipped",
             "optimizer": {"learning_rate": LEARNING_RATE},
             "checkpoint": {"every_steps": 1000},
         },
@@ -179,17 +182,18 @@ def make_run(directory: Path, lengths: str, signal: str, steps: int, engine: str
     return run
 
 
-def floor(directory: Path, lengths: str, signal: str, steps: int, engine: str) -> dict[str, Any]:
-    """The sampler alone, then one plain forward and backward over what it sampled."""
+def floor(directory: Path, lengths: str, signal: str, seed: int, steps: int, engine: str) -> dict[str, Any]:
+    """The sampler alone, as the trainer would call it, then one plain forward and backward over what it sampled."""
     from transformers import AutoTokenizer
 
     from rpg.engines import open_sampler
+    from rpg.prompts import PromptOrder, seed_of
     from rpg.types import Sampling
     from specs.schema.experiment import Experiment
 
     torch.set_num_threads(2)
     spec = Experiment.model_validate_json(
-        (make_run(directory, lengths, signal, steps, engine) / "spec.json").read_bytes()
+        (make_run(directory, lengths, signal, seed, steps, engine) / "spec.json").read_bytes()
     )
     base = directory / "base"
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -203,14 +207,15 @@ def floor(directory: Path, lengths: str, signal: str, steps: int, engine: str) -
         seed=0,
         model=model if engine == "transformers" else None,
     )
+    order = PromptOrder(PROMPTS, seed=seed_of(seed, 0))
     seconds, mean_lengths = [], []
-    for step in range(steps):
+    for step in range(1, steps + 1):
         start = time.perf_counter()
         groups = sampler.generate(
-            prompts,
+            [prompts[place] for place in order.take(PROMPTS)],
             group_size=GROUP_SIZE,
             sampling=Sampling(1.0, 1.0, LIMITS[lengths]),
-            seeds=[1000 * step + place for place in range(PROMPTS)],
+            seeds=[seed_of(seed, step, place) for place in range(PROMPTS)],
         )
         sequences = [(list(group.prompt_ids), list(each.response_ids)) for group in groups for each in group.rollouts]
         forward_and_backward(model, sequences)
@@ -241,15 +246,15 @@ def forward_and_backward(model: Qwen3ForCausalLM, sequences: list[tuple[list[int
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum").backward()
 
 
-def main(way: str, lengths: str, signal: str, steps: str, directory: str) -> None:
+def main(way: str, lengths: str, signal: str, seed: str, steps: str, directory: str) -> None:
     place = Path(directory)
     make_base(place / "base", lengths)
     if way == "trl":
-        result = trl(place, lengths, int(steps))
+        result = trl(place, lengths, int(seed), int(steps))
     elif way.startswith("floor-"):
-        result = floor(place, lengths, signal, int(steps), way.removeprefix("floor-"))
+        result = floor(place, lengths, signal, int(seed), int(steps), way.removeprefix("floor-"))
     else:
-        result = ours(place, lengths, signal, int(steps), way)
+        result = ours(place, lengths, signal, int(seed), int(steps), way)
     (place / "result.json").write_text(json.dumps(result))
 
 
