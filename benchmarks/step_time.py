@@ -6,7 +6,7 @@ The same work for all: Qwen3 architecture with 4.85 M parameters and random weig
 prompts of 10 to 30 tokens x 8 responses, temperature 1, one update of AdamW a step, no second model. tailed: 11 of the
 512 tokens end a response, so that lengths are about geometric, mean 47, cut at 256; equal: none does, 62 tokens each.
 
-A round starts every way once, in a process of its own and with the round's seed; the first two steps of a process are
+A round starts every way once, in a process of its own and with the round's seed; the first three steps of a process are
 not counted; the table has the median over the rounds of each process's median. Lengths are drawn, so few steps differ
 in them: "the same per token" is the ratio of milliseconds per response token. `floor`: the same sampler called
 directly with the trainer's seeds, then one plain forward and backward over what it sampled, sequences of like length
@@ -29,7 +29,7 @@ from rich.table import Table
 
 WORKER = Path(__file__).with_name("step_time_worker.py")
 WAYS = ("trl", "transformers", "vllm", "floor-transformers", "floor-vllm")
-SKIPPED_STEPS = 2
+SKIPPED_STEPS = 3
 RESPONSES = 64
 """Of a step."""
 

@@ -20,6 +20,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 GROUP_SIZE, PROMPTS = 8, 8
 ENDS = {"tailed": list(range(11)), "equal": [0]}
 LIMITS = {"tailed": 256, "equal": 62}
+CACHE_GIB = {"tailed": 0.25, "equal": 0.0625}
+"""vLLM's, for 64 responses at once."""
 LEARNING_RATE = 1e-6
 MICROBATCH_ROWS = 16
 """TRL's per-device batch; four of them make an update."""
@@ -161,7 +163,7 @@ def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, 
         "rollout": {
             "engine": engine,
             "max_response_length": LIMITS[lengths],
-            **({"cpu_cache_gib": 0.25} if engine == "vllm" else {}),
+            **({"cpu_cache_gib": CACHE_GIB[lengths]} if engine == "vllm" else {}),
         },
         # With a divergence every group has a gradient; the behaviour policy is at hand, so it costs no pass.
         "objective": {"type": "rpg", "kl_coef": 1e-4} if signal == "all" else {"type": "rpg", "divergence": "none"},
@@ -169,7 +171,7 @@ def make_run(directory: Path, lengths: str, signal: str, seed: int, steps: int, 
             "steps": steps,
             "prompts_per_step": PROMPTS,
             "group_size": GROUP_SIZE,
-            "microbatch_tokens": 2048,
+            "microbatch_tokens": 1024,
             "skip_zero_advantage": signal == "skipped",
             "optimizer": {"learning_rate": LEARNING_RATE},
             "checkpoint": {"every_steps": 1000},
