@@ -123,7 +123,10 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     weights = (shape.parameters + adapters) * size
     # What a snapshot keeps is what is trained; the initial policy is the model with its adapters off.
     kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained}
-    reference = kept[experiment.reference.source] * size
+    update = experiment.reference.update
+    # An average is kept in float32, and lent in the training precision.
+    averages = low_precision and update is not None and update.ema_decay > 0
+    reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
     in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // training.ranks))
     length = experiment.data.max_prompt_length + rollout.max_response_length

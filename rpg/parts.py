@@ -129,7 +129,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             sampler=sampler,
             scorer=closing.enter_context(open_scorer(spec.reward)),
             learner=learner,
-            reference=reference_policy(spec.reference.source, learner.model),
+            reference=reference_policy(spec.reference, learner.model),
             schedule=ReferenceSchedule.of(spec.reference),
             guards=Guards(spec.training.guards, run.guards),
             probe=Probe(

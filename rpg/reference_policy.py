@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from rpg import ranks
 from rpg.engines.adapters import has_adapters, without_adapters
 from rpg.engines.shards import shard_of
 from rpg.pieces import Piece, PieceFiles, StateCopy
+from specs.schema.reference import Reference
 
 _STEM = "reference"
 
@@ -36,13 +37,13 @@ class ReferencePolicy(Protocol):
         ...
 
 
-def reference_policy(
-    source: Literal["behaviour", "snapshot", "initial"], module: nn.Module
-) -> "Snapshot | BaseModel | None":
+def reference_policy(reference: Reference, module: nn.Module) -> "Snapshot | BaseModel | None":
     """The spec's reference, from a module that is still as training begins. None: that which samples, so no other."""
-    if source == "behaviour":
+    if reference.source == "behaviour":
         return None
-    return BaseModel(module) if source == "initial" and has_adapters(module) else Snapshot(module)
+    if reference.source == "initial" and has_adapters(module):
+        return BaseModel(module)
+    return Snapshot(module, averages=reference.update is not None and reference.update.ema_decay > 0)
 
 
 class BaseModel:
@@ -71,23 +72,32 @@ class BaseModel:
 class Snapshot:
     """A copy of what a module trains: all its weights, or its adapters. Sharded, each rank keeps its own shard."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """The snapshot is the module as it is now."""
+    def __init__(self, module: nn.Module, *, averages: bool = False) -> None:
+        """The snapshot is the module as it is now.
+
+        Args:
+            averages: moves will have a decay; it is then kept in float32, since in bfloat16 a share of less than 2^-9
+                of a weight is rounded away, and an average would stand still.
+        """
         self._module = module
-        self._weights = {name: tensor.clone() for name, tensor in self._held()}
+        self._weights = {
+            name: tensor.to(torch.float32 if averages else tensor.dtype, copy=True) for name, tensor in self._held()
+        }
 
     def move(self, *, ema_decay: float = 0.0) -> None:
         """Makes the snapshot the present policy, or, with a decay, `decay * snapshot + (1 - decay) * policy`."""
         for name, tensor in self._held():
-            self._weights[name].lerp_(tensor, 1 - ema_decay) if ema_decay else self._weights[name].copy_(tensor)
+            weight = self._weights[name]
+            weight.lerp_(tensor.to(weight.dtype), 1 - ema_decay) if ema_decay else weight.copy_(tensor)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block the module holds the snapshot's weights. Nothing is copied; train on nothing inside."""
+        """Within the block the module holds the snapshot's weights, rounded where they are wider. Train on nothing
+        inside."""
         mine = {name: tensor.data for name, tensor in self._held()}
         try:
             for name, tensor in self._held():
-                tensor.data = self._weights[name]
+                tensor.data = self._weights[name].to(tensor.dtype)
             with torch.no_grad():
                 yield
         finally:
