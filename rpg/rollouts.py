@@ -1,5 +1,6 @@
 """Where a step's rollouts come from: prompts taken in their order, sampled in groups, scored, shared by all ranks."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -88,14 +89,34 @@ class RolloutSource:
         """The batch of a step, refilled until every group's scores vary where the spec asks for it."""
 
         def sample(taken: int, count: int) -> StepRollouts:
-            share = self._share(step, taken, count, clock)
-            return join([part for part in self._gather(share) if part])
+            return join(self._shares(lambda: self._share(step, taken, count, clock)))
 
         if self._dynamic is None:
             rollouts = sample(0, self._training.prompts_per_step)
         else:
             rollouts = refill(sample, groups=self._training.prompts_per_step, max_batches=self._dynamic.max_batches)
         return Waiting(step, rollouts, self._parts.order.position, clock.seconds("rollout"))
+
+    def _shares(self, make: Callable[[], StepRollouts | None]) -> list[StepRollouts]:
+        """What each rank makes. Where one fails all do: the others would wait for its share for ever, and it, with
+        batches made beside the training, for them in the learner.
+
+        Raises:
+            Exception: this rank's own.
+            RuntimeError: another rank's, in words that tell its cause.
+        """
+        share, failure = None, None
+        try:
+            share = make()
+        except Exception as error:
+            failure = error
+        told = self._gather((share, f"{type(failure).__name__}: {failure}" if failure else ""))
+        if failure:
+            raise failure
+        for rank, (_, wrong) in enumerate(told):
+            if wrong:
+                raise RuntimeError(f"rank {rank} could not make its share of the rollouts: {wrong}")
+        return [part for part, _ in told if part]
 
     def _share(self, step: int, taken: int, count: int, clock: Stopwatch) -> StepRollouts | None:
         """Takes the next `count` prompts of the step; samples and scores those of this rank, if there are any.
