@@ -1,5 +1,9 @@
-"""Sampling ahead of training: which weights sample which batch, what is recorded of it, and that a resume is exact."""
+"""Sampling ahead of training: which weights sample which batch, what is recorded of it, and that a resume is exact.
 
+With 2 batches ahead groups without variance are replaced as well, so that a batch takes as many prompts as it needs.
+"""
+
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -16,19 +20,23 @@ from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
 STEPS = 8
 TRAINING: dict[str, Any] = {"steps": STEPS, "checkpoint": {"every_steps": 3, "keep_last": 9}}
+ROLLOUTS: dict[int, dict[str, Any]] = {
+    1: {"max_staleness": 1},
+    2: {"max_staleness": 2, "dynamic_sampling": {"max_batches": 3}},
+}
 
 
 @pytest.fixture(scope="module")
 def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Uninterrupted runs, by their staleness."""
     where = tmp_path_factory.mktemp("whole")
-    runs = {staleness: new_run(inputs, where / str(staleness) / "run", staleness) for staleness in (1, 2)}
+    runs = {staleness: new_run(inputs, where / str(staleness) / "run", staleness) for staleness in ROLLOUTS}
     train_all(*runs.values())
     return runs
 
 
 def new_run(inputs: Path, where: Path, staleness: int) -> Path:
-    return make_run(inputs, where, training=TRAINING, rollout={"max_staleness": staleness})
+    return make_run(inputs, where, training=TRAINING, rollout=ROLLOUTS[staleness])
 
 
 def train_all(*runs: Path) -> None:
@@ -66,6 +74,7 @@ def test_runs_that_go_on_with_batches_waiting_are_the_uninterrupted_ones_bit_for
     for kept in ("segments", "attempts", "checkpoints/step-000003"):
         shutil.copytree(whole[2] / kept, crashed / kept)
     assert waiting(crashed, 3) == [4, 5]
+    assert prompts_taken(crashed, 3) > 5 * 4, "prompts were taken in place of others, so the cursor counts no steps"
     train_all(stopped, crashed)
     same_training(stopped, whole[1])
     same_training(crashed, whole[2])
@@ -75,6 +84,11 @@ def waiting(run_dir: Path, step: int) -> list[int]:
     """Steps of the batches that the checkpoint after a step holds."""
     saved = torch.load(run_dir / f"checkpoints/step-{step:06}/rollouts-rank00000.pt", weights_only=True)
     return [batch["step"] for batch in saved]
+
+
+def prompts_taken(run_dir: Path, step: int) -> int:
+    """The data cursor of the checkpoint after a step."""
+    return int(json.loads((run_dir / f"checkpoints/step-{step:06}/trainer.json").read_text())["position"])
 
 
 def same_training(run_dir: Path, other: Path) -> None:
