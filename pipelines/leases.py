@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from pipelines.execution import Execution
 from pipelines.supervisor import StageError, StageStoppedError
-from rpg.slots import TooFewSlotsError, leased, slots_here, slots_wanted
+from rpg.slots import OF_RUN, TooFewSlotsError, leased, slots_here, slots_wanted
 from specs.errors import Problem, SpecError
 
 ON_A_GPU = ("base", "train", "evaluate")
@@ -26,15 +26,20 @@ def gpu_slots(execution: Execution, stage: str) -> Iterator[list[str]]:
     if stage not in ON_A_GPU or elsewhere:
         yield []
         return
-    count = slots_wanted(experiment.resources.device, experiment.training.ranks if stage == "train" else 1)
+    ranks = experiment.training.ranks if stage == "train" else 1
+    gpus = ranks if stage == "base" else experiment.rollout.gpus(ranks)
+    count = slots_wanted(experiment.resources.device, gpus)
     slots = slots_here() if count else []
     if count and not slots:
         # The process itself says that there is no GPU here.
         yield []
         return
     if count > len(slots):
-        given = f"{count} ranks on {len(slots)} GPU slots: {', '.join(slots)}"
+        engines = f" and {count - ranks} engine GPUs" if count > ranks else ""
+        given = f"{ranks} ranks{engines} on {len(slots)} GPU slots: {', '.join(slots)}"
         hint = "a rank needs a GPU of its own: lower training.ranks, or write resources: {device: cpu}"
+        if engines:
+            hint = "name GPUs of the ranks in rollout.engine_gpus, or write placement: colocated"
         raise SpecError(
             execution.document.locate(Problem("too many for this machine", ("training", "ranks"), given, hint=hint))
         )
@@ -48,7 +53,7 @@ def gpu_slots(execution: Execution, stage: str) -> Iterator[list[str]]:
 
 def visible(slots: list[str]) -> dict[str, str]:
     """What tells a process which GPUs are its own."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(slots)} if slots else {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(slots), OF_RUN: ",".join(slots)} if slots else {}
 
 
 def _waiting(execution: Execution) -> Callable[[str], None]:

@@ -56,7 +56,7 @@ class Node:
             while self.share is None:
                 self._listen()
             try:
-                wanted = slots_wanted(self.share.device, self.share.ranks)
+                wanted = slots_wanted(self.share.device, self.share.gpus or self.share.ranks)
                 with leased(wanted, Path(self.share.run_dir).name, waiting=self._wait) as slots:
                     return self._work(Ranks(self.share, slots))
             except (TooFewSlotsError, OSError) as error:

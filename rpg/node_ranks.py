@@ -36,6 +36,8 @@ class Share:
     """Appended; on the shared file system."""
     device: str = "cpu"
     """The spec's resources.device; where it is not the CPU, GPU slots are leased for the ranks."""
+    gpus: int = 0
+    """Those of the ranks and their engines; 0: one a rank."""
     interface: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 

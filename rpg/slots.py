@@ -24,6 +24,9 @@ SLOTS = "RPG_SLOTS"
 """Variable that names the machine's slots, separated by commas, in the place of the GPUs that are found."""
 DIRECTORY = "RPG_SLOT_DIR"
 """Variable that names the directory of the locks; one directory a machine."""
+OF_RUN = "RPG_GPUS"
+"""Variable that names the GPUs of a run on this machine, the ranks' first; DeepSpeed's launcher shows ranks their own
+alone."""
 _POLL_SECONDS = 0.5
 
 
@@ -58,9 +61,14 @@ def _gpus() -> dict[str, str]:
     return {}
 
 
-def slots_wanted(device: str, ranks: int) -> int:
-    """GPU slots to lease on this machine for ranks of `resources.device`; none where they compute on the CPU."""
-    return 0 if device == "cpu" or (device == "auto" and not slots_here()) else ranks
+def gpus_of_run(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Those of the run that this process belongs to, as CUDA_VISIBLE_DEVICES names them; empty where nobody said."""
+    return _listed(environment.get(OF_RUN) or environment.get("CUDA_VISIBLE_DEVICES", ""))
+
+
+def slots_wanted(device: str, gpus: int) -> int:
+    """GPU slots to lease on this machine for a run of `resources.device`; none where it computes on the CPU."""
+    return 0 if device == "cpu" or (device == "auto" and not slots_here()) else gpus
 
 
 @contextmanager

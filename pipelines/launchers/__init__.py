@@ -19,7 +19,7 @@ class Launcher(Protocol):
         What it chooses (addresses, ports, environment) it records in the run's launch.json.
 
         Args:
-            slots: GPUs of this machine that are leased for the ranks.
+            slots: GPUs of this machine that are leased for the ranks and, after theirs, their engines.
         """
         ...
 

@@ -8,7 +8,7 @@ from typing import Any
 from pipelines.state import now, read_json, write_json
 
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH", "OMP_", "MKL_", "HF_", "TRANSFORMERS_", "VLLM_", "RPG_", "CUDA_", "DS_", "LD_")
-_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", "RPG_SLOTS", "RPG_SLOT_DIR")
+_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", "RPG_SLOTS", "RPG_SLOT_DIR", "RPG_GPUS")
 """What is said of this machine's GPUs holds for no other."""
 
 

@@ -20,7 +20,7 @@ class LocalLauncher:
         port = free_port()
         chosen = {"ranks": experiment.training.ranks, "gpus": ", ".join(slots), "environment": passed_on()}
         write_launch(run_directory, "local", rendezvous=f"127.0.0.1:{port}", **chosen)
-        return local_command(run_directory, experiment.training.ranks, port, slots)
+        return local_command(run_directory, experiment.training.ranks, port, slots[: experiment.training.ranks])
 
     def environment(self, experiment: Experiment) -> dict[str, str]:
         """Nothing beyond the present environment."""

@@ -28,7 +28,7 @@ def batch_options(experiment: Experiment, run_directory: Path) -> list[str]:
     if experiment.resources.threads:
         options.append(f"--cpus-per-task={experiment.resources.threads * per_node}")
     if experiment.resources.device == "cuda" and not any("--g" in option for option in launcher.options):
-        options.append(f"--gpus-per-node={per_node}")
+        options.append(f"--gpus-per-node={experiment.rollout.gpus(per_node)}")
     return [*options, *launcher.options]
 
 

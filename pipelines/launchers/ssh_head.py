@@ -153,6 +153,7 @@ class Head:
                 master_port=port,
                 log=str(log),
                 device=self._spec.resources.device,
+                gpus=self._spec.rollout.gpus(connection.ranks),
                 interface=connection.hello["interface"],
                 environment=self._launcher.environment,
             )

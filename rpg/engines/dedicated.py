@@ -34,12 +34,12 @@ class EngineProcessError(RuntimeError):
 class DedicatedSampler:
     """An engine in a child process. The child ends with this process, however that ends."""
 
-    def __init__(self, settings: EngineSettings, *, gpus: Sequence[int] = ()) -> None:
+    def __init__(self, settings: EngineSettings, *, gpus: Sequence[str] = ()) -> None:
         """Starts the engine and waits until it is ready.
 
         Args:
             settings: of the engine.
-            gpus: those that its process may see, as CUDA_VISIBLE_DEVICES numbers them; none on a CPU.
+            gpus: those that its process may see, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
         Raises:
             SpecError: vLLM does not run this model, or not with these settings.
             EngineProcessError: the process failed.
@@ -153,10 +153,10 @@ class DedicatedSampler:
             self._process.wait()
 
 
-def _environment(gpus: Sequence[int]) -> dict[str, str]:
+def _environment(gpus: Sequence[str]) -> dict[str, str]:
     """This process's, less what makes it a rank, with the engine's GPUs and as many threads."""
     environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_TRAINER}
     environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment

@@ -7,6 +7,7 @@ import torch
 
 from rpg.engines.base import Sampler
 from rpg.engines.vllm_engine import EngineSettings, Transfer
+from rpg.slots import gpus_of_run
 from specs.errors import Problem, SpecError
 from specs.schema.rollout import VllmRollout
 
@@ -38,8 +39,8 @@ def open_vllm(rollout: VllmRollout, settings: EngineSettings, device: torch.devi
     return DedicatedSampler(replace(settings, transfer=transfer), gpus=gpus)
 
 
-def engine_gpus(rollout: VllmRollout) -> tuple[int, ...]:
-    """Those of this rank's engine, as CUDA_VISIBLE_DEVICES numbers them.
+def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:
+    """Those of this rank's engine, as CUDA_VISIBLE_DEVICES is to name them.
 
     Raises:
         SpecError: fewer are named than this machine's ranks need.
@@ -56,16 +57,18 @@ def engine_gpus(rollout: VllmRollout) -> tuple[int, ...]:
                 allowed=f"{ranks * size}",
             )
         )
-    return named[rank * size : (rank + 1) * size]
+    return tuple(_name(place) for place in named[rank * size : (rank + 1) * size])
 
 
-def rank_gpu(device: torch.device) -> int:
-    """The number that CUDA_VISIBLE_DEVICES gives this rank's GPU; -1 where it names GPUs otherwise than by number."""
-    index = device.index or 0
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    if not visible:
-        return index
-    return int(visible[index]) if visible[index].isdigit() else -1
+def rank_gpu(device: torch.device) -> str:
+    """This rank's, as CUDA_VISIBLE_DEVICES is to name it."""
+    return _name(device.index or 0)
+
+
+def _name(place: int) -> str:
+    """Of a GPU of this run. One beyond those that are known stands for itself: the ranks were started by hand."""
+    known = gpus_of_run()
+    return known[place] if place < len(known) else str(place)
 
 
 def _local_ranks() -> int:

@@ -37,6 +37,10 @@ class _Rollout(Spec):
     i - 1 - max_staleness, and old_logprobs are the sampler's own. 0: under the weights that training on it begins from.
     """
 
+    def gpus(self, ranks: int) -> int:
+        """GPUs that a machine needs for so many ranks and their engines."""
+        return ranks
+
 
 class TransformersRollout(_Rollout):
     """Sampling with transformers in the trainer's own process, over the learner's own weights."""
@@ -54,8 +58,9 @@ class VllmRollout(_Rollout):
     """colocated: the engine lives in the trainer's process and shares its GPU; dedicated: in a process of its own, on
     GPUs of its own."""
     engine_gpus: tuple[Annotated[int, Field(ge=0)], ...] = execution(())
-    """Where dedicated engines run: tensor_parallel_size GPUs for each rank of the machine, numbered as in
-    CUDA_VISIBLE_DEVICES; empty: those after the ranks' own. A rank's own GPU may be shared with it."""
+    """Where dedicated engines run: tensor_parallel_size GPUs for each rank of the machine, by their places among those
+    that the run has there, from 0, the ranks' own first; empty: those after them. A rank's own GPU may be shared with
+    it."""
     tensor_parallel_size: int = execution(1, ge=1)
     """GPUs (on a CPU: processes) over which a dedicated engine spreads each weight matrix."""
     enable_prefix_caching: bool = execution(True)
@@ -72,6 +77,13 @@ class VllmRollout(_Rollout):
     sentinel_tolerance: float = execution(0.05, gt=0)
     """Nats: after each load, the largest difference allowed between the engine's and the learner's logprobs of the
     probe."""
+
+    def gpus(self, ranks: int) -> int:
+        """Those of dedicated engines among them."""
+        if self.placement == "colocated":
+            return ranks
+        wanted = ranks * self.tensor_parallel_size
+        return max(ranks, *(place + 1 for place in self.engine_gpus[:wanted] or (ranks + wanted - 1,)))
 
 
 Rollout = Annotated[

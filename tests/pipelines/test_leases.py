@@ -39,9 +39,28 @@ def test_ranks_and_stages_get_a_slot_each_and_see_no_other(tmp_path):
     both = execution(tmp_path, "training.ranks=2")
     with gpu_slots(both, "train") as slots:
         assert slots == ["4", "7"]
-        assert visible(slots) == {"CUDA_VISIBLE_DEVICES": "4,7"}
+        assert visible(slots) == {"CUDA_VISIBLE_DEVICES": "4,7", "RPG_GPUS": "4,7"}
     with gpu_slots(both, "evaluate") as first, gpu_slots(execution(tmp_path, "seeds=[1]"), "train") as second:
         assert (first, second) == (["4"], ["7"])
+
+
+APART = ("rollout.engine=vllm", "rollout.placement=dedicated")
+
+
+def test_engines_apart_get_slots_behind_those_of_the_ranks_which_see_their_own(tmp_path):
+    apart = execution(tmp_path, *APART)
+    for stage in ("train", "evaluate"):
+        with gpu_slots(apart, stage) as slots:
+            assert slots == ["4", "7"]
+    command = LocalLauncher().command(tmp_path, apart.plan.experiment, slots)
+    assert pinned(command) == ["4"]
+    shared = execution(tmp_path, *APART, "rollout.engine_gpus=[0]")
+    with gpu_slots(shared, "train") as first, gpu_slots(apart, "base") as second:
+        assert (first, second) == (["4"], ["7"])
+    large = execution(tmp_path, *APART, "rollout.tensor_parallel_size=2")
+    with pytest.raises(SpecError) as refused, gpu_slots(large, "train"):
+        pass
+    assert refused.value.problems[0].given == "1 ranks and 2 engine GPUs on 2 GPU slots: 4, 7"
 
 
 def test_nothing_is_leased_for_the_cpu_for_other_machines_or_for_data(tmp_path):
@@ -78,12 +97,17 @@ def test_the_local_launcher_pins_each_rank_to_its_slot_and_writes_down_what_it_c
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     run = execution(tmp_path, "training.ranks=2")
     command = LocalLauncher().command(tmp_path, run.plan.experiment, ["4", "7"])
-    (world,) = [word.removeprefix("--world_info=") for word in command if word.startswith("--world_info=")]
-    assert json.loads(base64.urlsafe_b64decode(world)) == {"localhost": ["4", "7"]}
+    assert pinned(command) == ["4", "7"]
     launch = json.loads((tmp_path / "launch.json").read_text())
     assert (launch["launcher"], launch["gpus"]) == ("local", "4, 7")
     assert launch["environment"]["NCCL_DEBUG"] == "INFO"
     assert f"--master_port={launch['rendezvous'].partition(':')[2]}" in command
+
+
+def pinned(command: list[str]) -> list[str]:
+    """The GPUs of DeepSpeed's ranks."""
+    (world,) = [word.removeprefix("--world_info=") for word in command if word.startswith("--world_info=")]
+    return json.loads(base64.urlsafe_b64decode(world))["localhost"]
 
 
 def test_what_is_said_of_this_machines_gpus_is_not_passed_on():

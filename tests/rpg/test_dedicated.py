@@ -165,17 +165,20 @@ def test_weights_arrive_where_they_are_spread_over_two_processes(weights_dir: Pa
 @pytest.mark.parametrize(
     ("fields", "environment", "expected"),
     [
-        ({}, {}, (1,)),
-        ({}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, (3,)),
-        ({"tensor_parallel_size": 2}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, (4, 5)),
-        ({"engine_gpus": [7, 6]}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, (6,)),
-        ({"engine_gpus": [0]}, {}, (0,)),
+        ({}, {}, ("1",)),
+        ({}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, ("3",)),
+        ({"tensor_parallel_size": 2}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, ("4", "5")),
+        ({"engine_gpus": [7, 6]}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2"}, ("6",)),
+        ({"engine_gpus": [0]}, {}, ("0",)),
+        ({}, {"RPG_GPUS": "GPU-a,GPU-b", "CUDA_VISIBLE_DEVICES": "GPU-a"}, ("GPU-b",)),
+        ({"engine_gpus": [0]}, {"RPG_GPUS": "GPU-a", "CUDA_VISIBLE_DEVICES": "GPU-a"}, ("GPU-a",)),
+        ({}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, ("7",)),
     ],
 )
 def test_each_rank_has_the_gpus_of_its_engine(
-    fields: dict[str, object], environment: dict[str, str], expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, object], environment: dict[str, str], expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+    for name in ("LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "RPG_GPUS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -194,7 +197,8 @@ def test_too_few_gpus_are_the_specs_mistake(monkeypatch: pytest.MonkeyPatch) -> 
     assert caught.value.problems[0].given == "1 for 2 engines of 1"
 
 
-def test_a_ranks_gpu_is_known_by_the_number_that_the_system_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for visible, expected in (("", 1), ("4,6", 6), ("GPU-a,GPU-b", -1)):
+def test_a_ranks_gpu_is_known_by_the_name_that_the_system_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RPG_GPUS", raising=False)
+    for visible, expected in (("", "1"), ("4,6", "6"), ("GPU-a,GPU-b", "GPU-b")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert rank_gpu(torch.device("cuda", 1)) == expected
