@@ -67,8 +67,11 @@ class Parts:
 
     def prove_sampler(self) -> None:
         """A vLLM engine gives the same logprobs as the learner, or StaleEngineError is raised. All ranks call it."""
-        if isinstance(self.spec.rollout, VllmRollout):
-            sentinel.check(self.sampler, self.learner.probe, self.probe, tolerance=self.spec.rollout.sentinel_tolerance)
+        rollout = self.spec.rollout
+        if isinstance(rollout, VllmRollout):
+            precision = self.spec.training.precision
+            tolerance = sentinel.tolerance_of(rollout, precision=precision, device_type=self.device.type)
+            sentinel.check(self.sampler, self.learner.probe, self.probe, tolerance=tolerance)
 
 
 @contextmanager

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rpg.engines.sentinel import LogprobsFn, Probe, StaleEngineError, check
+from rpg.engines.sentinel import LogprobsFn, Probe, StaleEngineError, check, tolerance_of
 from rpg.engines.transformers import TransformersSampler, model_logprobs
+from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import EOS, PAD, moved, qwen3
 
 PROBE = Probe(token_ids=(5, 7, 3, 4, 9, 2, EOS), prompt_length=1)
@@ -61,3 +62,18 @@ def test_logprobs_that_are_no_numbers_are_stale(sampler: TransformersSampler) ->
 def test_a_probe_of_another_length_is_the_callers_mistake(sampler: TransformersSampler) -> None:
     with pytest.raises(ValueError, match="shorter"):
         check(sampler, partial(lambda *_: [0.0]), PROBE, tolerance=0.05)
+
+
+def test_the_bound_leaves_room_for_what_bfloat16_rounds_away() -> None:
+    exact, rounded = qwen3(), qwen3().to(torch.bfloat16)
+    with torch.no_grad():
+        for model in (exact, rounded):
+            model.model.norm.weight.mul_(4)  # logits as far apart as those of a trained model
+    learner = TransformersSampler(rounded, eos_id=EOS, pad_id=PAD, max_concurrent=4)
+    bound = tolerance_of(VllmRollout(engine="vllm"), precision="bfloat16", device_type="cuda")
+    tight = tolerance_of(VllmRollout(engine="vllm"), precision="float32", device_type="cpu")
+
+    assert tight < check(learner, learner_of(exact), PROBE, tolerance=bound) < bound
+    assert (
+        tolerance_of(VllmRollout(engine="vllm", sentinel_tolerance=0.2), precision="float32", device_type="cpu") == 0.2
+    )
