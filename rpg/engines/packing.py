@@ -57,6 +57,9 @@ def packed_attention(
     Shapes as there: query [1, query heads, tokens, dim], key and value [1, key heads, tokens, dim]; returns
     [1, tokens, query heads, dim].
     """
+    if packing is None and attention_mask is None and sliding_window is not None:
+        # transformers makes no masks for an attention that it does not know, of windows either.
+        return _causal(query, key, value, scaling, sliding_window).transpose(1, 2), None
     if packing is None:
         return sdpa_attention_forward(  # type: ignore[no-any-return,unused-ignore]
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs

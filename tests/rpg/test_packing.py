@@ -61,6 +61,12 @@ def test_it_is_the_block_diagonal_mask_that_transformers_makes_of_the_positions(
     torch.testing.assert_close(packed, hidden(model, "sdpa", ids, position_ids=row.position_ids))
 
 
+def test_without_packing_a_window_still_ends_what_a_token_sees() -> None:
+    model = sliding()
+    ids = torch.randint(0, 12, (2, 16), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(hidden(model, packing.ATTENTION, ids), hidden(model, "sdpa", ids))
+
+
 def test_a_model_that_does_not_keep_them_apart_is_not_packed() -> None:
     from rpg.engines.deepspeed import keeps_sequences_apart
     from rpg.engines.policy import Policy
