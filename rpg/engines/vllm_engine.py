@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -166,10 +167,38 @@ def our_process_untouched() -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
-        with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):  # of what it uses that is deprecated
+        with (
+            torch.random.fork_rng(),
+            warnings.catch_warnings(action="ignore"),  # of what it uses that is deprecated
+            _on_its_stream(),
+        ):
             yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(num_threads)
+
+
+@contextmanager
+def _on_its_stream() -> Iterator[None]:
+    """One CUDA stream for all that vLLM does here, in whatever thread, in order with the caller's.
+
+    vLLM keeps the stream of its first step and leaves the thread on it; what it samples on any other is copied to the
+    host without waiting for it.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    ours, its = torch.cuda.current_stream(), _stream(torch.cuda.current_device())
+    its.wait_stream(ours)
+    try:
+        with torch.cuda.stream(its):
+            yield
+    finally:
+        ours.wait_stream(its)
+
+
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

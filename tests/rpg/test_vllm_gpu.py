@@ -1,5 +1,6 @@
 """vLLM on GPUs: sleep, and weights through its own transfer API."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rpg.engines import open_sampler
 from rpg.engines.base import Sampler
 from rpg.engines.sentinel import Probe, check
 from rpg.engines.transformers import model_logprobs
+from rpg.types import RolloutGroup
 from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import EOS, MAX_LENGTH, PROMPTS, every_rollout, moved, qwen3, sampling, save
 
@@ -59,6 +61,25 @@ def test_weights_arrive_and_are_sampled_with(way: str, tmp_path: Path) -> None:
             with torch.no_grad():
                 for parameter in learner.parameters():
                     parameter.mul_(1.02)
+    finally:
+        sampler.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.vllm
+def test_a_thread_on_a_stream_of_its_own_gets_the_same_responses(tmp_path: Path) -> None:
+    sampler = opened("colocated", tmp_path)
+
+    def sampled() -> list[RolloutGroup]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return sampler.generate(PROMPTS, group_size=2, sampling=sampling(), seeds=range(5))
+
+    try:
+        before = torch.cuda.current_stream()
+        expected = sampler.generate(PROMPTS, group_size=2, sampling=sampling(), seeds=range(5))
+        assert torch.cuda.current_stream() == before
+        with ThreadPoolExecutor(1) as thread:
+            assert [thread.submit(sampled).result() for _ in range(3)] == [expected] * 3
     finally:
         sampler.close()
 
