@@ -133,7 +133,7 @@ class RolloutSource:
         scoring = Scoring(self._parts.tokenizer, self._parts.scorer, asked)
 
         def begin(index: int, rollout: Rollout) -> None:
-            with clock("reward"):
+            with clock("reward", on_host=True):  # once a response: the engine's next tokens are under way
                 scoring.begin(index, rollout)
 
         with clock("rollout"):

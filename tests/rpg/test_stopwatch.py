@@ -1,0 +1,26 @@
+"""Where the seconds of a step go."""
+
+import time
+
+import pytest
+import torch
+
+from rpg.stopwatch import Stopwatch
+
+
+def test_a_phase_within_another_counts_once_and_on_the_host_it_does_not_wait_for_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    clock = Stopwatch(torch.device("cuda", 0))
+    before, start = len(waits), time.perf_counter()
+    with clock("rollout"):
+        time.sleep(0.02)
+        for _ in range(3):
+            with clock("reward", on_host=True):
+                time.sleep(0.01)
+    assert len(waits) - before == 2, "at the beginning and at the end of what runs on the GPU"
+    assert clock.seconds("rollout") >= 0.02
+    assert clock.seconds("reward") >= 0.03
+    assert clock.seconds("rollout") + clock.seconds("reward") == pytest.approx(time.perf_counter() - start, abs=0.005)
