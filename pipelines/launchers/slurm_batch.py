@@ -9,6 +9,7 @@ from specs.schema.experiment import Experiment
 from specs.schema.launchers import SlurmLauncher
 
 _PROJECT = Path(__file__).parents[2]
+_GPU_OPTIONS = ("--gres", "--gpu", "-G", "--tres-per")
 
 
 def batch_options(experiment: Experiment, run_directory: Path) -> list[str]:
@@ -27,7 +28,9 @@ def batch_options(experiment: Experiment, run_directory: Path) -> list[str]:
         options.append(f"--time={launcher.time_limit_minutes}")
     if experiment.resources.threads:
         options.append(f"--cpus-per-task={experiment.resources.threads * per_node}")
-    if experiment.resources.device == "cuda" and not any("--g" in option for option in launcher.options):
+    if experiment.resources.device == "cuda" and not any(
+        option.startswith(_GPU_OPTIONS) for option in launcher.options
+    ):
         options.append(f"--gpus-per-node={experiment.rollout.gpus(per_node)}")
     return [*options, *launcher.options]
 

@@ -1,0 +1,37 @@
+"""What sbatch is asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.launchers.slurm_batch import batch_options
+from specs.schema.experiment import Experiment
+from tests.rpg.tiny_run import SPEC
+
+
+def options(*, rollout: dict[str, Any] | None = None, device: str = "cuda", said: tuple[str, ...] = ()) -> list[str]:
+    launcher = {"type": "slurm", "nodes": 2, "options": list(said)}
+    training = SPEC["training"] | {"ranks": 4}
+    changes = {"launcher": launcher, "training": training, "resources": {"device": device}}
+    spec = SPEC | changes | ({"rollout": rollout} if rollout else {})
+    return [each for each in batch_options(Experiment.model_validate(spec), Path("run")) if each.startswith("--gpus")]
+
+
+def test_a_gpu_a_rank_and_those_of_engines_apart_are_asked_for_where_the_spec_asks_for_none() -> None:
+    assert options() == ["--gpus-per-node=2"]
+    assert options(device="auto") == []
+    apart = {"engine": "vllm", "placement": "dedicated"}
+    assert options(rollout=apart) == ["--gpus-per-node=4"]
+    assert options(rollout=apart | {"tensor_parallel_size": 2}) == ["--gpus-per-node=6"]
+    assert options(rollout=apart | {"engine_gpus": [0, 2]}) == ["--gpus-per-node=3"]
+
+
+@pytest.mark.parametrize("said", ["--gres=gpu:8", "-G8", "--gpus-per-task=4"])
+def test_the_specs_own_way_of_asking_stays_alone(said: str) -> None:
+    assert options(said=(said,)) == [said] * said.startswith("--gpus")
+
+
+@pytest.mark.parametrize("said", ["--get-user-env", "--gid=lab"])
+def test_other_options_that_begin_alike_do_not_ask_for_gpus(said: str) -> None:
+    assert options(said=(said,)) == ["--gpus-per-node=2"]
