@@ -107,20 +107,21 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
     run, first = parts.run, ranks.rank() == 0
     checkpoints = Checkpoints(run.checkpoints, Retention.of(parts.spec.training.checkpoint))
     state = RunState()
-    if resumed := checkpoints.latest():
-        state.load(parts, source, checkpoints.path(resumed))
+    resumed = checkpoints.latest()
     attempt = ranks.from_first(run.new_attempt(resumed) if first else 0)
     keeper = Keeper(parts, source, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt))
     keeper.event(resumed, "resumed" if resumed else "started", f"attempt {attempt}, {ranks.world_size()} rank(s)")
     if inputs.get("failure"):
         keeper.event(resumed, "attempt_failed", inputs["failure"])
     progress = Progress(run, steps=parts.spec.training.steps, speaks=first)
-    progress.say(
-        f"{'goes on after' if resumed else 'begins at'} step {resumed}; ready in {time.monotonic() - started:.1f} s"
-    )
     trainer = Trainer(parts, source, state, keeper, progress)
     try:
-        parts.prove_sampler()
+        if resumed:
+            state.load(parts, source, checkpoints.path(resumed))
+        else:
+            parts.prove_sampler()
+        ready = f"ready in {time.monotonic() - started:.1f} s"
+        progress.say(f"{'goes on after' if resumed else 'begins at'} step {resumed}; {ready}")
         done = trainer.train(stop)
     except (DivergedError, GuardStoppedError, StaleEngineError) as error:
         keeper.event(state.step, "guard_stopped" if isinstance(error, GuardStoppedError) else "failed", str(error))
