@@ -1,0 +1,58 @@
+"""A run that is trained to its seventh step, set back by its `Keeper` alone, and trained to its end."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rpg import ranks
+from rpg.checkpoint import Checkpoints
+from rpg.keeping import Keeper
+from rpg.parts import open_parts
+from rpg.progress import Progress
+from rpg.records import SegmentWriter
+from rpg.retention import Retention
+from rpg.rollouts import RolloutSource
+from rpg.run_directory import RunDirectory
+from rpg.run_state import RunState
+from rpg.stopping import StopRequest
+from rpg.trainer import Trainer
+from tests.rpg.tiny_run import rows
+
+
+def main(run_dir: Path) -> int:
+    """Leaves set_back.json: how all stood before, after a setting back that found nothing, and after one that did."""
+    ranks.join("cpu")
+    torch.set_num_threads(1)
+    run, state, stop = RunDirectory(run_dir), RunState(), StopRequest()
+    with open_parts(run, run.spec(), torch.device("cpu")) as parts, RolloutSource(parts) as source:
+        training = parts.spec.training
+        checkpoints = Checkpoints(run.checkpoints, Retention.of(training.checkpoint))
+        keeper = Keeper(parts, source, checkpoints, SegmentWriter(run_dir, run_dir.name, run.new_attempt(0)))
+        trainer = Trainer(parts, source, state, keeper, Progress(run, steps=training.steps, speaks=False))
+        trainer.until = 7
+        trainer.train(stop)
+        seen = [standing(run, state, checkpoints, parts.sampler.policy_version)]
+        (checkpoints.path(6) / "trainer.json").write_text("{}")
+        for up_to in (2, 6):
+            found = keeper.roll_back(state, up_to=up_to)
+            seen.append(standing(run, state, checkpoints, parts.sampler.policy_version) | {"found": found})
+        trainer.until = 0
+        trainer.train(stop)
+        keeper.finish(state, run.inputs()["fingerprint"])
+    (run_dir / "set_back.json").write_text(json.dumps(seen))
+    ranks.leave()
+    return 0
+
+
+def standing(run: RunDirectory, state: RunState, checkpoints: Checkpoints, loaded: int) -> dict[str, Any]:
+    """What a setting back changes."""
+    return {
+        **asdict(state),
+        "loaded": loaded,
+        "checkpoints": checkpoints.published(),
+        "recorded": sorted({row["step"] for row in rows(run.path, "tokens")}),
+        "attempts": len(list((run.path / "attempts").iterdir())),
+    }
