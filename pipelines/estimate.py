@@ -66,9 +66,9 @@ class MemoryEstimate:
     activations: int
     logits: int
     kv_cache: int
-    """With vLLM and a known memory: the engine's share of it, its own weights included."""
+    """With vLLM and a known memory: the engine's share of it, its own weights included; 0 on GPUs of its own."""
     cache_stays: bool = False
-    """While training: an engine apart keeps its memory."""
+    """While training: an engine that does not sleep keeps its memory."""
 
     @property
     def total(self) -> int:
@@ -132,6 +132,8 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     length = experiment.data.max_prompt_length + rollout.max_response_length
     cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
     engine = engine_memory(experiment)
+    sleeps = isinstance(rollout, VllmRollout) and rollout.sleep
+    elsewhere = rollout.gpus(training.ranks) > training.ranks
     return MemoryEstimate(
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
         gradients=_shard(trained * size, training, 2),
@@ -139,8 +141,8 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         reference=_shard(reference, training, 3),
         activations=tokens * _activations_per_token(shape, training, size),
         logits=min(tokens, LOGPROB_CHUNK) * shape.vocab_size * 4 * 2,
-        kv_cache=engine or cache,
-        cache_stays=engine > 0,
+        kv_cache=0 if elsewhere else engine or cache,
+        cache_stays=engine > 0 and not elsewhere and not sleeps,
     )
 
 
@@ -192,7 +194,9 @@ def _largest_part(estimate: MemoryEstimate) -> str:
         "reference": "reference.source: behaviour needs no second model",
         "activations": "a smaller training.microbatch_tokens or training.gradient_checkpointing: true",
         "logits": "a smaller vocabulary",
-        "kv_cache": "a smaller rollout.max_concurrent",
+        "kv_cache": "a smaller rollout.memory_fraction, or rollout.sleep: true"
+        if estimate.cache_stays
+        else "a smaller rollout.max_concurrent",
     }
     name = max(remedies, key=lambda part: getattr(estimate, part))
     return f"{name} with {getattr(estimate, name) / GIB:.1f} GiB; {remedies[name]}"

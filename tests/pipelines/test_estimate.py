@@ -99,14 +99,27 @@ def test_what_is_known_of_a_model_gives_its_published_size(tmp_path: Path, name:
     assert shape.parameters == pytest.approx(parameters, rel=0.005)
 
 
-def test_an_engine_apart_keeps_its_share_of_the_memory_while_training(tmp_path: Path) -> None:
-    settings = ("rollout={engine: vllm, memory_fraction: 0.25, max_response_length: 8}", "resources.memory_gib=8")
-    spec = experiment(tmp_path, "qwen3", *settings)
+@pytest.mark.parametrize(
+    ("more", "held", "stays"),
+    [
+        ("", 2 * GIB, True),
+        (", sleep: true", 2 * GIB, False),
+        (", placement: dedicated", 0, False),
+        (", placement: dedicated, engine_gpus: [0, 1]", 2 * GIB, True),
+    ],
+)
+def test_an_engine_keeps_its_share_of_a_ranks_gpu_unless_it_sleeps_or_has_its_own(
+    tmp_path: Path, more: str, held: int, stays: bool
+) -> None:
+    rollout = f"rollout={{engine: vllm, memory_fraction: 0.25, max_response_length: 8{more}}}"
+    spec = experiment(tmp_path, "qwen3", rollout, "resources.memory_gib=8")
     shape = model_shape(spec)
     assert shape is not None
     estimate = memory_estimate(spec, shape)
-    assert estimate.kv_cache == 2 * GIB
-    assert estimate.total > estimate.kv_cache + estimate.optimizer + estimate.weights
+    assert estimate.kv_cache == held
+    fixed = estimate.weights + estimate.gradients + estimate.optimizer + estimate.reference
+    training = estimate.activations + estimate.logits
+    assert estimate.total == fixed + (training + held if stays else max(training, held))
 
 
 def test_gpu_hours_are_the_arithmetic_of_training_and_the_traffic_of_sampling(tmp_path: Path) -> None:
