@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rpg.launch import local_command
 from tests.rpg.test_resume import wait_for_step
 from tests.rpg.test_staleness import STEPS, same_training
 from tests.rpg.test_trained_weights import furthest, logprobs_of
-from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
 
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 FREE = {"optimizer": {"type": "schedule_free_adamw", "learning_rate": 0.03}}
@@ -84,10 +85,14 @@ def test_records_name_the_policy_that_sampled_and_the_one_that_was_trained(whole
 
 def test_the_engine_samples_what_was_exported_after_the_step_of_its_version(whole: Run) -> None:
     for step in (STEPS // 2, STEPS):
-        version = sampling_version(step, whole.staleness)
-        theirs, next_ones = (whole.path / f"weights/step-{done:06}" for done in (version, version + 1))
-        assert furthest(logprobs_of(theirs, whole.path, step, "rollout_logprob")) < TOLERANCE
-        assert furthest(logprobs_of(next_ones, whole.path, step, "rollout_logprob")) > 10 * TOLERANCE
+        check_sampled(whole.path, step, version=sampling_version(step, whole.staleness))
+
+
+def check_sampled(run_dir: Path, step: int, *, version: int) -> None:
+    """A step's tokens were drawn from that version of the policy, which the next one can be told from."""
+    theirs, next_ones = (run_dir / f"weights/step-{done:06}" for done in (version, version + 1))
+    assert furthest(logprobs_of(theirs, run_dir, step, "rollout_logprob")) < TOLERANCE
+    assert furthest(logprobs_of(next_ones, run_dir, step, "rollout_logprob")) > 10 * TOLERANCE
 
 
 def test_old_logprobs_are_the_samplers(whole: Run) -> None:
@@ -111,3 +116,13 @@ def test_a_run_that_is_killed_and_goes_on_is_the_uninterrupted_one_bit_for_bit(w
     first, second = (json.loads(path.read_text()) for path in sorted((run_dir / "attempts").glob("*.json")))
     assert (first["resumed_from_step"], second["resumed_from_step"] > 0) == (0, True)
     same_training(run_dir, whole.path)
+
+
+def test_two_ranks_have_an_engine_each_that_samples_ahead(tmp_path: Path) -> None:
+    make_inputs(tmp_path, head_dim=32)
+    training, rollout = TRAINING | {"steps": 4, "ranks": 2}, ROLLOUT | {"max_staleness": 1}
+    run_dir = make_run(tmp_path, tmp_path / "run", training=training, rollout=rollout)
+    finish(start(local_command(run_dir, 2, free_port())))
+    versions = {(row["step"], row["policy_version"]) for row in rows(run_dir, "rollouts")}
+    assert versions == {(step, sampling_version(step, 1)) for step in range(1, 5)}
+    check_sampled(run_dir, 4, version=2)
