@@ -14,6 +14,8 @@ from rpg.exit_cause import RETRIED, Cause, cause_of, cause_said
 from specs.errors import RpgError
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL, 256 - signal.SIGKILL)
+_SIGNALLED = 128
+"""Codes above it: 128 + the signal that ended a process."""
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM, 256 - signal.SIGTERM)
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -56,18 +58,24 @@ def ending(code: int, said: str, exits: Path, *, killed_for_memory: bool) -> End
     Args:
         code: its exit code, or that of the launcher which passed on its rank's.
         said: the end of what it printed.
-        exits: where ranks leave their notes. One of their own trouble counts before those that only miss another.
+        exits: where ranks leave their notes. One of their own trouble counts before those that only miss another; one
+            of trouble without a name does so too, unless a rank was killed, which leaves none.
         killed_for_memory: whether the kernel has killed a process for memory meanwhile.
     """
     notes = [read_json(path) for path in sorted(exits.glob("rank-*.json"))]
-    notes.sort(key=lambda note: (note.get("cause") in ("lost_peer", "other"), note.get("cause") == "other"))
+    signalled = code < 0 or code > _SIGNALLED or "return code = -" in said
+    last = ("lost_peer", "other") if signalled else ("other", "lost_peer")
+    notes.sort(key=lambda note: 1 + last.index(note["cause"]) if note.get("cause") in last else 0)
     killed = code in _KILLED
     if killed and killed_for_memory:
         return Ending("out_of_memory", "the kernel killed it for memory")
     if notes and notes[0].get("cause") != "other":
         first = notes[0]
         return Ending(first["cause"], str(first.get("message", "")), int(first.get("microbatch_tokens") or 0))
-    if (cause := cause_said(said)) != "other":
+    cause = cause_said(said)
+    if notes and not signalled and cause in ("lost_peer", "other"):
+        return Ending("other", str(notes[0].get("message", "")))
+    if cause != "other":
         return Ending(cause)
     if killed or "return code = -9" in said:
         return Ending("lost_peer", "a process was killed by SIGKILL")

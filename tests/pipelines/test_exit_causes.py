@@ -83,6 +83,17 @@ def test_a_rank_with_trouble_of_its_own_counts_before_those_that_miss_it(tmp_pat
     assert (found.cause, found.microbatch_tokens) == ("out_of_memory", 7)
 
 
+@pytest.mark.parametrize(("code", "said"), [(1, ""), (1, "Connection closed by peer")])
+def test_an_error_without_a_name_counts_before_the_ranks_that_miss_it(tmp_path: Path, code: int, said: str) -> None:
+    notes = (("lost_peer", "Connection closed by peer"), ("other", "KeyError: 'answer'"))
+    for rank, (cause, message) in enumerate(notes):
+        write_json(tmp_path / f"rank-{rank:05}.json", {"cause": cause, "message": message})
+    found = ending(code, said, tmp_path, killed_for_memory=False)
+    assert (found.cause, found.message) == ("other", "KeyError: 'answer'")
+    for killed in ((-9, said), (137, said), (1, "exits with return code = -11")):
+        assert ending(*killed, tmp_path, killed_for_memory=False).cause == "lost_peer"
+
+
 def test_the_first_note_of_a_rank_stays(tmp_path: Path) -> None:
     note(tmp_path, "diverged", "first")
     note(tmp_path, "other", "second")
