@@ -104,12 +104,15 @@ def test_a_killed_run_goes_back_as_one_that_was_not_killed(inputs: Path, tmp_pat
     ledger = json.loads((whole / "guards.json").read_text())
     assert (ledger[0]["at_step"], ledger[0]["to_step"]) == (late, late - 1)
     rates, free_rates = figures(whole, "learning_rate"), figures(free, "learning_rate")
-    assert rates[late - 1] == free_rates[late - 1]
-    factor = 0.1 ** sum(entry["to_step"] < late for entry in ledger)
-    assert rates[late] == pytest.approx(factor * free_rates[late])
-    assert [row["kind"] for row in rows(whole, "events") if row["kind"] == "rolled_back"] == ["rolled_back"] * len(
-        ledger
-    )
+    for step in (late - 1, late):  # a guard that fires again goes further back
+        factor = 0.1 ** sum(entry["to_step"] < step for entry in ledger)
+        assert rates[step] == pytest.approx(factor * free_rates[step])
+    kept = [
+        entry["to_step"]
+        for place, entry in enumerate(ledger)
+        if all(later["to_step"] >= entry["to_step"] for later in ledger[place:])
+    ]
+    assert [row["step"] for row in rows(whole, "events") if row["kind"] == "rolled_back"] == kept
     assert sorted(rates) == [1, 2, 3, 4, 5, 6], "each step once"
     killed = make_run(inputs, tmp_path / "killed/run", training=changes)
     process = start([sys.executable, "-m", "rpg.train", str(killed)])
