@@ -45,7 +45,7 @@ def main() -> None:
 
     share_cores()
     from rpg import train
-    from rpg.engines import sentinel
+    from rpg.engines.sentinel import Sentinel
     from rpg.keeping import Keeper
     from rpg.progress import Progress
     from rpg.trainer import Trainer
@@ -55,7 +55,7 @@ def main() -> None:
         (Keeper, "rollouts", "recording"),
         (Keeper, "finish_step", "recording"),
         (Progress, "step", "logging"),
-        (sentinel, "check", "sentinel"),
+        (Sentinel, "check", "sentinel"),
         (Trainer, "step", "step"),
     ):
         timed(owner, name, what, seconds)

@@ -12,10 +12,10 @@ import torch
 
 from rpg import ranks
 from rpg.data import encode_prompts, load_problems
-from rpg.engines import open_sampler, sentinel
+from rpg.engines import open_sampler
 from rpg.engines.base import Sampler
 from rpg.engines.deepspeed import Learner
-from rpg.engines.sentinel import Probe
+from rpg.engines.sentinel import Probe, Sentinel, open_sentinel
 from rpg.evaluation_inputs import evaluation_inputs
 from rpg.guards import Guards
 from rpg.prompts import PromptOrder, seed_of
@@ -57,8 +57,8 @@ class Parts:
     schedule: ReferenceSchedule
     guards: Guards
     """Watch the figures of the steps."""
-    probe: Probe
-    """What the sampler and the learner are compared on."""
+    sentinel: Sentinel | None
+    """Compares a vLLM engine with the learner; None for another sampler."""
 
     def give_sampler_weights(self, policy_version: int) -> None:
         """Loads the learner's weights into the sampler, which then has to prove that it holds them."""
@@ -67,11 +67,8 @@ class Parts:
 
     def prove_sampler(self) -> None:
         """A vLLM engine gives the same logprobs as the learner, or StaleEngineError is raised. All ranks call it."""
-        rollout = self.spec.rollout
-        if isinstance(rollout, VllmRollout):
-            precision = self.spec.training.precision
-            tolerance = sentinel.tolerance_of(rollout, precision=precision, device_type=self.device.type)
-            sentinel.check(self.sampler, self.learner.probe, self.probe, tolerance=tolerance)
+        if self.sentinel:
+            self.sentinel.check(self.sampler, self.learner.probe)
 
 
 @contextmanager
@@ -135,10 +132,15 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             reference=reference_policy(spec.reference, learner.model),
             schedule=ReferenceSchedule.of(spec.reference),
             guards=Guards(spec.training.guards, run.guards),
-            probe=Probe(
-                tuple([*prompts[0], *prompts[0]][: max(2, min(PROBE_TOKENS, max_length - 1))]), prompt_length=1
-            ),
+            sentinel=_sentinel(spec, prompts[0], max_length=max_length, device=device),
         )
+
+
+def _sentinel(spec: Experiment, prompt: Sequence[int], *, max_length: int, device: torch.device) -> Sentinel | None:
+    if not isinstance(spec.rollout, VllmRollout):
+        return None
+    probe = Probe(tuple([*prompt, *prompt][: max(2, min(PROBE_TOKENS, max_length - 1))]), prompt_length=1)
+    return open_sentinel(spec.rollout, probe, precision=spec.training.precision, device_type=device.type)
 
 
 def _seed_everything(seed: int) -> None:

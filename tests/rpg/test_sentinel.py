@@ -8,12 +8,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rpg.engines.sentinel import LogprobsFn, Probe, StaleEngineError, check, tolerance_of
+from rpg.engines.sentinel import LogprobsFn, Probe, Sentinel, StaleEngineError, open_sentinel
 from rpg.engines.transformers import TransformersSampler, model_logprobs
 from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import EOS, PAD, moved, qwen3
 
 PROBE = Probe(token_ids=(5, 7, 3, 4, 9, 2, EOS), prompt_length=1)
+LONG_PROBE = Probe(token_ids=(5, 7, 3, 4, 9, 2) * 4, prompt_length=1)
 
 
 def learner_of(model: PreTrainedModel) -> LogprobsFn:
@@ -32,14 +33,14 @@ def test_an_engine_with_the_learners_weights_passes(sampler: TransformersSampler
     learner = moved(qwen3())
     sampler.load_weights(learner.named_parameters(), policy_version=1)
 
-    assert check(sampler, learner_of(learner), PROBE, tolerance=1e-4) < 1e-5
+    assert Sentinel(PROBE, tolerance=1e-4).check(sampler, learner_of(learner)) < 1e-5
 
 
 def test_an_engine_left_behind_by_the_learner_is_caught_with_the_figure(sampler: TransformersSampler) -> None:
     learner = moved(qwen3())
 
     with pytest.raises(StaleEngineError, match=r"after load 0 .* differ by [0-9.]+ nats, allowed 0\.05 \(rollout\."):
-        check(sampler, learner_of(learner), PROBE, tolerance=0.05)
+        Sentinel(PROBE, tolerance=0.05).check(sampler, learner_of(learner))
 
 
 def test_one_stale_tensor_is_caught(sampler: TransformersSampler) -> None:
@@ -48,7 +49,7 @@ def test_one_stale_tensor_is_caught(sampler: TransformersSampler) -> None:
         learner.model.layers[1].mlp.down_proj.weight[0].mul_(1.5)
 
     with pytest.raises(StaleEngineError):
-        check(sampler, learner_of(learner), PROBE, tolerance=1e-3)
+        Sentinel(PROBE, tolerance=1e-3).check(sampler, learner_of(learner))
 
 
 def test_logprobs_that_are_no_numbers_are_stale(sampler: TransformersSampler) -> None:
@@ -56,12 +57,12 @@ def test_logprobs_that_are_no_numbers_are_stale(sampler: TransformersSampler) ->
         return [math.nan] * 6
 
     with pytest.raises(StaleEngineError, match="differ by nan nats"):
-        check(sampler, broken, PROBE, tolerance=math.inf)
+        Sentinel(PROBE, tolerance=math.inf).check(sampler, broken)
 
 
 def test_a_probe_of_another_length_is_the_callers_mistake(sampler: TransformersSampler) -> None:
     with pytest.raises(ValueError, match="shorter"):
-        check(sampler, partial(lambda *_: [0.0]), PROBE, tolerance=0.05)
+        Sentinel(PROBE, tolerance=0.05).check(sampler, partial(lambda *_: [0.0]))
 
 
 def test_the_bound_leaves_room_for_what_bfloat16_rounds_away() -> None:
@@ -70,10 +71,37 @@ def test_the_bound_leaves_room_for_what_bfloat16_rounds_away() -> None:
         for model in (exact, rounded):
             model.model.norm.weight.mul_(4)  # logits as far apart as those of a trained model
     learner = TransformersSampler(rounded, eos_id=EOS, pad_id=PAD, max_concurrent=4)
-    bound = tolerance_of(VllmRollout(engine="vllm"), precision="bfloat16", device_type="cuda")
-    tight = tolerance_of(VllmRollout(engine="vllm"), precision="float32", device_type="cpu")
+    bound = open_sentinel(VllmRollout(engine="vllm"), PROBE, precision="bfloat16", device_type="cuda").tolerance
+    tight = open_sentinel(VllmRollout(engine="vllm"), PROBE, precision="float32", device_type="cpu").tolerance
+    given = VllmRollout(engine="vllm", sentinel_tolerance=0.2)
 
-    assert tight < check(learner, learner_of(exact), PROBE, tolerance=bound) < bound
-    assert (
-        tolerance_of(VllmRollout(engine="vllm", sentinel_tolerance=0.2), precision="float32", device_type="cpu") == 0.2
-    )
+    assert tight < Sentinel(PROBE, tolerance=bound).check(learner, learner_of(exact)) < bound
+    assert open_sentinel(given, PROBE, precision="float32", device_type="cpu").tolerance == 0.2
+
+
+def test_an_engine_that_stands_still_is_caught_whatever_the_bound(sampler: TransformersSampler) -> None:
+    sentinel, learner = Sentinel(LONG_PROBE, tolerance=math.inf), qwen3()
+    sentinel.check(sampler, learner_of(learner))
+    sentinel.check(sampler, learner_of(learner))  # a load of the same weights
+    nudge(learner)
+
+    with pytest.raises(StaleEngineError, match="in every bit, while the learner's moved"):
+        sentinel.check(sampler, learner_of(learner))
+    sampler.load_weights(learner.named_parameters(), policy_version=1)
+    sentinel.check(sampler, learner_of(learner))
+
+
+def test_an_engine_that_rounds_more_than_its_learner_may_stand_still(sampler: TransformersSampler) -> None:
+    coarse = open_sentinel(VllmRollout(engine="vllm"), LONG_PROBE, precision="float32", device_type="cuda")
+    learner = qwen3()
+    coarse.check(sampler, learner_of(learner))
+    nudge(learner)
+
+    coarse.check(sampler, learner_of(learner))
+
+
+def nudge(model: PreTrainedModel) -> None:
+    """An update far below any bound."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1 + 1e-5)

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rpg.engines import opening
-from rpg.engines.sentinel import LogprobsFn, Probe, StaleEngineError, check
+from rpg.engines.sentinel import LogprobsFn, Probe, Sentinel, StaleEngineError
 from rpg.engines.transformers import model_logprobs
 from rpg.engines.vllm import VllmSampler
 from specs.errors import SpecError
@@ -55,9 +55,9 @@ def test_vllms_own_reload_leaves_the_head_stale_and_the_sentinel_says_so(engine:
     engine._reload(learner.named_parameters())
 
     with pytest.raises(StaleEngineError, match=r"differ by [0-9.]+ nats"):
-        check(engine, learner_of(learner), PROBE, tolerance=0.05)
+        Sentinel(PROBE, tolerance=0.05).check(engine, learner_of(learner))
     engine.load_weights(learner.named_parameters(), policy_version=1)
-    assert check(engine, learner_of(learner), PROBE, tolerance=0.05) < 1e-5
+    assert Sentinel(PROBE, tolerance=0.05).check(engine, learner_of(learner)) < 1e-5
 
 
 @pytest.mark.vllm
@@ -65,7 +65,7 @@ def test_a_learner_that_went_on_alone_is_noticed(engine: VllmSampler) -> None:
     engine.load_weights(qwen3().named_parameters(), policy_version=1)
 
     with pytest.raises(StaleEngineError):
-        check(engine, learner_of(moved(qwen3())), PROBE, tolerance=0.05)
+        Sentinel(PROBE, tolerance=0.05).check(engine, learner_of(moved(qwen3())))
 
 
 @pytest.mark.vllm

@@ -8,7 +8,7 @@ import torch
 
 from rpg.engines import open_sampler
 from rpg.engines.base import Sampler
-from rpg.engines.sentinel import Probe, check
+from rpg.engines.sentinel import Probe, Sentinel
 from rpg.engines.transformers import model_logprobs
 from rpg.types import RolloutGroup
 from specs.schema.rollout import VllmRollout
@@ -52,7 +52,7 @@ def test_weights_arrive_and_are_sampled_with(way: str, tmp_path: Path) -> None:
             def learner_logprobs(ids: tuple[int, ...], prompt_length: int) -> list[float]:
                 return model_logprobs(learner, ids, prompt_length=prompt_length)
 
-            assert check(sampler, learner_logprobs, PROBE, tolerance=APART) < APART
+            assert Sentinel(PROBE, tolerance=APART).check(sampler, learner_logprobs) < APART
             groups = sampler.generate(PROMPTS, group_size=2, sampling=sampling(), seeds=range(5))
             assert {group.policy_version for group in groups} == {version}
             for prompt, rollout in every_rollout(groups):
