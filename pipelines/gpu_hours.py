@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pipelines.estimate import ModelShape, engine_memory
 from specs.schema.experiment import Experiment
+from specs.schema.rollout import VllmRollout
 
 PEAK_FLOPS = 989e12
 """bfloat16 products of an H100 SXM, FLOP/s."""
@@ -17,7 +18,7 @@ SAMPLING_SHARE = 0.6
 
 @dataclass(frozen=True, slots=True)
 class GpuHours:
-    """Of one run, all its ranks together, every response at its full length."""
+    """Of one run, every response at its full length. A GPU that waits, for its engine or for its rank, counts."""
 
     sampling: float
     training: float
@@ -30,9 +31,11 @@ class GpuHours:
 
 def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
     """On H100s. Evaluation, loading and what dynamic sampling throws away come on top."""
+    training = experiment.training
+    gpus = experiment.rollout.gpus(training.ranks)
     return GpuHours(
-        sampling=experiment.training.steps * _sampling_seconds(experiment, shape) * experiment.training.ranks / 3600,
-        training=experiment.training.steps * _training_seconds(experiment, shape) / 3600,
+        sampling=training.steps * _sampling_seconds(experiment, shape) * gpus / 3600,
+        training=training.steps * _training_seconds(experiment, shape) / training.ranks * gpus / 3600,
     )
 
 
@@ -50,15 +53,17 @@ def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
 
 
 def _sampling_seconds(experiment: Experiment, shape: ModelShape) -> float:
-    """Seconds of a step on each rank: every token reads the weights once for all in flight, and each its own cache."""
+    """Seconds of a step with each rank's engine: every token reads the weights once for all in flight, and each its own
+    cache; an engine of several GPUs has their bandwidth together."""
     training, rollout = experiment.training, experiment.rollout
     size = 2 if training.precision == "bfloat16" else 4
     responses = -(-training.prompts_per_step * training.group_size // training.ranks)
     context = experiment.data.max_prompt_length + rollout.max_response_length / 2
     cache = context * shape.layers * 2 * shape.key_value_size * size
     in_flight = min(responses, rollout.max_concurrent)
+    spread = rollout.tensor_parallel_size if isinstance(rollout, VllmRollout) else 1
     if engine := engine_memory(experiment):
-        in_flight = max(1, min(in_flight, int((engine - shape.parameters * size) / cache)))
+        in_flight = max(1, min(in_flight, int((engine * spread - shape.parameters * size) / cache)))
     traffic = (shape.matrix_parameters * size + in_flight * cache) / (BANDWIDTH * SAMPLING_SHARE)
     arithmetic = in_flight * 2 * shape.matrix_parameters / (PEAK_FLOPS * TRAINING_SHARE)
-    return responses / in_flight * rollout.max_response_length * max(traffic, arithmetic)
+    return responses / in_flight * rollout.max_response_length * max(traffic, arithmetic) / spread

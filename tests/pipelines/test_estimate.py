@@ -139,6 +139,18 @@ def test_gpu_hours_are_the_arithmetic_of_training_and_the_traffic_of_sampling(tm
     assert hours.sampling == pytest.approx(sampling)
 
 
+def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_way_round(tmp_path: Path) -> None:
+    """2 ranks with engines of 2 GPUs hold 6; a sampling step takes half as long."""
+    rollout = "rollout={{engine: vllm, max_response_length: 8{}}}"
+    colocated = experiment(tmp_path, "qwen3", rollout.format(""))
+    dedicated = experiment(tmp_path, "qwen3", rollout.format(", placement: dedicated, tensor_parallel_size: 2"))
+    shape = model_shape(colocated)
+    assert shape is not None
+    before, after = gpu_hours(colocated, shape), gpu_hours(dedicated, shape)
+    assert after.training == pytest.approx(3 * before.training)
+    assert after.sampling == pytest.approx(3 / 2 * before.sampling)
+
+
 @pytest.mark.parametrize("targets", [(), ("q_proj", "k_proj", "down_proj")])
 def test_adapters_are_all_that_has_gradients_and_optimizer_state(tmp_path: Path, targets: tuple[str, ...]) -> None:
     from rpg.engines.adapters import add_adapters
