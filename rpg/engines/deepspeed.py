@@ -18,6 +18,7 @@ from rpg.engines.deepspeed_config import deepspeed_config, optimizer_maker
 from rpg.engines.packing import Packing
 from rpg.engines.policy import Policy, load_model
 from rpg.engines.schedule_free import ScheduleFreeAdamW
+from rpg.engines.sharded_loading import shard
 from rpg.pieces import StateCopy
 from specs.schema.training import Training
 
@@ -50,11 +51,14 @@ class Learner:
         self.device = device
         self._training = training
         self._norm = float("nan")
+        settings = deepspeed_config(training, lends_weights=lends_weights)
+        if training.zero_stage == 3:
+            shard(self.policy, settings, dtype=getattr(torch, training.precision), device=device)
         self._engine, *_ = deepspeed.initialize(
             model=self.policy,
             model_parameters=[parameter for parameter in self.policy.parameters() if parameter.requires_grad],
             optimizer=optimizer_maker(training),
-            config=deepspeed_config(training, lends_weights=lends_weights),
+            config=settings,
         )
         if self._clips_itself:
             self._engine.optimizer.register_step_pre_hook(self._clip)

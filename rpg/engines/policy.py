@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from rpg.engines.adapters import add_adapters
 from rpg.engines.packing import ATTENTION, Packing
+from rpg.engines.sharded_loading import read_on_first_rank
 from rpg.logprobs import token_logprobs
 from specs.errors import Problem, SpecError
 from specs.schema.training import Training
@@ -55,13 +56,17 @@ class Policy(nn.Module):
 
 
 def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
-    """The model in the training precision, with dropout off, since the ratio compares two passes."""
+    """The model in the training precision, with dropout off, since the ratio compares two passes.
+
+    For ZeRO 3 it has values on rank 0 alone, and `shard` is to give them to the others.
+    """
     config = AutoConfig.from_pretrained(weights_dir)
     check_logits(config)
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, name, 0.0)
-    model = AutoModelForCausalLM.from_pretrained(weights_dir, config=config, dtype=getattr(torch, training.precision))
+    read = read_on_first_rank if training.zero_stage == 3 else AutoModelForCausalLM.from_pretrained
+    model: PreTrainedModel = read(weights_dir, config=config, dtype=getattr(torch, training.precision))
     model.train()
     if training.packing and model.config._attn_implementation == "sdpa":
         model.config._attn_implementation = ATTENTION

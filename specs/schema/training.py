@@ -132,8 +132,9 @@ class Training(Spec):
     ranks: int = execution(1, ge=1)
     """Data-parallel processes. No effect on the batch: it is spread over them."""
     zero_stage: Literal[0, 1, 2, 3] = execution(0)
-    """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well. In bfloat16, 0 runs as
-    1, which adds the gradients of an update up in float32."""
+    """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well: rank 0 reads the model
+    into host memory, and the learner loads it without room for the whole on any one GPU. In bfloat16, 0 runs as 1,
+    which adds the gradients of an update up in float32."""
     offload: Offload = execution(Offload())
     """What is kept in host memory."""
     gradient_checkpointing: bool = execution(False)

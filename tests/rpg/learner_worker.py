@@ -6,6 +6,8 @@ scale AdamW is blind), go to OUT/<case>.npz.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +80,36 @@ def advantage_of(step: StepRollouts) -> torch.Tensor:
     )
 
 
+def share_of_parameters(module: torch.nn.Module) -> float:
+    """What this rank holds of a module's elements, whole or as shards."""
+    parameters: list[Any] = list(module.parameters())
+    held = sum(p.numel() + (p.ds_tensor.numel() if hasattr(p, "ds_tensor") else 0) for p in parameters)
+    whole = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in parameters)
+    return float(held / whole)
+
+
+@contextmanager
+def noting_the_share_given_to_deepspeed(path: Path) -> Iterator[None]:
+    """Writes what this rank holds of the policy when `deepspeed.initialize` is called."""
+    import deepspeed
+
+    initialize = deepspeed.initialize
+
+    def noting(*, model: torch.nn.Module, **rest: Any) -> Any:
+        path.write_text(str(share_of_parameters(model)))
+        return initialize(model=model, **rest)
+
+    deepspeed.initialize = noting
+    try:
+        yield
+    finally:
+        deepspeed.initialize = initialize
+
+
 def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
     """The updates as the trainer makes them."""
     step = responses()
-    with open_parts(run, spec, torch.device("cpu")) as parts:
+    with noting_the_share_given_to_deepspeed(run.path / "share"), open_parts(run, spec, torch.device("cpu")) as parts:
         trainer = Trainer(parts, RolloutSource(parts), RunState(), keeper=None, progress=None)
         minibatches = cut(step, trainer.training, torch.device("cpu"), packed=parts.learner.packs)
         assert parts.learner.packs == trainer.training.packing

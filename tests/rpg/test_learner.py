@@ -87,6 +87,12 @@ def test_five_updates_are_those_of_plain_pytorch(results: Path, case: str) -> No
     assert 0 < worst(results, case, plain(case)) < BOUND[case.split(":")[1]]
 
 
+@pytest.mark.parametrize("case", [case for case in TOGETHER if case.startswith("3")])
+def test_at_zero_3_no_rank_ever_holds_the_whole_model(results: Path, case: str) -> None:
+    shares = [float((results / f"{case}-rank{rank}of2" / "share").read_text()) for rank in range(2)]
+    assert shares == pytest.approx([0.5, 0.5])
+
+
 def test_only_adapted_weights_move(results: Path) -> None:
     import safetensors.numpy
 
