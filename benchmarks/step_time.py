@@ -10,8 +10,8 @@ A round starts every way once, in a process of its own and with the round's seed
 not counted; the table has the median over the rounds of each process's median. Lengths are drawn, so few steps differ
 in them: "the same per token" is the ratio of milliseconds per response token. `floor`: the same sampler called
 directly with the trainer's seeds, then one plain forward and backward over what it sampled, sequences of like length
-together, without padding beyond that; no trainer. Threads that wait spin, for every way alike: the machine has to be
-idle. (By itself the trainer has them sleep after a short spin, which costs it 5 to 10 % there.)
+together, without padding beyond that; no trainer. Threads wait as each way has them wait when it is started by hand:
+the trainer's spin shortly and sleep, so that other runs get the cores, which costs it 5 to 10 % on an idle machine.
 Here every group is trained on: the divergence gives it a gradient. A second table takes the divergence away, so that
 groups whose rewards do not vary, about half, have no gradient: with them computed, and with `skip_zero_advantage`.
 """
@@ -40,7 +40,6 @@ def measure(way: str, lengths: str, *, seed: int, steps: int, home: Path, signal
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "2",
-        "OMP_WAIT_POLICY": "ACTIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
