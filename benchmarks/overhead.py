@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from step_time_worker import LIMITS, make_base, make_run
-
 SKIPPED_STEPS = 3
 
 
@@ -37,13 +35,15 @@ def timed(owner: Any, name: str, what: str, seconds: Counter[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lengths", default="tailed", choices=LIMITS)
+    parser.add_argument("--lengths", default="tailed", choices=["tailed", "equal"])
     parser.add_argument("--steps", type=int, default=10, help="counted steps")
     arguments = parser.parse_args()
 
     from rpg.process import share_cores
 
-    share_cores()
+    share_cores()  # before anything imports torch
+    from step_time_worker import make_base, make_run
+
     from rpg import train
     from rpg.engines.sentinel import Sentinel
     from rpg.keeping import Keeper
