@@ -56,6 +56,9 @@ def shape(name: str) -> dict[str, Any]:
 
 def train(directory: Path, name: str, pairs: int) -> None:
     """The worker: leaves the steps' wall and CPU seconds, and the seconds that the loop waited, in result.json."""
+    from rpg.process import share_cores
+
+    share_cores()  # before anything imports torch
     from rpg import base
     from rpg import train as process
     from rpg.data import staging
@@ -129,8 +132,7 @@ def main() -> None:
     for name in chosen.shapes:
         with tempfile.TemporaryDirectory() as directory:
             command = [sys.executable, __file__, "--worker", directory, "--shapes", name, "--pairs", str(chosen.pairs)]
-            environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads)}
-            environment |= {"OMP_WAIT_POLICY": "PASSIVE", "DS_ACCELERATOR": "cpu"}
+            environment = {**os.environ, "OMP_NUM_THREADS": str(chosen.threads), "DS_ACCELERATOR": "cpu"}
             subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
             print(report(name, json.loads((Path(directory) / "result.json").read_text())), flush=True)
 
