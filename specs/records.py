@@ -142,7 +142,8 @@ class EventRow:
     attempt: Int32
     step: Int32
     kind: str
-    """started, resumed, reference_moved, checkpoint_saved, reward_failed, finished, ..."""
+    """started, resumed, reference_moved, checkpoint_saved, reward_failed, finished, ... A rolled_back counts even where
+    the run later goes back to before its step."""
     message: str
     recorded_at: datetime
 

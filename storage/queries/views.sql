@@ -1,5 +1,6 @@
 -- What anyone may query: the recorded rows that count, under the names of the contract.
 -- A row counts unless a later attempt of its run resumed from a step before it; an evaluation's counts while the run's state names it.
+-- That a run was rolled back counts in any case: it happened to the run, and not in a step that another one stands for.
 CREATE VIEW recorded.superseded AS
 SELECT run_id, attempt, valid_through FROM attempts WHERE valid_through IS NOT NULL;
 
@@ -26,7 +27,7 @@ WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.att
 CREATE VIEW events AS
 SELECT r.* EXCLUDE (attempt)
 FROM recorded.events AS r
-WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
+WHERE kind = 'rolled_back' OR NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
 
 CREATE VIEW evaluations AS
 SELECT e.* EXCLUDE (fingerprint)

@@ -116,12 +116,12 @@ def free_port() -> int:
 
 
 def rows(run_dir: Path, table: str) -> list[dict[str, Any]]:
-    """The valid rows of a table: of each step, those of the attempt that counts."""
+    """The valid rows of a table: of each step, those of the attempt that counts; and every roll-back."""
     attempts = [json.loads(path.read_text()) for path in sorted((run_dir / "attempts").glob("*.json"))]
     found: list[dict[str, Any]] = []
     for path in sorted((run_dir / "segments" / table).glob("*.parquet")):
         for row in pq.read_table(path).to_pylist():
             later = [a["resumed_from_step"] for a in attempts if a["attempt"] > row["attempt"]]
-            if all(row["step"] <= step for step in later):
+            if row.get("kind") == "rolled_back" or all(row["step"] <= step for step in later):
                 found.append(row)
     return found

@@ -89,6 +89,19 @@ def test_rows_that_count_are_those_of_the_definition(tmp_path: Path, seed: int) 
     assert [step for step, _ in sorted(valid)] == list(range(1, reached + 1))
 
 
+def test_every_roll_back_stays_on_record_however_far_a_later_one_goes(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 6)
+    for attempt, back_to in ((2, 4), (3, 2), (4, 0)):
+        run.start(attempt, resumed_from_step=back_to)
+        run.writer.event(back_to, "rolled_back", f"back to step {back_to}")
+        run.steps(back_to + 1, back_to + 2)
+    gone_back = "select step from events where kind = 'rolled_back' order by step"
+    assert seen(tmp_path, gone_back) == [(0,), (2,), (4,)]
+    assert seen(tmp_path, "select step from events where kind = 'stepped' order by step") == [(1,), (2,)]
+
+
 def test_another_run_s_attempts_supersede_nothing(tmp_path: Path) -> None:
     for name in ("a-1", "a-2"):
         run = RecordedRun(tmp_path, name)
