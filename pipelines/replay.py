@@ -9,8 +9,9 @@ import numpy as np
 
 from pipelines.home import Home
 from pipelines.state import read_json
-from rpg.replay import RecordedStep, Tally, Weights, replay, response_advantages
+from rpg.replay import RecordedStep, Weights, replay, response_advantages
 from rpg.replay_comparison import Comparison, Furthest
+from rpg.replay_figures import Tally
 from specs.errors import RpgError
 from specs.replacing import with_objective
 from specs.schema.experiment import Experiment
@@ -23,11 +24,11 @@ TOKENS_AT_ONCE = 2**20
 """Rows of the table `tokens` that one query reads."""
 _STEPS = "SELECT step, sum(num_tokens) AS tokens FROM rollouts WHERE run_id = ? GROUP BY step ORDER BY step"
 _ROLLOUTS = """
-    SELECT step, group_id, reward, advantage, num_tokens FROM rollouts
+    SELECT step, group_id, reward, advantage, num_tokens, finish_reason FROM rollouts
     WHERE run_id = ? AND step BETWEEN ? AND ? ORDER BY step, rollout_id
 """
 _TOKENS = """
-    SELECT step, token_id, logprob, old_logprob, ref_logprob, ratio, clipped FROM tokens
+    SELECT step, token_id, logprob, old_logprob, ref_logprob, rollout_logprob, entropy, ratio, clipped FROM tokens
     WHERE run_id = ? AND step BETWEEN ? AND ? ORDER BY step, rollout_id, position
 """
 _LOSSES = "SELECT step, value FROM metrics WHERE run_id = ? AND name = 'loss'"
@@ -48,7 +49,7 @@ class Reproduction:
     advantage: float = 0.0
     """Largest difference of a response's advantage."""
     loss: float | None = None
-    """Largest difference of a step's loss; None where what is recorded is not the objective's alone."""
+    """Largest difference of a step's loss; None where an update's logprobs are not on record."""
 
     @property
     def holds(self) -> bool:
@@ -67,6 +68,23 @@ class Replay:
     overall: dict[str, Any] = field(default_factory=dict)
     furthest: list[dict[str, Any]] = field(default_factory=list)
     reproduction: Reproduction = field(default_factory=Reproduction)
+
+    @property
+    def left_out(self) -> list[str]:
+        """What training takes into account and the record cannot give."""
+        training, found = self.recorded.training, []
+        if training.entropy_coef:
+            found.append(
+                f"the gradient of the entropy bonus (training.entropy_coef {training.entropy_coef:g}): it follows from"
+                " the whole distribution of each token, which is not on record. The losses have the bonus; gradient"
+                " weights, cosine and length do not"
+            )
+        if training.epochs > 1:
+            found.append(
+                f"all but the last of training.epochs {training.epochs}: each token is on record as at its last update,"
+                " and so are losses and weights here"
+            )
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -88,6 +106,7 @@ class Replay:
                 "advantage": differences.advantage,
                 "loss": differences.loss,
             },
+            "left_out": self.left_out,
             "overall": self.overall,
             "steps": self.steps,
             "furthest": self.furthest,
@@ -116,7 +135,7 @@ def replay_run(
     """
     spec = read_json(home.run(run_id) / "spec.json")
     found = Replay(run_id, with_objective(spec, ""), with_objective(spec, objective, overrides))
-    if _loss_is_the_objectives(found.recorded):
+    if found.recorded.training.epochs == 1:
         found.reproduction.loss = 0.0
     ours, theirs, apart, furthest = Tally(), Tally(), Comparison(), Furthest()
     with Store.open(home.root) as store:
@@ -135,17 +154,6 @@ def replay_run(
     found.overall = {"recorded": ours.figures(), "replayed": theirs.figures(), **apart.figures()}
     found.furthest = furthest.tokens()
     return found
-
-
-def _loss_is_the_objectives(experiment: Experiment) -> bool:
-    """One loss for each token, and nothing in it that is no part of the objective."""
-    training = experiment.training
-    return (
-        training.epochs == 1
-        and training.entropy_coef == 0
-        and not training.mask_truncated
-        and experiment.rollout.correction.type == "none"
-    )
 
 
 def _step(step: int, one: Weights, other: Weights, updates: int) -> dict[str, Any]:
@@ -180,8 +188,8 @@ def _reproduce(
         found.clipped += int((weights.clipped.numpy()[known] != columns["clipped"][known]).sum())
     advantages = response_advantages(recorded, weights).numpy()
     found.advantage = max(found.advantage, float(abs(advantages - columns["advantage"]).max()))
-    if found.loss is not None and loss is not None and known.all():
-        found.loss = max(found.loss, abs(loss - entry["recorded"]["loss"]))
+    if found.loss is not None and loss is not None:  # what was not trained on has no part in it
+        found.loss = max(found.loss, abs(loss - entry["recorded"].get("loss", 0.0)))
 
 
 def _recorded_steps(
@@ -228,10 +236,13 @@ def _recorded(step: int, rollouts: "pa.Table", tokens: "pa.Table") -> tuple[Reco
         rewards=rollouts.column("reward").to_numpy().astype(np.float32),
         group_ids=rollouts.column("group_id").to_numpy().astype(np.int64),
         lengths=rollouts.column("num_tokens").to_numpy().astype(np.int64),
+        truncated=np.array(rollouts.column("finish_reason").to_pylist()) == "length",
         token_ids=tokens.column("token_id").to_numpy().astype(np.int64),
         logprobs=logprobs("logprob"),
         old_logprobs=logprobs("old_logprob"),
         ref_logprobs=logprobs("ref_logprob"),
+        rollout_logprobs=logprobs("rollout_logprob"),
+        entropies=logprobs("entropy"),
     )
     columns = {
         "ratio": logprobs("ratio"),

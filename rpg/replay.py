@@ -1,13 +1,16 @@
 """Recorded rollouts under another objective: its loss and its gradient weights, without a model and without sampling.
 
 What a gradient follows from is on record: of each token the logprobs of the policy at its last update, of the policy
-that sampled and of the reference, of each response the reward and its group. The objective that was trained with gives
-back the recorded ratios and clips; another one says what it would have done with the same rollouts. It is a first step
-taken elsewhere, no second run: later steps would have sampled other responses.
+that sampled and of the reference, and the entropy, of each response the reward, its group and whether it was cut. The
+objective that was trained with gives back the recorded ratios, clips and losses; another one says what it would have
+done with the same rollouts. It is a first step taken elsewhere, no second run: later steps would have sampled other
+responses.
+
+Of the entropy bonus the value alone is on record: its gradient follows from the whole distribution of each token.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +21,10 @@ from rpg.advantages import needs_logprobs, response_means, token_advantages
 from rpg.batch import Rows, plan_microbatches
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
+from rpg.objectives.mismatch import correction_weight, rollout_ratio
 from specs.schema.experiment import Experiment
 from specs.schema.objective import Objective
+from specs.schema.training import Training
 
 BLOCK_TOKENS = 2**18
 """Tokens, padding included, that are worked on at once; about 100 bytes each."""
@@ -36,6 +41,8 @@ class RecordedStep:
     """[B]"""
     lengths: npt.NDArray[np.int64]
     """Tokens of each response. [B]"""
+    truncated: npt.NDArray[np.bool_]
+    """Whether a response was cut at the maximum length. [B]"""
     token_ids: npt.NDArray[np.int64]
     """[N]"""
     logprobs: npt.NDArray[np.float32]
@@ -44,6 +51,10 @@ class RecordedStep:
     """[N]"""
     ref_logprobs: npt.NDArray[np.float32]
     """[N]"""
+    rollout_logprobs: npt.NDArray[np.float32]
+    """[N]"""
+    entropies: npt.NDArray[np.float32]
+    """At the same update as `logprobs`, nats. [N]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +63,15 @@ class Weights:
 
     advantages: Tensor
     losses: Tensor
-    """Of each token, before the aggregation."""
+    """Of each token, corrected and with its bonus, before the aggregation."""
     weight: Tensor
-    """m: minus the derivative of the token losses by log pi."""
+    """m: minus the derivative of the objective's token losses by log pi."""
+    correction: Tensor
+    """What `rollout.correction` multiplies a token's loss by."""
     gradient: Tensor
-    """The same of the update's loss: m times what the aggregation gives the token."""
+    """m times the correction and what the aggregation gives the token; without the bonus."""
+    bonus: Tensor
+    """The entropy bonus's part of the token losses."""
     penalty: Tensor
     """The divergence's part of the token losses."""
     penalty_weight: Tensor
@@ -79,23 +94,28 @@ class Weights:
         return self.clipped_low | self.clipped_high | self.clipped_dual
 
 
+_TRAINED = ("logprobs", "old_logprobs", "ref_logprobs")
+"""Columns that are NaN where a token was not trained on."""
+
+
 def replay(recorded: RecordedStep, experiment: Experiment) -> Weights:
-    """A recorded step under an experiment's objective, advantage, minibatches and aggregation.
+    """A recorded step under an experiment's objective, advantage, correction, minibatches and aggregation.
 
     Ratios, weights and clips are taken in float32, as in training.
 
     Raises:
         ValueError: as `token_advantages`.
     """
-    columns = {name: torch.from_numpy(getattr(recorded, name)) for name in ("logprobs", "old_logprobs", "ref_logprobs")}
+    columns = {name: torch.from_numpy(getattr(recorded, name)) for name in _TRAINED}
     known = torch.stack([values.isfinite() for values in columns.values()]).all(0)
+    columns |= {name: torch.from_numpy(getattr(recorded, name)) for name in ("rollout_logprobs", "entropies")}
     columns["advantages"] = advantages_of(recorded, experiment)
     found = {
         entry.name: torch.zeros(len(known), dtype=torch.bool if "clipped" in entry.name else torch.float32)
         for entry in fields(Weights)
         if entry.name not in ("known", "advantages")
     }
-    for block in _blocks(recorded, experiment.training.minibatches):
+    for block in _blocks(recorded, experiment.training):
         for name, values in _weigh(block, columns, known, experiment).items():
             found[name][block.tokens] = values
     return Weights(known=known, advantages=columns["advantages"], **found)
@@ -147,10 +167,12 @@ class _Block:
         return values.detach().flatten()[self.places]
 
 
-def _blocks(recorded: RecordedStep, minibatches: int) -> Iterator[_Block]:
+def _blocks(recorded: RecordedStep, training: Training) -> Iterator[_Block]:
     """The step's updates, as the trainer cuts them, in pieces that fit memory."""
     starts = np.cumsum(recorded.lengths) - recorded.lengths
-    for part in np.array_split(np.arange(len(recorded.lengths)), minibatches):
+    for part in np.array_split(np.arange(len(recorded.lengths)), training.minibatches):
+        if training.mask_truncated:
+            part = part[~recorded.truncated[part]]
         if not len(part):
             continue
         for rows in plan_microbatches(recorded.lengths, part.tolist(), ranks=1, rank=0, max_tokens=BLOCK_TOKENS):
@@ -177,12 +199,18 @@ def _block(
 def _weigh(block: _Block, columns: dict[str, Tensor], known: Tensor, experiment: Experiment) -> dict[str, Tensor]:
     """The fields of `Weights` for a block's tokens, [n] each."""
     objective = experiment.objective
-    inputs = {name: block.spread(values) for name, values in columns.items()}
+    inputs = {name: block.spread(columns[name]) for name in (*_TRAINED, "advantages")}
     inputs["response_mask"] = block.spread(known.float())
     present = block.spread(torch.ones_like(known, dtype=torch.float32))
-    seen = {**diagnostics(objective, **inputs), "losses": _losses(objective, inputs)}
+    seen = diagnostics(objective, **inputs)
+    gap = rollout_ratio(inputs["old_logprobs"], block.spread(columns["rollout_logprobs"]), inputs["response_mask"])
+    seen["correction"] = correction_weight(experiment.rollout.correction, gap)
+    entropies = torch.where(inputs["response_mask"] != 0, block.spread(columns["entropies"]), 0.0)
+    seen["bonus"] = -experiment.training.entropy_coef * entropies
+    losses = _losses(objective, inputs) * seen["correction"]
+    seen["losses"] = losses + seen["bonus"]
     without = objective.model_copy(update={"kl_coef": 0.0})
-    seen["penalty"] = seen["losses"] - _losses(without, inputs)
+    seen["penalty"] = losses - _losses(without, inputs) * seen["correction"]
     seen["penalty_weight"] = seen["weight"] - diagnostics(without, **inputs)["weight"]
     # The aggregation is linear in the token losses: its derivative is what each of them is multiplied by.
     leaf = torch.zeros(block.shape, requires_grad=True)
@@ -195,82 +223,9 @@ def _weigh(block: _Block, columns: dict[str, Tensor], known: Tensor, experiment:
         max_response_length=experiment.rollout.max_response_length,
     )
     (seen["share"],) = torch.autograd.grad(total, leaf)
-    seen["gradient"] = seen["weight"] * seen["share"]
+    seen["gradient"] = seen["weight"] * seen["correction"] * seen["share"]
     return {name: block.pick(values) for name, values in seen.items()}
 
 
 def _losses(objective: Objective, inputs: dict[str, Tensor]) -> Tensor:
     return torch.where(inputs["response_mask"] != 0, token_losses(objective, **inputs), 0.0)
-
-
-@dataclass(slots=True)
-class Tally:
-    """Sums of one objective's figures over tokens and steps, which add up exactly."""
-
-    updates: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    largest_ratio: float = 0.0
-
-    def add(self, weights: Weights, updates: int) -> None:
-        """One step, of this many updates."""
-        self.updates += updates
-        tokens = weights.known
-        wide = {
-            name: getattr(weights, name)[tokens].double()
-            for name in (*_TOKEN_MEANS.values(), "weight", "gradient", "penalty_weight")
-        }
-        self._add("tokens", float(tokens.sum()))
-        self._add("loss", float((weights.losses.double() * weights.share).sum()))
-        self._add("penalty", float((weights.penalty.double() * weights.share).sum()))
-        for name, values in wide.items():
-            self._add(name, float(values.sum()))
-        for name in ("ratio", "weight", "gradient", "penalty_weight"):
-            self._add(f"{name}_squared", float(wide[name].square().sum()))
-        self._add("weight_size", float(wide["weight"].abs().sum()))
-        if len(wide["ratio"]):
-            self.largest_ratio = max(self.largest_ratio, float(wide["ratio"].max()))
-
-    def figures(self) -> dict[str, float]:
-        """By the names that SQL knows, and those of `FIGURES`. Empty where no token was trained on."""
-        sums, tokens = self.sums, self.sums.get("tokens", 0.0)
-        if not tokens:
-            return {}
-        return {
-            "loss": sums["loss"] / self.updates,
-            "loss/divergence": sums["penalty"] / self.updates,
-            "weight/mean": sums["weight"] / tokens,
-            "weight/variance": max(0.0, sums["weight_squared"] / tokens - (sums["weight"] / tokens) ** 2),
-            "weight/ess": _share(sums["weight_size"] ** 2, tokens * sums["weight_squared"]),
-            "weight/divergence": _share(sums["penalty_weight_squared"], sums["weight_squared"]) ** 0.5,
-            "ratio/mean": sums["ratio"] / tokens,
-            "ratio/max": self.largest_ratio,
-            "ratio/ess": _share(sums["ratio"] ** 2, tokens * sums["ratio_squared"]),
-            **{metric: sums[name] / tokens for metric, name in _TOKEN_MEANS.items() if metric != "ratio/mean"},
-        }
-
-    def _add(self, name: str, value: float) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + value
-
-
-_TOKEN_MEANS = {
-    "ratio/mean": "ratio",
-    "clip_fraction/low": "clipped_low",
-    "clip_fraction/high": "clipped_high",
-    "clip_fraction/dual": "clipped_dual",
-    "kl/reverse": "kl_reverse",
-    "kl/forward": "kl_forward",
-    "kl/behaviour": "kl_behaviour",
-}
-FIGURES = {
-    "loss": "of an update, mean over the step's updates",
-    "loss/divergence": "the divergence's part of it",
-    "weight/mean": "gradient weight m of a token, before the aggregation",
-    "weight/variance": "of m over the tokens",
-    "weight/ess": "share of the tokens that |m| is spread over: (sum |m|)^2 / (tokens x sum m^2)",
-    "weight/divergence": "size of the divergence's part of m beside the whole of m",
-}
-"""What the figures mean that a run does not record under the same name, or records of its updates only."""
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

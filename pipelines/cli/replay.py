@@ -79,7 +79,8 @@ def _print(found: "Replay") -> None:
     untrained = sum(entry["untrained_tokens"] for entry in found.steps)
     print(f"{found.run_id}: {len(found.steps)} steps, {tokens} tokens", end="")
     print(f" ({untrained} more were not trained on and are left out)" if untrained else "")
-    print(f"recorded  {setting(found.recorded)}\nreplayed  {setting(found.replayed)}\n")
+    print(f"recorded  {setting(found.recorded)}\nreplayed  {setting(found.replayed)}")
+    print("".join(f"left out  {words}\n" for words in found.left_out))
     one, other = found.overall["recorded"], found.overall["replayed"]
     print(table_text(("overall", "recorded", "replayed"), [[name, one[name], other[name]] for name in one]))
     print(_words(found))

@@ -12,27 +12,36 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.replay import replay_run
-from rpg.replay import RecordedStep, Tally, replay
+from rpg.replay import RecordedStep, replay
+from rpg.replay_figures import Tally
 from specs.errors import SpecError
 from specs.replacing import with_objective
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
-STEPS = 3
-CHANGES: dict[str, Any] = {
-    "training": {"steps": STEPS, "minibatches": 4, "optimizer": {"learning_rate": 0.03}, "schedule": {}},
-    "objective": {"type": "rpg", "kl_coef": 0.1, "divergence": "reverse"},
+OBJECTIVE = {"type": "rpg", "kl_coef": 0.1, "divergence": "reverse"}
+TRAINING = {"steps": 3, "minibatches": 4, "optimizer": {"learning_rate": 0.03}, "schedule": {}}
+PLAIN: dict[str, Any] = {"training": TRAINING, "objective": OBJECTIVE}
+BESIDE: dict[str, Any] = PLAIN | {
+    "training": TRAINING | {"mask_truncated": True, "entropy_coef": 0.05},
+    "rollout": {"max_response_length": 4, "top_p": 0.6, "correction": {"type": "truncate"}},
 }
+"""With all that a loss may have beside the objective; the nucleus sets sampler and learner apart."""
+NAMES = ["loss", "weight/variance", "ratio/mean", "ratio/max", "ratio/ess", "kl/reverse", "kl/forward"]
+NAMES += ["kl/behaviour", "clip_fraction/low", "clip_fraction/high", "clip_fraction/dual"]
 Replayed = Callable[..., dict[str, Any]]
+
+
+def recorded(directory: Path, changes: dict[str, Any]) -> Home:
+    make_inputs(directory)
+    run_dir = make_run(directory, directory / "home/runs/tiny", **changes)
+    (run_dir / "run.json").write_text(json.dumps({"run_id": "tiny", "experiment": "tiny", "name": "tiny", "seed": 0}))
+    train(run_dir)
+    return Home(directory / "home")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    directory = tmp_path_factory.mktemp("replay")
-    make_inputs(directory)
-    run_dir = make_run(directory, directory / "home/runs/tiny", **CHANGES)
-    (run_dir / "run.json").write_text(json.dumps({"run_id": "tiny", "experiment": "tiny", "name": "tiny", "seed": 0}))
-    train(run_dir)
-    return Home(directory / "home")
+    return recorded(tmp_path_factory.mktemp("replay"), BESIDE)
 
 
 @pytest.fixture
@@ -43,8 +52,7 @@ def replayed(home: Home) -> Replayed:
     return run
 
 
-def test_the_recorded_objective_gives_back_the_recorded_columns(home: Home, replayed: Replayed) -> None:
-    found = replayed()
+def assert_given_back(home: Home, found: dict[str, Any]) -> None:
     assert found["reproduced"]["holds"]
     assert found["reproduced"]["clipped"] == 0
     assert found["reproduced"]["ratio"] < 1e-6
@@ -52,15 +60,38 @@ def test_the_recorded_objective_gives_back_the_recorded_columns(home: Home, repl
     assert found["reproduced"]["loss"] < 1e-5
     assert found["overall"]["cosine"] == pytest.approx(1, abs=1e-12)
     assert found["furthest"] == []
-    metrics = {(row["step"], row["name"]): row["value"] for row in rows(home.run("tiny"), "metrics")}
+    metrics = metrics_of(home)
     assert [entry["step"] for entry in found["steps"]] == [1, 2, 3]
-    names = ["loss", "weight/variance", "ratio/mean", "ratio/max", "ratio/ess", "kl/reverse", "kl/forward"]
-    names += ["kl/behaviour", "clip_fraction/low", "clip_fraction/high", "clip_fraction/dual"]
     for entry in found["steps"]:
-        for name in names:
+        for name in NAMES:
             assert entry["recorded"][name] == pytest.approx(metrics[entry["step"], name], rel=1e-4, abs=1e-6), name
     clips = [entry["recorded"]["clip_fraction/high"] for entry in found["steps"]]
     assert max(clips) > 0, "a clip that never fires would prove little"
+
+
+def metrics_of(home: Home) -> dict[tuple[int, str], float]:
+    return {(row["step"], row["name"]): row["value"] for row in rows(home.run("tiny"), "metrics")}
+
+
+def test_the_recorded_objective_gives_back_the_recorded_columns(home: Home, replayed: Replayed) -> None:
+    found, metrics = replayed(), metrics_of(home)
+    assert_given_back(home, found)
+    for entry in found["steps"]:
+        assert entry["recorded"]["loss/entropy"] < -0.01
+        assert metrics[entry["step"], "rollout_ratio/mean"] < 0.9, "a correction that corrects"
+        assert 0 < metrics[entry["step"], "truncated_fraction"] < 1
+        assert entry["untrained_tokens"] > 0
+    assert [words.partition(":")[0] for words in found["left_out"]] == [
+        "the gradient of the entropy bonus (training.entropy_coef 0.05)"
+    ]
+
+
+@pytest.mark.long
+def test_so_does_one_with_nothing_beside_it(tmp_path: Path) -> None:
+    home = recorded(tmp_path, PLAIN)
+    found = replay_run(home, "tiny", "").as_json()
+    assert_given_back(home, found)
+    assert found["left_out"] == []
 
 
 def test_another_objective_is_weighed_on_the_same_tokens(replayed: Replayed) -> None:
@@ -103,10 +134,13 @@ def test_weights_and_figures_of_four_tokens_are_those_worked_out_by_hand() -> No
         rewards=np.array([1, 0], dtype=np.float32),
         group_ids=np.array([0, 0]),
         lengths=np.array([1, 3]),
+        truncated=np.array([False, True]),
         token_ids=np.arange(4),
         logprobs=np.full(4, -1, dtype=np.float32),
         old_logprobs=np.full(4, -1, dtype=np.float32),
         ref_logprobs=np.full(4, -1, dtype=np.float32),
+        rollout_logprobs=np.log(np.array([1, 0.25, 4, 1], dtype=np.float32)) - 1,
+        entropies=np.array([1, 2, 3, 4], dtype=np.float32),
     )
     plain = replay(step, with_objective(spec, ""))
     assert plain.weight.tolist() == [0.5, -0.5, -0.5, -0.5]
@@ -121,12 +155,28 @@ def test_weights_and_figures_of_four_tokens_are_those_worked_out_by_hand() -> No
     assert figures["weight/mean"] == -0.25
     assert figures["weight/variance"] == pytest.approx(3 / 16)
     assert figures["weight/ess"] == 1
+    # Learner over engine is 1, 4, 1/4, 1: at most 2 counts. The weights m stay what the objective gives.
+    corrected = replay(step, with_objective(spec | {"rollout": {"correction": {"type": "truncate", "bound": 2}}}, ""))
+    assert corrected.weight.tolist() == plain.weight.tolist()
+    assert corrected.gradient.tolist() == pytest.approx([0.125, -0.25, -0.125 / 4, -0.125])
+    training = spec["training"]
+    bonus = replay(step, with_objective(spec | {"training": training | {"entropy_coef": 0.5}}, ""))
+    assert (bonus.losses - plain.losses).tolist() == [-0.5, -1, -1.5, -2]
+    assert bonus.gradient.tolist() == plain.gradient.tolist()
+    masked = replay(step, with_objective(spec | {"training": training | {"mask_truncated": True}}, ""))
+    assert masked.gradient.tolist() == [0.5, 0, 0, 0], "one token is left to be the mean of"
 
 
 def test_a_token_that_was_not_trained_on_weighs_nothing_and_still_counts_in_the_length() -> None:
     logprobs = np.array([-1, np.nan, np.nan, np.nan], dtype=np.float32)
     step = RecordedStep(
-        1, np.array([1, 0], np.float32), np.array([0, 0]), np.array([1, 3]), np.arange(4), *[logprobs] * 3
+        1,
+        np.array([1, 0], np.float32),
+        np.array([0, 0]),
+        np.array([1, 3]),
+        np.array([False, False]),
+        np.arange(4),
+        *[logprobs] * 5,
     )
     weights = replay(step, with_objective(_spec(), ""))
     assert weights.known.tolist() == [True, False, False, False]
@@ -138,6 +188,7 @@ def test_the_command_prints_tables_and_json(home: Home, monkeypatch: pytest.Monk
     shown = CliRunner().invoke(app, ["replay", "tiny", "--objective", "{type: dr_grpo}", "--steps", "1-2"])
     assert shown.exit_code == 0, shown.output
     assert "tiny: 2 steps" in shown.output
+    assert "left out  the gradient of the entropy bonus (training.entropy_coef 0.05)" in shown.output
     assert "gradient weights, one entry a token, aggregation included: cosine" in shown.output
     assert "Furthest apart" in shown.output
     plain = CliRunner().invoke(app, ["replay", "tiny", "--objective", "{type: dr_grpo}", "--step", "3", "--json"])
