@@ -12,12 +12,17 @@ from pipelines.known_models import CONFIGS
 from specs.errors import Problem
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel
-from specs.schema.rollout import VllmRollout
+from specs.schema.rollout import TransformersRollout, VllmRollout
 from specs.schema.training import Lora, Training
 
 GIB = 2**30
 LOGPROB_CHUNK = 1024
 """Response tokens whose logits the learner holds at once."""
+LIVE_PARAMETERS = 10**9
+"""Weights that DeepSpeed holds whole at ZeRO 3, by default at most (stage3_max_live_parameters)."""
+PREFETCHED_PARAMETERS = 5 * 10**7
+"""Weights that one of its gathers ahead brings, by default at most (stage3_prefetch_bucket_size), into a buffer of its
+own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +68,22 @@ class MemoryEstimate:
     gradients: int
     optimizer: int
     reference: int
+    sampler: int
+    """A model of the transformers engine's own, whole on every rank; 0 where it reads the learner's."""
+    gathered: int
+    """Weights that ZeRO 3 makes whole for the layers at work and the next ones."""
     activations: int
     logits: int
     kv_cache: int
     """With vLLM and a known memory: the engine's share of it, its own weights included; 0 on GPUs of its own."""
     cache_stays: bool = False
-    """While training: an engine that does not sleep keeps its memory."""
+    """While training: an engine that does not sleep keeps its memory, one that samples ahead its cache."""
 
     @property
     def total(self) -> int:
         """Sum of the parts; where sampling and training take turns, the larger of cache and activations counts."""
-        fixed = self.weights + self.gradients + self.optimizer + self.reference
-        training = self.activations + self.logits
+        fixed = self.weights + self.gradients + self.optimizer + self.reference + self.sampler
+        training = self.gathered + self.activations + self.logits
         return fixed + (training + self.kv_cache if self.cache_stays else max(training, self.kv_cache))
 
 
@@ -139,10 +148,12 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         gradients=_shard(trained * size, training, 2),
         optimizer=0 if training.offload.optimizer else _shard(optimizer, training, 1),
         reference=_shard(reference, training, 3),
+        sampler=0 if _samples_learners_weights(experiment) else shape.parameters * size,
+        gathered=_gathered(shape.parameters + adapters, training) * size,
         activations=tokens * _activations_per_token(shape, training, size),
         logits=min(tokens, LOGPROB_CHUNK) * shape.vocab_size * 4 * 2,
         kv_cache=0 if elsewhere else engine or cache,
-        cache_stays=engine > 0 and not elsewhere and not sleeps,
+        cache_stays=not elsewhere and ((engine > 0 and not sleeps) or rollout.max_staleness > 0),
     )
 
 
@@ -192,6 +203,8 @@ def _largest_part(estimate: MemoryEstimate) -> str:
         "gradients": "training.zero_stage: 2 divides them among the ranks",
         "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
         "reference": "reference.source: behaviour needs no second model",
+        "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
+        "gathered": "below training.zero_stage: 3 nothing is gathered",
         "activations": "a smaller training.microbatch_tokens or training.gradient_checkpointing: true",
         "logits": "a smaller vocabulary",
         "kv_cache": "a smaller rollout.memory_fraction, or rollout.sleep: true"
@@ -204,6 +217,19 @@ def _largest_part(estimate: MemoryEstimate) -> str:
 
 def _shard(size: int, training: Training, from_stage: int) -> int:
     return size // training.ranks if training.zero_stage >= from_stage else size
+
+
+def _samples_learners_weights(experiment: Experiment) -> bool:
+    """No second model is needed: the engine reads the learner's, or its own are within its share of the memory."""
+    own = experiment.training.zero_stage == 3 or experiment.rollout.max_staleness > 0
+    return not (own and isinstance(experiment.rollout, TransformersRollout))
+
+
+def _gathered(parameters: int, training: Training) -> int:
+    """Weights that are whole at once at most; a rank alone has nothing to gather, unless they come from the host."""
+    if training.zero_stage < 3 or (training.ranks == 1 and not training.offload.parameters):
+        return 0
+    return min(parameters, LIVE_PARAMETERS) + min(parameters, PREFETCHED_PARAMETERS)
 
 
 def _largest_microbatch(experiment: Experiment) -> int:

@@ -1,12 +1,21 @@
 """Estimates against what the parts really hold."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipelines.estimate import GIB, batch_algebra, memory_estimate, memory_warnings, model_shape
+from pipelines.estimate import (
+    GIB,
+    LIVE_PARAMETERS,
+    PREFETCHED_PARAMETERS,
+    batch_algebra,
+    memory_estimate,
+    memory_warnings,
+    model_shape,
+)
 from pipelines.gpu_hours import BANDWIDTH, PEAK_FLOPS, SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
 from specs.loader import load_experiment
 from specs.schema.experiment import Experiment
@@ -70,6 +79,49 @@ def test_zero_divides_what_its_stage_says(
     assert divided.weights == plain.weights // weights
     assert divided.gradients == plain.gradients // gradients
     assert divided.optimizer == plain.optimizer // optimizer
+
+
+@pytest.mark.parametrize(
+    ("overrides", "held"),
+    [
+        ((), 0),
+        (("training.zero_stage=3",), 1),
+        (("training.zero_stage=3", "rollout={engine: vllm, max_response_length: 8}"), 0),
+        (("rollout.max_staleness=1",), 1),
+        (("training.zero_stage=3", "training.lora={rank: 2}", "training.precision=bfloat16"), 0.5),
+    ],
+)
+def test_a_sampler_that_cannot_read_the_learners_weights_has_a_whole_model(
+    tmp_path: Path, overrides: tuple[str, ...], held: float
+) -> None:
+    spec = experiment(tmp_path, "qwen3", *overrides)
+    shape = model_shape(spec)
+    assert shape is not None
+    estimate = memory_estimate(spec, shape)
+    assert estimate.sampler == held * 4 * shape.parameters
+    assert estimate.total >= estimate.weights + estimate.sampler
+    assert estimate.cache_stays == bool(spec.rollout.max_staleness), "sampling ahead goes on beside training"
+
+
+def test_what_zero_3_makes_whole_is_bounded_by_deepspeeds_settings(tmp_path: Path) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    from rpg.engines.deepspeed_config import deepspeed_config
+
+    sharded = experiment(tmp_path, "qwen3", "training.zero_stage=3", "training.precision=bfloat16")
+    settings = DeepSpeedZeroConfig(**deepspeed_config(sharded.training, lends_weights=True)["zero_optimization"])
+    assert (settings.max_live_parameters, settings.prefetch_bucket_size) == (LIVE_PARAMETERS, PREFETCHED_PARAMETERS)
+    small = model_shape(sharded)
+    assert small is not None
+    assert memory_estimate(sharded, small).gathered == 2 * 2 * small.parameters, "a small model can be whole"
+    large = replace(small, parameters=8 * 10**9)
+    estimate = memory_estimate(sharded, large)
+    assert estimate.gathered == 2 * (10**9 + 5 * 10**7)
+    assert memory_estimate(experiment(tmp_path, "qwen3", "training.zero_stage=2"), large).gathered == 0
+    alone = ("training.zero_stage=3", "training.ranks=1")
+    assert memory_estimate(experiment(tmp_path, "qwen3", *alone), large).gathered == 0
+    from_host = experiment(tmp_path, "qwen3", *alone, "training.offload={parameters: true}")
+    assert memory_estimate(from_host, large).gathered == 4 * (10**9 + 5 * 10**7)
 
 
 def test_a_behaviour_reference_costs_no_memory_and_a_snapshot_a_second_model(tmp_path: Path) -> None:
