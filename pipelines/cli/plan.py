@@ -143,8 +143,8 @@ def _algebra(made: Plan) -> list[str]:
         lines.append("memory  unknown: the model's config is not on this machine yet")
     else:
         parts = memory_estimate(experiment, shape)
-        named = ("weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache")
-        named += tuple(name for name in ("sampler", "gathered") if getattr(parts, name))
+        named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
+        named += [name for name in ("sampler", "gathered") if getattr(parts, name)]
         listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
         lines.append(
             f"memory  at most {parts.total / GIB:.2f} GiB a rank for {_count(shape.parameters)} parameters: {listed}"
