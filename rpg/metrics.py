@@ -1,6 +1,7 @@
 """A step's figures. A mean over tokens travels as sum and count, so that microbatches and ranks add up exactly."""
 
 import resource
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -65,16 +66,23 @@ class UpdateMetrics:
         """Ends an update, whose gradient had this global norm before clipping."""
         self._grad_norms.append(grad_norm)
 
-    def reduce(self) -> dict[str, float]:
-        """The figures over all ranks, by the names that SQL knows."""
+    def reduce(self, largest: Mapping[str, float] | None = None) -> dict[str, float]:
+        """The figures over all ranks, by the names that SQL knows.
+
+        Args:
+            largest: more figures of this rank, the same ones on every rank, of which the ranks' largest counts.
+        """
+        largest = largest or {}
         names = sorted(self._sums)
         values = ranks.total(torch.stack([self._tokens, self._loss, *(self._sums[name] for name in names)]))
         tokens, loss = max(1.0, float(values[0])), float(values[1])
         sums = dict(zip(names, values[2:].tolist(), strict=True))
         figures = {metric: sums[name] / tokens for metric, name in _TOKEN_MEANS.items()}
+        maxima = torch.cat([self._largest, torch.tensor(list(largest.values()), dtype=torch.float64)])
+        maxima_names = [*(f"{name}/max" for name in _LARGEST), *largest]
         return {
             **figures,
-            **dict(zip((f"{name}/max" for name in _LARGEST), ranks.largest(self._largest).tolist(), strict=True)),
+            **dict(zip(maxima_names, ranks.largest(maxima).tolist(), strict=True)),
             "ratio/ess": sums["ratio"] ** 2 / (tokens * sums["ratio_squared"]) if sums["ratio_squared"] else 0.0,
             "weight/variance": max(0.0, sums["weight_squared"] / tokens - (sums["weight"] / tokens) ** 2),
             "loss": loss / len(self._grad_norms),

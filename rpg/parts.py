@@ -70,6 +70,10 @@ class Parts:
         if self.sentinel:
             self.sentinel.check(self.sampler, self.learner.probe)
 
+    def sentinel_figures(self) -> dict[str, float]:
+        """How far this rank's engine was from the learner when it last proved its weights, nats; empty without one."""
+        return {"sentinel/difference": self.sentinel.difference} if self.sentinel else {}
+
 
 @contextmanager
 def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Iterator[Parts]:

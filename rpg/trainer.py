@@ -102,7 +102,7 @@ class Trainer:
         schedule = self.parts.schedule
         figures = {
             **rollout_metrics(rollouts),
-            **updates.reduce(),
+            **updates.reduce(self.parts.sentinel_figures()),
             **staleness_metrics(rollouts, version),
             **(trained_fraction(minibatches, rollouts) if self.spec.skips_zero_advantage else {}),
             "learning_rate": rate,

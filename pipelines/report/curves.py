@@ -25,6 +25,7 @@ TITLES = {
     "ratio/max": "Largest importance ratio",
     "ratio/ess": "Effective sample size, share",
     "kl/behaviour": "KL to the sampling policy, nats",
+    "sentinel/difference": "Engine and learner apart on the probe, nats",
     "reference/age_steps": "Age of the reference, steps",
     "learning_rate": "Learning rate",
     "time/step": "Time of a step, seconds",

@@ -57,6 +57,8 @@ class Sentinel:
         self.tolerance = tolerance
         self._sees_what_learner_sees = sees_what_learner_sees
         self._before: tuple[list[float], list[float]] | None = None
+        self.difference = 0.0
+        """What the last check returned."""
 
     def check(self, sampler: Sampler, learner_logprobs: LogprobsFn) -> float:
         """The largest difference between the sampler's and the learner's logprobs of the probe, nats.
@@ -81,6 +83,7 @@ class Sentinel:
                 f"{stale}its logprobs of the probe are those of before the load in every bit, while the learner's moved"
             )
         self._before = engine, learner
+        self.difference = difference
         return difference
 
     def _stood_still(self, engine: list[float], learner: list[float]) -> bool:

@@ -77,7 +77,8 @@ class VllmRollout(_Rollout):
     sentinel_tolerance: float | None = execution(None, gt=0)
     """Nats: after each load, the largest difference allowed between the engine's and the learner's logprobs of the
     probe. Left out: 0.05 in float32 on a CPU, else 0.5, since arithmetic in bfloat16 alone moves the logprob of an
-    unlikely token by 0.1 and more."""
+    unlikely token by 0.1 and more. The difference found, over all ranks, is the metric sentinel/difference of the step
+    that the load ends."""
 
     def gpus(self, ranks: int) -> int:
         """Those of dedicated engines among them."""

@@ -44,6 +44,16 @@ def test_figures_by_hand() -> None:
     assert figures["loss"] == 0.25  # one pass of 0.5 over two updates
 
 
+def test_a_figure_of_the_rank_joins_those_of_which_the_largest_counts() -> None:
+    metrics = UpdateMetrics()
+    batch = microbatch(example(), Rows((0, 1, 2, 3)), torch.device("cpu"))
+    metrics.add(batch, seen(batch), torch.tensor(0.5))
+    metrics.update_done(2.0)
+    figures = metrics.reduce({"sentinel/difference": 0.125})
+    assert figures.pop("sentinel/difference") == 0.125
+    assert figures == metrics.reduce()
+
+
 def test_passes_that_do_not_count_and_the_cut_change_no_figure() -> None:
     whole = reduced(Rows((0, 1, 2, 3)))
     cut = reduced(Rows((3,)), Rows((0, 2)), Rows((1,)), Rows((1,), counts=False))

@@ -33,7 +33,10 @@ def test_an_engine_with_the_learners_weights_passes(sampler: TransformersSampler
     learner = moved(qwen3())
     sampler.load_weights(learner.named_parameters(), policy_version=1)
 
-    assert Sentinel(PROBE, tolerance=1e-4).check(sampler, learner_of(learner)) < 1e-5
+    sentinel = Sentinel(PROBE, tolerance=1e-4)
+    assert sentinel.check(sampler, learner_of(learner)) < 1e-5
+    nudge(learner)
+    assert 0 < sentinel.check(sampler, learner_of(learner)) == sentinel.difference
 
 
 def test_an_engine_left_behind_by_the_learner_is_caught_with_the_figure(sampler: TransformersSampler) -> None:

@@ -18,5 +18,8 @@ def test_each_step_is_sampled_with_the_weights_of_the_step_before(tmp_path: Path
     assert {(row["step"], row["policy_version"]) for row in rows(run_dir, "rollouts")} == {(1, 0), (2, 1), (3, 2)}
     for row in rows(run_dir, "tokens"):
         assert abs(row["rollout_logprob"] - row["old_logprob"]) < 1e-3
+    apart = {row["step"]: row["value"] for row in rows(run_dir, "metrics") if row["name"] == "sentinel/difference"}
+    assert apart.keys() == {1, 2, 3}
+    assert all(0 <= difference < 1e-3 for difference in apart.values())
     moved = {row["step"]: row["value"] for row in rows(run_dir, "metrics") if row["name"] == "kl/reverse"}
     assert moved[3] > 1e-3, "the policy has moved away from the reference, so stale weights would show"
