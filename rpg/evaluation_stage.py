@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rpg.device import choose_device, use_threads
 from rpg.engines import open_sampler
 from rpg.engines.base import Sampler
+from rpg.engines.out_of_memory import memory_of_sampler
 from rpg.evaluation_inputs import EvaluationInputs, evaluation_inputs
 from rpg.evaluation_records import Answered, Recorder
 from rpg.records import SegmentWriter
@@ -96,12 +97,13 @@ def _answers(
     size = max(1, 8 * spec.rollout.max_concurrent // samples)
     for first in range(0, len(asked.problems), size):
         problems = asked.problems[first : first + size]
-        groups = sampler.generate(
-            asked.prompts[first : first + size],
-            group_size=samples,
-            sampling=sampling,
-            seeds=[_seed(spec.evaluation.seed, problem) for problem in problems],
-        )
+        with memory_of_sampler(spec.rollout, choose_device(spec.resources)):
+            groups = sampler.generate(
+                asked.prompts[first : first + size],
+                group_size=samples,
+                sampling=sampling,
+                seeds=[_seed(spec.evaluation.seed, problem) for problem in problems],
+            )
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         owners = [problem for problem in problems for _ in range(samples)]
         responses = [str(tokenizer.decode(list(each.response_ids), skip_special_tokens=True)) for each in rollouts]

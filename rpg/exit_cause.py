@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 Cause = Literal[
     "out_of_memory",
+    "sampler_out_of_memory",
     "diverged",
     "lost_peer",
     "preempted",
@@ -20,14 +21,17 @@ Cause = Literal[
     "stopped",
     "other",
 ]
-"""out_of_memory: of a GPU or the host. diverged: a guard ended it, or a gradient that is no number. lost_peer: a rank
-died, or the others no longer hear it. preempted: SIGTERM from elsewhere, state saved. user_error: what the user gave is
-wrong. disk_full: nothing can be written. hung: longer than its time limit. stopped: as the user asked."""
+"""out_of_memory: of a GPU or the host. sampler_out_of_memory: so while sampling. diverged: a guard ended it, or a
+gradient that is no number. lost_peer: a rank died, or the others no longer hear it. preempted: SIGTERM from elsewhere,
+state saved. user_error: what the user gave is wrong. disk_full: nothing can be written. hung: longer than its time
+limit. stopped: as the user asked."""
 
 RETRIED = frozenset({"out_of_memory", "lost_peer", "preempted", "hung", "other"})
-"""Causes after which another attempt may go better; out_of_memory once, with smaller microbatches."""
+"""Causes after which another attempt may go better; out_of_memory once, with smaller microbatches: they are the
+learner's alone."""
 
 _SAID: tuple[tuple[Cause, str], ...] = (
+    ("sampler_out_of_memory", r"SamplerOutOfMemoryError"),
     (
         "out_of_memory",
         r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory|std::bad_alloc",

@@ -13,6 +13,7 @@ from rpg import ranks
 from rpg.advantages import overlong_penalties
 from rpg.ahead import Ahead
 from rpg.batch import StepRollouts, collate, join
+from rpg.engines.out_of_memory import memory_of_sampler
 from rpg.parts import Parts
 from rpg.pieces import StateCopy
 from rpg.prompts import seed_of
@@ -136,7 +137,7 @@ class RolloutSource:
             with clock("reward", on_host=True):  # once a response: the engine's next tokens are under way
                 scoring.begin(index, rollout)
 
-        with clock("rollout"):
+        with clock("rollout"), memory_of_sampler(self._parts.spec.rollout, self._parts.device):
             groups = self._parts.sampler.generate(
                 [self._parts.prompts[problem] for problem in problems],
                 group_size=self._training.group_size,

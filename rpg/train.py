@@ -95,6 +95,7 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
     """Takes up the run where it stands, trains, and says how it ended."""
     from rpg import ranks
     from rpg.checkpoint import Checkpoints
+    from rpg.engines.out_of_memory import SamplerOutOfMemoryError
     from rpg.engines.sentinel import StaleEngineError
     from rpg.guards import GuardStoppedError
     from rpg.keeping import Keeper
@@ -123,10 +124,10 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
         ready = f"ready in {time.monotonic() - started:.1f} s"
         progress.say(f"{'goes on after' if resumed else 'begins at'} step {resumed}; {ready}")
         done = trainer.train(stop)
-    except (DivergedError, GuardStoppedError, StaleEngineError) as error:
+    except (DivergedError, GuardStoppedError, StaleEngineError, SamplerOutOfMemoryError) as error:
         keeper.event(state.step, "guard_stopped" if isinstance(error, GuardStoppedError) else "failed", str(error))
         keeper.close()
-        note(run.path, "other" if isinstance(error, StaleEngineError) else "diverged", str(error))
+        note(run.path, cause_of(error), str(error))
         print(f"train: {error}", file=sys.stderr)
         return 1
     except Exception as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from rpg.engines.base import Sampler
+from rpg.engines.out_of_memory import memory_of_sampler
 from rpg.engines.vllm_engine import EngineSettings
 from specs.errors import Problem, SpecError
 from specs.schema.rollout import Rollout, VllmRollout
@@ -76,6 +77,7 @@ def open_sampler(
     Raises:
         SpecError: the engine is not installed, its GPUs are not there, or the directory names no end token or lacks a
             tokenizer that stop texts need.
+        SamplerOutOfMemoryError: a vLLM engine does not fit.
     """
     tokens = special_tokens(weights_dir)
     if rollout_spec.stop:
@@ -97,7 +99,8 @@ def open_sampler(
             tensor_parallel_size=rollout_spec.tensor_parallel_size,
             sleeps=rollout_spec.sleep and beside_learner,
         )
-        return open_vllm(rollout_spec, settings, torch.device(device))
+        with memory_of_sampler(rollout_spec, device):
+            return open_vllm(rollout_spec, settings, torch.device(device))
     from transformers import AutoModelForCausalLM
 
     from rpg.engines.transformers import TransformersSampler

@@ -24,8 +24,9 @@ class StagePolicy(Spec):
     """Retries and time limit of one stage."""
 
     retries: int = Field(0, ge=0, le=10)
-    """Further attempts after a failure that another one may get past (out of memory once, with half the microbatch; a
-    lost rank; preemption; the time limit; causes unknown); training goes on from its last checkpoint."""
+    """Further attempts after a failure that another one may get past (out of memory once, with half the microbatch, but
+    not where it was the sampler's; a lost rank; preemption; the time limit; causes unknown); training goes on from its
+    last checkpoint."""
     retry_delay_seconds: float = Field(5.0, ge=0)
     """Between a failure and the next attempt."""
     timeout_seconds: float = Field(0.0, ge=0)
@@ -36,8 +37,9 @@ class RetriedPolicy(StagePolicy):
     """Retries and time limit of a stage that is worth another attempt."""
 
     retries: int = Field(1, ge=0, le=10)
-    """Further attempts after a failure that another one may get past (out of memory once, with half the microbatch; a
-    lost rank; preemption; the time limit; causes unknown); training goes on from its last checkpoint."""
+    """Further attempts after a failure that another one may get past (out of memory once, with half the microbatch, but
+    not where it was the sampler's; a lost rank; preemption; the time limit; causes unknown); training goes on from its
+    last checkpoint."""
 
 
 class Stages(Spec):

@@ -16,6 +16,7 @@ from pipelines.state import write_json
 from rpg.exit_cause import cause_of, note
 
 LIMITS = Path(__file__).parent / "limits"
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
 
 
 def raised(work: Any) -> BaseException:
@@ -63,7 +64,8 @@ def test_the_cause_lies_under_the_error_that_it_led_to() -> None:
         (247, "", False, "lost_peer"),
         (1, "exits with return code = -9", False, "lost_peer"),
         (143, "", False, "preempted"),
-        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", False, "out_of_memory"),
+        (1, CUDA, False, "out_of_memory"),
+        (1, f"SamplerOutOfMemoryError: no room: {CUDA}", False, "sampler_out_of_memory"),
         (1, "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer", False, "lost_peer"),
         (1, "OSError: [Errno 28] No space left on device", False, "disk_full"),
         (1, "ZeroDivisionError", False, "other"),
@@ -124,6 +126,23 @@ def test_a_trainer_that_runs_out_of_memory_goes_on_with_half_of_its_microbatch(
     assert lab.query("SELECT count(*) FROM attempts") == [(2,)]
     (run_id,) = lab.run_ids()
     assert lab.state(run_id)["cause"] is None
+
+
+@pytest.mark.long
+def test_a_sampler_that_runs_out_of_memory_ends_the_run_with_what_helps(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address space that the cache of 8192 responses, 96 KiB each, does not fit into, whatever a pass holds."""
+    monkeypatch.setenv("PYTHONPATH", f"{LIMITS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("TEST_SPARE_MIB", "480")
+    wide = ("num_attention_heads=8", "num_key_value_heads=8", "head_dim=256")
+    many = ("training.prompts_per_step=32", "training.group_size=256", "rollout.max_concurrent=8192")
+    overrides = (*(f"model.config.{name}" for name in wide), *many, "stages.train.retries=3")
+    result = lab.rpg("run", str(lab.spec), overrides=overrides, timeout=400)
+    assert result.code == 1
+    assert "train: the sampler ran out of memory; lower rollout.max_concurrent: " in result.err
+    assert lab.query("SELECT count(*) FROM attempts") == [(1,)]
+    assert "failed (sampler_out_of_memory)" in lab.rpg("runs").out
 
 
 @pytest.mark.long

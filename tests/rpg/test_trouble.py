@@ -16,13 +16,21 @@ import pytest
 
 from pipelines import exit_causes
 from rpg.data import metadata
+from rpg.engines.dedicated import EngineProcessError
+from rpg.engines.out_of_memory import SamplerOutOfMemoryError, memory_of_sampler
+from rpg.exit_cause import cause_of
 from rpg.launch import local_command
+from specs.schema.rollout import Rollout, TransformersRollout, VllmRollout
 from tests.rpg.test_staleness import TRAINING, same_training, waiting
 from tests.rpg.tiny_run import PROBLEMS, finish, free_port, make_run, rows, start
 from tests.rpg.troubled_runs import LONG_SECONDS
 
 AHEAD = {"max_staleness": 2}
 HANGS = {"0=": "for ever"}
+NO_ROOM = (
+    "the sampler ran out of memory; lower rollout.max_concurrent or training.microbatch_tokens:"
+    " no room for the responses"
+)
 LIBRARY = Path(__file__).parent / "scorer_library"
 
 
@@ -109,9 +117,34 @@ def test_what_goes_wrong_in_sampling_ahead_ends_the_run_with_its_own_words(runs:
     code, said = ending(runs["failing"], "failing")
     noted = note(runs["failing"] / "failing.exits")
     assert code == 1
-    assert "MemoryError: no room for the responses" in said
-    assert noted["cause"] == "out_of_memory"
-    assert noted["message"] == "no room for the responses"
+    assert f"train: {NO_ROOM}\n" in said
+    assert "Traceback" not in said
+    assert (noted["cause"], noted["message"]) == ("sampler_out_of_memory", NO_ROOM)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "device", "keys"),
+    [
+        (TransformersRollout(), "cpu", "rollout.max_concurrent"),
+        (TransformersRollout(max_staleness=1), "cuda", "rollout.max_concurrent or training.microbatch_tokens"),
+        (VllmRollout(), "cpu", "rollout.max_concurrent or rollout.cpu_cache_gib"),
+        (
+            VllmRollout(placement="dedicated", max_staleness=1),
+            "cuda",
+            "rollout.max_concurrent or rollout.memory_fraction",
+        ),
+    ],
+)
+def test_a_sampler_out_of_memory_names_the_keys_of_its_engine(rollout: Rollout, device: str, keys: str) -> None:
+    with pytest.raises(SamplerOutOfMemoryError) as raised, memory_of_sampler(rollout, device):
+        raise EngineProcessError("the engine's process failed in generate:\nTraceback\nMemoryError: no room\n")
+    assert str(raised.value) == f"the sampler ran out of memory; lower {keys}: MemoryError: no room"
+    assert cause_of(RuntimeError(f"rank 1: SamplerOutOfMemoryError: {raised.value}")) == "sampler_out_of_memory"
+
+
+def test_other_trouble_of_a_sampler_keeps_its_name() -> None:
+    with pytest.raises(EngineProcessError, match="is gone"), memory_of_sampler(VllmRollout(), "cpu"):
+        raise EngineProcessError("the process is gone")
 
 
 @pytest.mark.parametrize(("how", "step", "cause"), [("cancelled", 2, "stopped"), ("terminated", 6, "preempted")])
@@ -163,11 +196,11 @@ def test_what_goes_wrong_in_sampling_on_one_rank_ends_all(inputs: Path, tmp_path
     module = {"rpg.train": "tests.rpg.troubled_runs", str(run_dir): f"failing:{run_dir}"}
     command = [module.get(word, word) for word in local_command(run_dir, 2, free_port())]
     said = finish(start(command), expect=1, seconds=120)
-    assert "MemoryError: no room for the responses" in said
-    assert note(run_dir / "exits", rank=1)["message"] == "no room for the responses"
+    no_room = NO_ROOM if staleness else NO_ROOM.replace(" or training.microbatch_tokens", "")
+    assert note(run_dir / "exits", rank=1)["message"] == no_room
     found = exit_causes.ending(1, said, run_dir / "exits", killed_for_memory=False)
-    assert found.cause == "out_of_memory"
-    assert found.message == "rank 1 could not make its share of the rollouts: MemoryError: no room for the responses"
+    assert found.cause == "sampler_out_of_memory"
+    assert found.message == f"rank 1 could not make its share of the rollouts: SamplerOutOfMemoryError: {no_room}"
 
 
 @pytest.mark.long
