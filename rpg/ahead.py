@@ -29,8 +29,13 @@ class Ahead:
             self._batches[step] = self._thread.submit(self._run, step)
 
     def rest(self) -> None:
-        """Returns once nothing is under way. An error in it is raised where its batch is taken."""
+        """Returns once nothing is under way, however it ended."""
         wait(self._batches.values())
+
+    def failure(self) -> BaseException | None:
+        """What went wrong with the first batch that could not be made, of those that have ended."""
+        ended = (batch for _, batch in sorted(self._batches.items()) if batch.done())
+        return next((error for batch in ended if (error := batch.exception())), None)
 
     def take(self, step: int) -> Waiting:
         """The batch of a step, once it is there. Raises what went wrong with it."""

@@ -31,6 +31,10 @@ class RolloutSource:
     With `max_staleness` n above 0 the batch of step i is sampled under the weights after step i - 1 - n (those of the
     start, in the first steps) in a thread of its own, while the learner trains. That is a rule and no race: what is
     sampled with which weights never depends on how long anything takes.
+
+    A batch that fails can therefore not be sampled later: once the step that trains meanwhile is done, only the sampler
+    has its weights. No checkpoint from that step on could be gone on from, so the run ends there, and goes on from the
+    one before.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -55,6 +59,10 @@ class RolloutSource:
         """Returns once the sampler has nothing under way, so that it can be given weights."""
         if self._ahead:
             self._ahead.rest()
+
+    def failure(self) -> BaseException | None:
+        """What went wrong with a batch of a later step, once the sampler rests: then all ranks know of it."""
+        return self._ahead.failure() if self._ahead else None
 
     def take(self, step: int, clock: Stopwatch) -> StepRollouts:
         """The batch of a step, its reward included, the same on all ranks."""

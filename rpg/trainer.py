@@ -114,7 +114,7 @@ class Trainer:
         self.keeper.rollouts(
             self.state.step, rollouts, means, ledger, trained_version=version, reference_version=schedule.version
         )
-        if trouble := self.heed(figures):
+        if trouble := self.heed(figures) or self.source.failure():
             self.keeper.finish_step(self.state, figures | clock.figures(rollouts, trained=trained))
             raise trouble
         self.move_reference(figures["kl/reverse"])

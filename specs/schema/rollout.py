@@ -34,8 +34,9 @@ class _Rollout(Spec):
     the sentinel holds below sentinel_tolerance."""
     max_staleness: int = addition(0, ge=0)
     """Steps. Above 0, the batch of step i is sampled while earlier ones are trained on, under the weights after step
-    i - 1 - max_staleness, and old_logprobs are the sampler's own. 0: under the weights that training on it begins from.
-    """
+    i - 1 - max_staleness, and old_logprobs are the sampler's own. Where that fails, the run ends after the step under
+    way without a checkpoint of it, since only the sampler still had those weights; another attempt goes on from the one
+    before. 0: under the weights that training on it begins from."""
 
     def gpus(self, ranks: int) -> int:
         """GPUs that a machine needs for so many ranks and their engines."""

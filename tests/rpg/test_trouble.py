@@ -43,7 +43,8 @@ def runs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     found["stale"] = make_run(inputs, where / "stale/run", rollout={"engine": "vllm"})
     (found["stale"] / "cancel").touch()
     found["hanging"] = hanging_run(inputs, where / "hanging", HANGS)
-    troubles = {name: (name,) for name in ("none", "failing", "set_back")} | {
+    troubles = {name: (name,) for name in ("none", "set_back")} | {
+        "failing": ("failing", "none"),
         "stopped": ("cancelled", "terminated", "none"),
         "stale": ("none", "stale"),
         "hanging": ("none",),
@@ -61,6 +62,12 @@ def ending(run_dir: Path, trouble: str) -> tuple[int, str]:
 def note(exits: Path, rank: int = 0) -> dict[str, Any]:
     """What a rank noted of its end."""
     return dict(json.loads((exits / f"rank-{rank:05}.json").read_text()))
+
+
+def rows_of_attempt(run_dir: Path, attempt: int, table: str) -> list[dict[str, Any]]:
+    """All that a start recorded."""
+    files = sorted((run_dir / "segments" / table).glob(f"a{attempt:04}-*.parquet"))
+    return [row for path in files for row in pq.read_table(path).to_pylist()]
 
 
 def hanging_run(inputs: Path, where: Path, hangs: dict[str, str], **training: Any) -> Path:
@@ -147,6 +154,16 @@ def test_other_trouble_of_a_sampler_keeps_its_name() -> None:
         raise EngineProcessError("the process is gone")
 
 
+def test_a_run_ends_once_a_batch_to_come_has_failed_and_goes_on_from_the_checkpoint_before(
+    runs: dict[str, Path],
+) -> None:
+    """Batch 6 is sampled while step 4 trains; the checkpoint that is due after step 6 would need it."""
+    first = {row["step"] for row in rows_of_attempt(runs["failing"], 1, "metrics")}
+    assert first == {1, 2, 3, 4}, "the step meanwhile is on record"
+    assert {row["step"] for row in rows_of_attempt(runs["failing"], 2, "metrics")} == {4, 5, 6, 7, 8}
+    same_training(runs["failing"], runs["none"])
+
+
 @pytest.mark.parametrize(("how", "step", "cause"), [("cancelled", 2, "stopped"), ("terminated", 6, "preempted")])
 def test_a_run_stops_once_a_long_batch_that_is_sampled_ahead_is_there(
     runs: dict[str, Path], how: str, step: int, cause: str
@@ -201,6 +218,7 @@ def test_what_goes_wrong_in_sampling_on_one_rank_ends_all(inputs: Path, tmp_path
     found = exit_causes.ending(1, said, run_dir / "exits", killed_for_memory=False)
     assert found.cause == "sampler_out_of_memory"
     assert found.message == f"rank 1 could not make its share of the rollouts: SamplerOutOfMemoryError: {no_room}"
+    assert max(row["step"] for row in rows(run_dir, "metrics")) == 5
 
 
 @pytest.mark.long

@@ -18,12 +18,14 @@ from rpg.process import share_cores
 from rpg.train import main
 
 FOURTH = 4
-"""The batch whose sampling meets the trouble."""
+"""The batch whose sampling meets the trouble, where no other is named."""
 LONG_SECONDS = 1.5
 
 
 class Troubled:
     """A sampler with something that is wrong with it."""
+
+    batch = FOURTH
 
     def __init__(self, sampler: Any, run_dir: Path) -> None:
         self.sampler = sampler
@@ -35,15 +37,17 @@ class Troubled:
 
     def generate(self, *prompts: Any, **how: Any) -> Any:
         self.calls += 1
-        if self.calls == FOURTH:
+        if self.calls == self.batch:
             self.meet()
         return self.sampler.generate(*prompts, **how)
 
     def meet(self) -> None:
-        """Before the fourth batch, in the thread that samples ahead."""
+        """Before that batch, in the thread that samples ahead."""
 
 
 class Failing(Troubled):
+    batch = 6
+
     def meet(self) -> None:
         raise MemoryError("no room for the responses")
 
