@@ -1,5 +1,6 @@
 """A Slurm of one's own on this machine: a controller and two nodes, started as root, with everything in a directory."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -123,8 +124,8 @@ class SlurmCluster:
         daemon = self.daemons.pop(f"slurmd-{node}")
         daemon.kill()
         daemon.wait()
-        for process in self.processes():
-            if self.node_of(process) == node:
+        for process in self.step_managers(node) + [each for each in self.processes() if self.node_of(each) == node]:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
     def _start(self, name: str, *arguments: str) -> None:
@@ -164,6 +165,17 @@ class SlurmCluster:
                 continue
         return found
 
+    def step_managers(self, *nodes: str) -> list[psutil.Process]:
+        """The slurmstepd of each part of a job, of all nodes by default. Whose it is, its log tells: it writes over its
+        own environment, and is nobody's child."""
+        logs = {str(self.directory / f"slurmd-{node}.log") for node in nodes or NODES}
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.name().startswith("slurmstepd") and logs & {file.path for file in process.open_files()}:
+                    found.append(process)
+        return found
+
     def node_of(self, process: psutil.Process) -> str:
         """The node that a job's process runs on."""
         try:
@@ -176,9 +188,17 @@ class SlurmCluster:
         return trainers(self.processes())
 
     def close(self) -> None:
-        """Ends it all."""
-        for process in self.processes():
-            process.kill()
+        """Ends it all: the daemons, which could start more, then what they started.
+
+        A step whose daemons are gone would try for minutes to tell them of its end.
+        """
         for daemon in self.daemons.values():
             daemon.kill()
             daemon.wait()
+        deadline = time.monotonic() + 10
+        while left := self.step_managers() + self.processes():
+            assert time.monotonic() < deadline, left
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(0.05)

@@ -74,6 +74,13 @@ def test_a_job_on_two_nodes_finishes_and_every_node_has_its_log(
     wait_for(lambda: not cluster.jobs(), what="the job to leave the queue")
 
 
+def test_a_cluster_that_ends_in_the_midst_of_a_job_leaves_no_process(cluster: SlurmCluster) -> None:
+    cluster.command("sbatch", "--nodes=2", "--output=/dev/null", "--wrap=srun sleep 100")
+    wait_for(lambda: len(cluster.step_managers()) == 3, what="the batch script and a step on each node")
+    cluster.close()
+    assert cluster.step_managers() + cluster.processes() == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["preempted", "time limit", "requeued"])
 def test_a_job_that_has_to_yield_saves_its_state_and_goes_on_when_it_is_its_turn(
@@ -112,7 +119,8 @@ def test_a_lost_node_is_noticed_and_the_job_is_queued_again(
 ) -> None:
     run = two_nodes(inputs, tmp_path / "run")
     process = head(run)
-    wait_for(lambda: step_of(run) >= 3, what="three steps")
+    # The checkpoint of step 4 is begun when that of step 2 is whole.
+    wait_for(lambda: step_of(run) >= 5, what="a whole checkpoint")
     if how == "rank killed":
         next(rank for rank in cluster.ranks() if cluster.node_of(rank) == "rpg2").kill()
     else:
