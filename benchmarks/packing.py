@@ -1,4 +1,6 @@
-"""What padding costs: a forward and backward pass over responses of unequal length, padded to microbatches and packed.
+"""What padding costs, and prompts computed for each response: a forward and backward pass over 8 x 8 responses.
+
+padded: rows of like length; packed: sequences end to end, each with its prompt; shared: a group's prompt once.
 
 `python benchmarks/packing.py [--threads 1]` prints CPU seconds, the least of five.
 """
@@ -12,13 +14,14 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rpg.batch import StepRollouts, microbatch, plan_microbatches
+from rpg.batch import Microbatch, StepRollouts, microbatch
 from rpg.engines.packing import Packing
 from rpg.engines.policy import Policy, load_model
+from rpg.passes import plan_packed, plan_padded
 from rpg.rewards.score import Score
 from specs.schema.training import Training
 
-RESPONSES, PROMPT, VOCABULARY = 64, 20, 4096
+GROUPS, GROUP_SIZE, PROMPT, VOCABULARY = 8, 8, 20, 4096
 CPU = torch.device("cpu")
 
 
@@ -39,14 +42,14 @@ def policy(directory: Path) -> Policy:
     return Policy(load_model(directory, Training(steps=1, prompts_per_step=1, group_size=1)), temperature=1.0)
 
 
-def responses(lengths: np.ndarray) -> StepRollouts:
-    """Random tokens to one random prompt."""
+def responses(lengths: np.ndarray, *, group_size: int) -> StepRollouts:
+    """Random tokens to random prompts."""
     generator = np.random.default_rng(0)
-    count = int(lengths.sum())
+    count, groups = int(lengths.sum()), len(lengths) // group_size
     return StepRollouts(
-        prompts=(generator.integers(0, VOCABULARY, PROMPT),),
-        problems=(0,),
-        group_ids=np.zeros(len(lengths), dtype=np.int64),
+        prompts=tuple(generator.integers(0, VOCABULARY, PROMPT) for _ in range(groups)),
+        problems=tuple(range(groups)),
+        group_ids=np.repeat(np.arange(groups), group_size),
         token_ids=generator.integers(0, VOCABULARY, count),
         rollout_logprobs=np.zeros(count, dtype=np.float32),
         lengths=lengths,
@@ -57,20 +60,28 @@ def responses(lengths: np.ndarray) -> StepRollouts:
     )
 
 
-def measure(learner: Policy, step: StepRollouts, *, max_tokens: int, packed: bool) -> tuple[int, int, float]:
-    """Passes, tokens that were computed, and CPU seconds."""
-    plan = plan_microbatches(
-        step.sequence_lengths, range(len(step.lengths)), ranks=1, rank=0, max_tokens=max_tokens, packed=packed
-    )
-    passes = [microbatch(step, rows, CPU, packed=packed) for rows in plan]
-    seconds = []
+def passes_of(step: StepRollouts, *, max_tokens: int, packed: bool) -> list[Microbatch]:
+    """As the trainer cuts a minibatch on one rank."""
+    every = range(len(step.lengths))
+    if packed:
+        rows = plan_packed(
+            step.prompt_lengths, step.lengths, step.group_ids, every, ranks=1, rank=0, max_tokens=max_tokens
+        )
+    else:
+        rows = plan_padded(step.sequence_lengths, every, ranks=1, rank=0, max_tokens=max_tokens)
+    return [microbatch(step, each, CPU, packed=packed) for each in rows]
+
+
+def seconds(learner: Policy, passes: list[Microbatch]) -> float:
+    """CPU seconds of a forward and backward pass over all, the least of five."""
+    taken = []
     for _ in range(5):
         start = time.process_time()
         for batch in passes:
-            packing = Packing.of(batch.packed, CPU) if packed else None
+            packing = Packing(batch.packed, CPU) if batch.packed else None
             learner(batch.input_ids, batch.sources, batch.targets, packing=packing)[0].sum().backward()
-        seconds.append(time.process_time() - start)
-    return len(passes), sum(batch.input_ids.numel() for batch in passes), min(seconds)
+        taken.append(time.process_time() - start)
+    return min(taken)
 
 
 def main() -> None:
@@ -79,15 +90,17 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     with tempfile.TemporaryDirectory() as directory:
         learner = policy(Path(directory))
-    tail = np.random.default_rng(0).lognormal(3.3, 1.0, RESPONSES).astype(np.int64).clip(2, 256)
-    for name, lengths in (("long tail", tail), ("equal", np.full(RESPONSES, 62))):
-        step = responses(lengths)
-        print(f"{name}: {RESPONSES} responses of {lengths.mean():.0f} tokens on average, {lengths.max()} at most")
+    tail = np.random.default_rng(0).lognormal(3.3, 1.0, GROUPS * GROUP_SIZE).astype(np.int64).clip(2, 256)
+    ways = {"padded": (False, 1), "packed": (True, 1), "shared": (True, GROUP_SIZE)}
+    for name, lengths in (("long tail", tail), ("equal", np.full(GROUPS * GROUP_SIZE, 62))):
+        print(f"{name}: {len(lengths)} responses of {lengths.mean():.0f} tokens on average, {lengths.max()} at most")
         for max_tokens in (16384, 4096, 1024):
-            for packed in (False, True):
-                passes, tokens, seconds = measure(learner, step, max_tokens=max_tokens, packed=packed)
-                way = "packed" if packed else "padded"
-                print(f"  {way} to {max_tokens:5}: {passes} passes, {tokens:5} tokens, {seconds:.2f} s", flush=True)
+            for way, (packed, group_size) in ways.items():
+                step = responses(lengths, group_size=group_size)
+                passes = passes_of(step, max_tokens=max_tokens, packed=packed)
+                tokens = sum(batch.input_ids.numel() for batch in passes)
+                taken = seconds(learner, passes)
+                print(f"  {way} to {max_tokens:5}: {len(passes)} passes, {tokens:5} tokens, {taken:.2f} s", flush=True)
 
 
 if __name__ == "__main__":

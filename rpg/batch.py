@@ -1,9 +1,6 @@
-"""From sampled responses to padded microbatches: who trains on what, and in which shapes.
+"""From sampled responses to the tensors of a forward pass."""
 
-Everything here follows from the lengths alone and is the same on every rank, so that the ranks agree without talking.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,10 +8,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rpg.passes import Integers, Rows
 from rpg.rewards.score import Score
 from rpg.types import FinishReason, RolloutGroup
 
-Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 
@@ -48,9 +45,14 @@ class StepRollouts:
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
     @property
+    def prompt_lengths(self) -> Integers:
+        """Tokens of each response's prompt. [B]"""
+        return np.array([len(prompt) for prompt in self.prompts], dtype=np.int64)[self.group_ids]
+
+    @property
     def sequence_lengths(self) -> Integers:
         """Tokens of prompt and response. [B]"""
-        return np.array([len(prompt) for prompt in self.prompts], dtype=np.int64)[self.group_ids] + self.lengths
+        return self.prompt_lengths + self.lengths
 
     @property
     def rewards(self) -> Floats:
@@ -126,75 +128,15 @@ def _tokens_of(step: StepRollouts, responses: Integers) -> Integers:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Which responses make up one forward pass on this rank."""
-
-    rollouts: tuple[int, ...]
-    counts: bool = True
-    """False: a pass that only keeps the ranks' collectives in step; its tokens weigh nothing."""
-
-
-def plan_microbatches(
-    lengths: Integers, rollouts: Sequence[int], *, ranks: int, rank: int, max_tokens: int, packed: bool = False
-) -> list[Rows]:
-    """This rank's passes over a minibatch: an equal share of the tokens, at most `max_tokens` a pass, padding included.
-
-    Every rank gets the same number of passes; one with fewer of its own fills up with passes that do not count.
-
-    Args:
-        lengths: tokens of prompt and response of each of the step's responses.
-        rollouts: the minibatch, as indices into `lengths`.
-        max_tokens: bound on rows x longest row, or packed on the sum of the lengths. A response longer than that is a
-            pass of its own.
-        packed: the sequences are laid end to end, so that nothing is padded.
-    """
-    plans = [_group(lengths, share, max_tokens, packed=packed) for share in _shares(lengths, rollouts, ranks)]
-    shortest = min(rollouts, key=lambda index: (lengths[index], index))
-    idle = max(map(len, plans)) - len(plans[rank])
-    return [Rows(pack) for pack in plans[rank]] + [Rows((shortest,), counts=False)] * idle
-
-
-def _shares(lengths: Integers, rollouts: Sequence[int], ranks: int) -> list[list[int]]:
-    """Longest first, each to the rank that has the fewest tokens so far."""
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for index in _longest_first(lengths, rollouts):
-        lightest = loads.index(min(loads))
-        shares[lightest].append(index)
-        loads[lightest] += int(lengths[index])
-    return shares
-
-
-def _group(lengths: Integers, rollouts: Sequence[int], max_tokens: int, *, packed: bool) -> list[tuple[int, ...]]:
-    """Neighbours in length together, so that little is padded."""
-    groups: list[list[int]] = []
-    tokens = 0
-    for index in _longest_first(lengths, rollouts):
-        if packed or not groups:
-            tokens += int(lengths[index])
-        else:
-            tokens = int(lengths[groups[-1][0]]) * (len(groups[-1]) + 1)
-        if groups and tokens <= max_tokens:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-            tokens = int(lengths[index])
-    return [tuple(group) for group in groups]
-
-
-def _longest_first(lengths: Integers, rollouts: Sequence[int]) -> list[int]:
-    return sorted(rollouts, key=lambda index: (-int(lengths[index]), index))
-
-
-@dataclass(frozen=True, slots=True)
 class Microbatch:
     """One forward pass: b sequences of at most L tokens, their n response tokens, responses of at most T tokens."""
 
     input_ids: Tensor
     """Prompt and response, padded on the right, where causal attention never looks [b, L]; packed, all in one row
-    [1, L]."""
-    packed: tuple[int, ...]
-    """Of a packed row: the length of each sequence, in order. Empty where each has a row of its own."""
+    [1, L], where the responses to a prompt follow it one after another."""
+    packed: tuple[tuple[int, ...], ...]
+    """Of a packed row: for each prompt in it its length and those of its responses, see Packing. Empty where each
+    response has a row of its own."""
     sources: Tensor
     """Positions in the flattened input ids whose hidden state predicts a response token, row by row. [n]"""
     targets: Tensor
@@ -224,22 +166,24 @@ class Microbatch:
 
 
 def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: bool = False) -> Microbatch:
-    """Pads the responses of one pass, or lays them end to end, and notes where their tokens stand."""
+    """Pads the responses of one pass, or lays them end to end, and notes where their tokens stand.
+
+    Packed, neighbours of one group share a prompt.
+    """
     index = np.array(rows.rollouts, dtype=np.int64)
-    lengths, starts = step.lengths[index], step.starts[index]
-    prompts = [step.prompts[group] for group in step.group_ids[index]]
+    lengths, starts, groups = step.lengths[index], step.starts[index], step.group_ids[index]
+    prompts = [step.prompts[group] for group in groups]
     heads = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-    whole, longest = heads + lengths, int(lengths.max())
-    ends = np.cumsum(whole) if packed else np.arange(1, len(index) + 1) * whole.max()
-    begins = ends - whole if packed else ends - whole.max()
+    leads, begins, size = _packed(lengths, heads, groups) if packed else _padded(lengths, heads)
     row = np.repeat(np.arange(len(index)), lengths)
     column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     tokens = np.repeat(starts, lengths) + column
-    input_ids = np.zeros(ends[-1], dtype=np.int64)
-    for begin, prompt in zip(begins, prompts, strict=True):
-        input_ids[begin : begin + len(prompt)] = prompt
-    places = begins[row] + heads[row] + column
-    input_ids[places] = step.token_ids[tokens]
+    input_ids = np.zeros(size, dtype=np.int64)
+    for lead in np.unique(leads):
+        input_ids[begins[lead] - heads[lead] : begins[lead]] = prompts[lead]
+    stands = begins[row] + column
+    input_ids[stands] = step.token_ids[tokens]
+    longest = int(lengths.max())
     mask = np.zeros((len(index), longest), dtype=np.float32)
     mask[row, column] = float(rows.counts)
 
@@ -248,8 +192,8 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
 
     return Microbatch(
         input_ids=place(input_ids.reshape(1 if packed else len(index), -1)),
-        packed=tuple(whole.tolist()) if packed else (),
-        sources=place(places - 1),
+        packed=tuple(_families(lengths, heads, leads)) if packed else (),
+        sources=place(np.where(column > 0, stands, begins[leads][row]) - 1),
         targets=place(step.token_ids[tokens]),
         tokens=torch.from_numpy(tokens),
         response_mask=place(mask),
@@ -258,3 +202,23 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
         rollout_logprobs=place(step.rollout_logprobs[tokens]),
         counts=rows.counts,
     )
+
+
+def _padded(lengths: Integers, heads: Integers) -> tuple[Integers, Integers, int]:
+    """Each response behind a prompt of its own, in a row of its own. As `_packed`."""
+    responses, width = np.arange(len(lengths)), int((heads + lengths).max())
+    return responses, responses * width + heads, len(lengths) * width
+
+
+def _packed(lengths: Integers, heads: Integers, groups: Integers) -> tuple[Integers, Integers, int]:
+    """Behind which response's prompt each one stands [b], where its tokens begin [b], and how many tokens there are."""
+    leading = np.diff(groups, prepend=-1) != 0
+    leads = np.maximum.accumulate(np.where(leading, np.arange(len(lengths)), 0))
+    ends = np.cumsum(lengths + heads * leading)
+    return leads, ends - lengths, int(ends[-1])
+
+
+def _families(lengths: Integers, heads: Integers, leads: Integers) -> Iterator[tuple[int, ...]]:
+    """For each prompt of a packed row its length, then those of the responses behind it."""
+    for lead in np.unique(leads):
+        yield int(heads[lead]), *lengths[leads == lead].tolist()

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rpg import ranks
 from rpg.advantages import with_signal
-from rpg.batch import Integers, Microbatch, Rows, StepRollouts, microbatch, plan_microbatches
+from rpg.batch import Microbatch, StepRollouts, microbatch
+from rpg.passes import Integers, Rows, plan_packed, plan_padded
 from specs.schema.training import Training
 
 
@@ -26,7 +27,7 @@ class Minibatch:
     num_computed: int
     """Response tokens in the passes of all ranks."""
     num_computed_with_prompts: int
-    """The same with the tokens of the prompts."""
+    """The same with the tokens of each response's prompt, though responses may share it."""
 
     @property
     def largest_pass(self) -> int:
@@ -89,11 +90,7 @@ def _passes(rollouts: StepRollouts, part: list[int], training: Training, *, pack
     """This rank's; one that does not count where there is nothing to train on, since an update needs a backward."""
     if not part:
         return [Rows((int(rollouts.sequence_lengths.argmin()),), counts=False)]
-    return plan_microbatches(
-        rollouts.sequence_lengths,
-        part,
-        ranks=ranks.world_size(),
-        rank=ranks.rank(),
-        max_tokens=training.microbatch_tokens,
-        packed=packed,
-    )
+    way = {"ranks": ranks.world_size(), "rank": ranks.rank(), "max_tokens": training.microbatch_tokens}
+    if not packed:
+        return plan_padded(rollouts.sequence_lengths, part, **way)
+    return plan_packed(rollouts.prompt_lengths, rollouts.lengths, rollouts.group_ids, part, **way)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rpg.advantages import needs_logprobs, response_means, token_advantages
-from rpg.batch import Rows, plan_microbatches
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.mismatch import correction_weight, rollout_ratio
+from rpg.passes import Rows, plan_padded
 from specs.schema.experiment import Experiment
 from specs.schema.objective import Objective
 from specs.schema.training import Training
@@ -175,7 +175,7 @@ def _blocks(recorded: RecordedStep, training: Training) -> Iterator[_Block]:
             part = part[~recorded.truncated[part]]
         if not len(part):
             continue
-        for rows in plan_microbatches(recorded.lengths, part.tolist(), ranks=1, rank=0, max_tokens=BLOCK_TOKENS):
+        for rows in plan_padded(recorded.lengths, part.tolist(), ranks=1, rank=0, max_tokens=BLOCK_TOKENS):
             yield _block(recorded.lengths, starts, rows, part)
 
 

@@ -79,7 +79,7 @@ class Learner:
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of the batch's response tokens, nats. [n] each; with gradients on, the logprobs are
         differentiable, and the entropies where there is an entropy bonus."""
-        packing = Packing.of(batch.packed, self.device) if batch.packed else None
+        packing = Packing(batch.packed, self.device) if batch.packed else None
         logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets, packing=packing)
         return logprobs, entropies
 
@@ -198,15 +198,16 @@ class Learner:
 def keeps_sequences_apart(
     policy: Callable[..., tuple[Tensor, Tensor]], config: PretrainedConfig, device: torch.device, *, tolerance: float
 ) -> bool:
-    """Whether a sequence behind another in a row has the logprobs that it has alone, within a tolerance in nats.
+    """Whether a response has the logprobs that it has alone, within a tolerance in nats, in a row where another
+    sequence and another response to its prompt stand before it.
 
     It is tried and not looked up: layers of another kind, a state that runs along the row, and an architecture that
     does not hand the bounds on to its attention all show.
     """
     text = config.get_text_config()
-    packing = Packing.of((9, 7), device)
-    ids = torch.arange(16, device=device) % text.vocab_size
-    last = torch.arange(9, 15, device=device)
+    packing = Packing(((9,), (5, 3, 4)), device)
+    ids = torch.arange(21, device=device) % text.vocab_size
+    last = torch.arange(17, 20, device=device)
     together, _ = policy(ids[None], last, ids[last + 1], packing=packing)
-    alone, _ = policy(ids[None, 9:], last - 9, ids[last + 1])
+    alone, _ = policy(torch.cat([ids[9:14], ids[17:]])[None], last - 12, ids[last + 1])
     return packing.layers == text.num_hidden_layers and float((together - alone).abs().max()) < tolerance

@@ -1,9 +1,12 @@
 """Attention over several sequences in one row: each token sees its own sequence alone, and nothing is padded.
 
-All else in a decoder works on single tokens, so that a row of sequences laid end to end costs what its tokens cost.
+All else in a decoder works on single tokens, so that a row of sequences laid end to end costs what its tokens cost, and
+a prompt that several responses continue costs its tokens once.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -17,28 +20,90 @@ ATTENTION = "rpg_packed"
 """The name under which transformers models find it."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a row: a prompt, a response, or both in one."""
+
+    length: int
+    prompt: range = range(0)
+    """Where the prompt stands that it continues, if that is a segment of its own."""
+
+
 class Packing:
-    """Which sequences a row holds."""
+    """Which sequences a row holds.
 
-    lengths: tuple[int, ...]
-    """Tokens of each, in the order of the row. Equal neighbours are attended to together."""
-    bounds: Tensor
-    """Where each begins, and where the last one ends. [sequences + 1], int32"""
-    layers: int = 0
-    """Layers that have kept to it so far."""
+    Args:
+        families: for each prompt in the row its length, then those of the responses that follow it, all of which
+            continue it. A sequence of another kind is a prompt without responses.
+    """
 
-    @classmethod
-    def of(cls, lengths: tuple[int, ...], device: torch.device) -> "Packing":
-        """Of sequences of these lengths."""
-        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return cls(lengths, bounds.to(device, non_blocking=True))
+    def __init__(self, families: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+        self.segments = tuple(_segments(families))
+        self.blocks = tuple((segment, len(list(alike))) for segment, alike in groupby(self.segments))
+        """Neighbours that are attended to together: what they are like, and how many."""
+        self.layers = 0
+        """Layers that have kept to it so far."""
+        self._device = device
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
 
-    @property
+    @cached_property
     def position_ids(self) -> Tensor:
         """Each token's place in its sequence. [1, tokens]"""
-        device = self.bounds.device
-        return torch.cat([torch.arange(length, device=device) for length in self.lengths])[None]
+        places = [torch.arange(each.length) + len(each.prompt) for each in self.segments]
+        return torch.cat(places)[None].to(self._device, non_blocking=True)
+
+    @cached_property
+    def keys(self) -> Tensor | None:
+        """Which tokens of the row each segment sees at most, segment by segment; None where that is the row itself."""
+        if not any(each.prompt for each in self.segments):
+            return None
+        ends = accumulate(each.length for each in self.segments)
+        seen = [
+            torch.arange(part.start, part.stop)
+            for each, end in zip(self.segments, ends, strict=True)
+            for part in (each.prompt, range(end - each.length, end))
+        ]
+        return torch.cat(seen).to(self._device, non_blocking=True)
+
+    @cached_property
+    def query_bounds(self) -> Tensor:
+        """Where each segment begins, and where the last one ends. [segments + 1], int32"""
+        return self._bounds([each.length for each in self.segments])
+
+    @cached_property
+    def key_bounds(self) -> Tensor:
+        """The same among `keys`. [segments + 1], int32"""
+        return self._bounds([each.length + len(each.prompt) for each in self.segments])
+
+    def _bounds(self, lengths: list[int]) -> Tensor:
+        return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(self._device, non_blocking=True)
+
+    def mask(self, queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
+        """What is added to the scores where the last of the queries sees the last of the keys; None: plain causality.
+
+        One for all layers, which keep it until their backward pass, and for all responses to a prompt.
+        """
+        offset = keys - queries
+        if not offset and (window is None or keys <= window):
+            return None
+        known = self._masks.get((offset, window))
+        if known is None or len(known) < queries:
+            distance = torch.arange(offset, keys)[:, None] - torch.arange(keys)
+            unseen = (distance < 0) | (distance >= (window or keys))
+            scores = torch.zeros(unseen.shape, dtype=like.dtype).masked_fill_(unseen, -torch.inf)
+            self._masks[offset, window] = known = scores.to(like.device, non_blocking=True)
+        return known[:queries, :keys]
+
+
+def _segments(families: tuple[tuple[int, ...], ...]) -> Iterator[Segment]:
+    start = 0
+    for prompt, *responses in families:
+        if len(responses) < 2:
+            yield Segment(prompt + sum(responses))
+        else:
+            yield Segment(prompt)
+            yield from (Segment(length, range(start, start + prompt)) for length in responses)
+        start += prompt + sum(responses)
 
 
 def packed_attention(
@@ -59,7 +124,8 @@ def packed_attention(
     """
     if packing is None and attention_mask is None and sliding_window is not None:
         # transformers makes no masks for an attention that it does not know, of windows either.
-        return _causal(query, key, value, scaling, sliding_window).transpose(1, 2), None
+        rows = Packing(((query.shape[2],),), query.device)
+        return _causal(query, key, value, rows, scaling, sliding_window).transpose(1, 2), None
     if packing is None:
         return sdpa_attention_forward(  # type: ignore[no-any-return,unused-ignore]
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
@@ -67,27 +133,37 @@ def packed_attention(
     packing.layers += 1
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _flash(query, key, value, packing, scaling, sliding_window), None
-    parts, start = [], 0
-    for length, neighbours in groupby(packing.lengths):
-        count = len(list(neighbours))
-        q, k, v = (_apart(states, start, count, length) for states in (query, key, value))
-        parts.append(_causal(q, k, v, scaling, sliding_window).transpose(1, 2).flatten(0, 1))
-        start += count * length
+    parts, prompt = [], (key, value)
+    pieces = (_pieces(states, packing) for states in (query, key, value))
+    for (segment, _), q, k, v in zip(packing.blocks, *pieces, strict=True):
+        if segment.prompt:
+            k, v = _behind(prompt[0], k), _behind(prompt[1], v)
+        else:
+            prompt = k[-1:], v[-1:]  # of the responses that follow, if they do
+        parts.append(_causal(q, k, v, packing, scaling, sliding_window).transpose(1, 2).flatten(0, 1))
     return torch.cat(parts)[None], None
 
 
-def _apart(states: Tensor, start: int, count: int, length: int) -> Tensor:
-    """`count` sequences of a row as a batch. [1, heads, tokens, dim] -> [count, heads, length, dim]"""
-    _, heads, _, dim = states.shape
-    return states[0, :, start : start + count * length].reshape(heads, count, length, dim).transpose(0, 1)
+def _pieces(states: Tensor, packing: Packing) -> Iterator[Tensor]:
+    """The blocks of a row. [1, heads, tokens, dim] -> [count, heads, length, dim] each
+
+    Cut all at once: the gradient of a slice would be a row of zeros around it.
+    """
+    sizes = [segment.length * count for segment, count in packing.blocks]
+    for piece, (segment, count) in zip(states[0].split_with_sizes(sizes, dim=1), packing.blocks, strict=True):
+        yield piece.view(len(piece), count, segment.length, -1).transpose(0, 1)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
-    """[count, heads, length, dim]; a token sees the `window` tokens up to itself, or all."""
-    mask, length = None, query.shape[2]
-    if window is not None and window < length:
-        distance = torch.arange(length, device=query.device)[:, None] - torch.arange(length, device=query.device)
-        mask = (distance >= 0) & (distance < window)
+def _behind(prompt: Tensor, responses: Tensor) -> Tensor:
+    """The prompt before each response. [1, heads, p, dim] and [n, heads, r, dim] -> [n, heads, p + r, dim]"""
+    return torch.cat([prompt.expand(len(responses), -1, -1, -1), responses], dim=2)
+
+
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
+) -> Tensor:
+    """[count, heads, length, dim], the last query at the last key; one sees the `window` keys up to its own, or all."""
+    mask = packing.mask(query.shape[2], key.shape[2], window, query)
     return scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
     )
@@ -96,19 +172,23 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, wi
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    """By PyTorch's kernel for sequences of unequal length: one call, whatever their number."""
+    """By PyTorch's kernel for sequences of unequal length: one call, whatever their number.
+
+    A segment's last query stands at its last key there too, so that a response sees all of its prompt.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    longest = max(packing.lengths)
+    if packing.keys is not None:
+        k, v = (states.index_select(0, packing.keys) for states in (k, v))
     output = varlen_attn(
         q,
         k,
         v,
-        packing.bounds,
-        packing.bounds,
-        longest,
-        longest,
+        packing.query_bounds,
+        packing.key_bounds,
+        max(each.length for each in packing.segments),
+        max(each.length + len(each.prompt) for each in packing.segments),
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=True,

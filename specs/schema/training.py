@@ -127,8 +127,8 @@ class Training(Spec):
     microbatch_tokens: int = execution(16384, ge=1)
     """Most tokens, padding included, of one forward pass on a rank. No effect on the gradient."""
     packing: bool = execution(True)
-    """Lay the responses of a pass end to end instead of padding them, where the model's attention keeps them apart. No
-    effect on the gradient."""
+    """Lay the responses of a pass end to end instead of padding them, and compute a prompt once for those of its group
+    that are in the pass, where the model's attention keeps them apart. No effect on the gradient."""
     ranks: int = execution(1, ge=1)
     """Data-parallel processes. No effect on the batch: it is spread over them."""
     zero_stage: Literal[0, 1, 2, 3] = execution(0)

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpg.batch import Rows, StepRollouts, collate, join, microbatch, plan_microbatches
+from rpg.batch import StepRollouts, collate, join, microbatch
+from rpg.passes import Rows, plan_packed, plan_padded
 from rpg.rewards.score import Score
 from rpg.types import Rollout, RolloutGroup
 
@@ -25,25 +26,36 @@ def example() -> StepRollouts:
 
 
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    prompts=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    group_size=st.integers(1, 6),
     ranks=st.integers(1, 4),
-    max_tokens=st.integers(1, 120),
+    max_tokens=st.integers(1, 160),
     packed=st.booleans(),
+    data=st.data(),
 )
 def test_every_response_is_trained_on_once_by_one_rank(
-    lengths: list[int], ranks: int, max_tokens: int, packed: bool
+    prompts: list[int], group_size: int, ranks: int, max_tokens: int, packed: bool, data: st.DataObject
 ) -> None:
-    array = np.array(lengths)
+    count = len(prompts) * group_size
+    responses = np.array(data.draw(st.lists(st.integers(1, 40), min_size=count, max_size=count)))
+    groups = np.repeat(np.arange(len(prompts)), group_size)
+    heads = np.array(prompts)[groups]
     plans = [
-        plan_microbatches(array, range(len(lengths)), ranks=ranks, rank=rank, max_tokens=max_tokens, packed=packed)
+        plan_packed(heads, responses, groups, range(count), ranks=ranks, rank=rank, max_tokens=max_tokens)
+        if packed
+        else plan_padded(heads + responses, range(count), ranks=ranks, rank=rank, max_tokens=max_tokens)
         for rank in range(ranks)
     ]
     counted = [index for plan in plans for rows in plan if rows.counts for index in rows.rollouts]
-    assert sorted(counted) == list(range(len(lengths)))
+    assert sorted(counted) == list(range(count))
     assert len({len(plan) for plan in plans}) == 1, "every rank makes the same number of passes"
     for rows in (rows for plan in plans for rows in plan):
-        tokens = array[list(rows.rollouts)]
-        assert len(tokens) == 1 or (tokens.sum() if packed else len(tokens) * tokens.max()) <= max_tokens
+        index = list(rows.rollouts)
+        runs = [group for group, before in zip(groups[index], [-1, *groups[index]], strict=False) if group != before]
+        assert not packed or len(runs) == len(set(runs)), "a row has a prompt once"
+        lengths = (heads + responses)[index]
+        tokens = responses[index].sum() + sum(prompts[group] for group in runs)
+        assert len(index) == 1 or (tokens if packed else len(index) * lengths.max()) <= max_tokens
 
 
 @given(lengths=st.lists(st.integers(1, 40), min_size=8, max_size=40))
@@ -52,12 +64,33 @@ def test_the_ranks_shares_differ_by_at_most_one_response(lengths: list[int]) -> 
     loads = [
         sum(
             int(array[list(rows.rollouts)].sum())
-            for rows in plan_microbatches(array, range(len(lengths)), ranks=2, rank=rank, max_tokens=10)
+            for rows in plan_padded(array, range(len(lengths)), ranks=2, rank=rank, max_tokens=10)
             if rows.counts
         )
         for rank in range(2)
     ]
     assert abs(loads[0] - loads[1]) <= max(lengths)
+
+
+def shares_of_two(responses: list[int], group_size: int) -> list[list[int]]:
+    """The responses that each of two ranks gets of groups with prompts of 10 tokens."""
+    array = np.array(responses)
+    groups = np.arange(len(array)) // group_size
+    heads = np.full(len(array), 10)
+    return [
+        sorted(
+            index
+            for rows in plan_packed(heads, array, groups, range(len(array)), ranks=2, rank=rank, max_tokens=60)
+            for index in rows.rollouts
+            if rows.counts
+        )
+        for rank in range(2)
+    ]
+
+
+def test_a_group_stays_on_one_rank_unless_another_would_wait_for_it() -> None:
+    assert shares_of_two([5, 9, 8, 6], group_size=2) == [[0, 1], [2, 3]]
+    assert shares_of_two([200, 190, 5, 5], group_size=2) == [[0, 3], [1, 2]]
 
 
 def test_a_pass_predicts_each_response_token_from_the_position_before_it() -> None:
@@ -73,8 +106,18 @@ def test_a_pass_predicts_each_response_token_from_the_position_before_it() -> No
 def test_a_packed_pass_is_one_row_with_the_same_tokens_and_no_padding() -> None:
     padded, packed = (microbatch(example(), Rows((0, 2, 1)), torch.device("cpu"), packed=way) for way in (False, True))
     assert packed.input_ids.tolist() == [[1, 2, 3, 4, 5, 10, 11, 12, 1, 2, 6]]
-    assert packed.packed == (5, 3, 3)
+    assert packed.packed == ((2, 3), (1, 2), (2, 1))
     assert packed.input_ids.flatten()[packed.sources + 1].tolist() == packed.targets.tolist()
+    for name in ("targets", "tokens", "response_mask", "places", "rollouts"):
+        assert torch.equal(getattr(packed, name), getattr(padded, name)), name
+
+
+def test_neighbours_of_one_group_share_a_prompt_whose_end_predicts_the_first_token_of_each() -> None:
+    padded, packed = (microbatch(example(), Rows((1, 0, 3)), torch.device("cpu"), packed=way) for way in (False, True))
+    assert packed.input_ids.tolist() == [[1, 2, 6, 3, 4, 5, 10, 13]]
+    assert packed.packed == ((2, 1, 3), (1, 1))
+    assert packed.sources.tolist() == [1, 1, 3, 4, 6]
+    assert packed.targets.tolist() == [6, 3, 4, 5, 13]
     for name in ("targets", "tokens", "response_mask", "places", "rollouts"):
         assert torch.equal(getattr(packed, name), getattr(padded, name)), name
 

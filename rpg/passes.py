@@ -1,0 +1,129 @@
+"""Which responses make up the forward passes of each rank.
+
+Everything here follows from the lengths alone and is the same on every rank, so that the ranks agree without talking.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+Indices = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which responses make up one forward pass on this rank."""
+
+    rollouts: Indices
+    counts: bool = True
+    """False: a pass that only keeps the ranks' collectives in step; its tokens weigh nothing."""
+
+
+def plan_padded(lengths: Integers, rollouts: Sequence[int], *, ranks: int, rank: int, max_tokens: int) -> list[Rows]:
+    """This rank's passes over a minibatch: an equal share of the tokens, in passes of neighbours in length.
+
+    Every rank gets the same number of passes; one with fewer of its own fills up with passes that do not count.
+
+    Args:
+        lengths: tokens of prompt and response of each of the step's responses. [B]
+        rollouts: the minibatch, as indices into `lengths`.
+        max_tokens: bound on rows x longest row. A response longer than that is a pass of its own.
+    """
+    shares = _deal([((index,), int(lengths[index])) for index in rollouts], ranks)
+    return _of_rank([_fill_padded(lengths, share, max_tokens) for share in shares], lengths, rollouts, rank)
+
+
+def plan_packed(
+    prompts: Integers,
+    responses: Integers,
+    groups: Integers,
+    rollouts: Sequence[int],
+    *,
+    ranks: int,
+    rank: int,
+    max_tokens: int,
+) -> list[Rows]:
+    """The same for passes of one row, which hold a prompt once for all its responses: they stand group by group.
+
+    Whole groups are dealt to the ranks, or single responses where that leaves the fullest rank with fewer tokens.
+
+    Args:
+        prompts: tokens of each response's prompt. [B]
+        responses: tokens of each response. [B]
+        groups: which group each response belongs to; the prompt is the group's. [B]
+        rollouts: the minibatch, as indices into these.
+        max_tokens: bound on the tokens of a row. A response that is longer with its prompt is a pass of its own.
+    """
+
+    def tokens(share: Iterable[int]) -> int:
+        heads = {int(groups[index]): int(prompts[index]) for index in share}
+        return int(responses[list(share)].sum()) + sum(heads.values())
+
+    lengths = prompts + responses
+    singly = [((index,), int(lengths[index])) for index in rollouts]
+    whole = [(members, tokens(members)) for members in _members(groups, rollouts)]
+    ways = (_deal(whole, ranks), _deal(singly, ranks))
+    shares = min(ways, key=lambda way: max(map(tokens, way)))
+    passes = [_fill_packed(prompts, responses, _members(groups, share), max_tokens) for share in shares]
+    return _of_rank(passes, lengths, rollouts, rank)
+
+
+def _deal(pieces: Sequence[tuple[Indices, int]], ranks: int) -> list[list[int]]:
+    """Pieces of so many tokens, the largest first, each to the rank that has the fewest so far."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for piece, tokens in sorted(pieces, key=lambda each: (-each[1], each[0])):
+        lightest = loads.index(min(loads))
+        shares[lightest].extend(piece)
+        loads[lightest] += tokens
+    return shares
+
+
+def _fill_padded(lengths: Integers, share: list[int], max_tokens: int) -> list[Indices]:
+    passes: list[list[int]] = []
+    for index in _longest_first(lengths, share):
+        if passes and int(lengths[passes[-1][0]]) * (len(passes[-1]) + 1) <= max_tokens:
+            passes[-1].append(index)
+        else:
+            passes.append([index])
+    return [tuple(each) for each in passes]
+
+
+def _fill_packed(prompts: Integers, responses: Integers, groups: list[Indices], max_tokens: int) -> list[Indices]:
+    """The group of the longest response first, which shows at once whether memory holds; a group may be divided."""
+    passes: list[list[int]] = []
+    tokens = 0
+    ordered = [_longest_first(responses, members) for members in groups]
+    for members in sorted(ordered, key=lambda each: (-int((prompts + responses)[each[0]]), each)):
+        head = int(prompts[members[0]])
+        tokens += head
+        for index in members:
+            tokens += int(responses[index])
+            if passes and tokens <= max_tokens:
+                passes[-1].append(index)
+            else:
+                passes.append([index])
+                tokens = head + int(responses[index])
+    return [tuple(each) for each in passes]
+
+
+def _of_rank(passes: list[list[Indices]], lengths: Integers, rollouts: Sequence[int], rank: int) -> list[Rows]:
+    """Those of this rank, and as many that do not count as it has fewer than another."""
+    shortest = min(rollouts, key=lambda index: (lengths[index], index))
+    idle = max(map(len, passes)) - len(passes[rank])
+    return [Rows(each) for each in passes[rank]] + [Rows((shortest,), counts=False)] * idle
+
+
+def _members(groups: Integers, rollouts: Iterable[int]) -> list[Indices]:
+    """The responses of each group, in the order given."""
+    found: dict[int, list[int]] = {}
+    for index in rollouts:
+        found.setdefault(int(groups[index]), []).append(index)
+    return [tuple(members) for members in found.values()]
+
+
+def _longest_first(lengths: Integers, rollouts: Iterable[int]) -> list[int]:
+    return sorted(rollouts, key=lambda index: (-int(lengths[index]), index))
