@@ -3,15 +3,11 @@
 Upper bounds from the spec alone; nothing is loaded. Sizes are in bytes unless a name says otherwise.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from pipelines.known_models import CONFIGS
+from pipelines.model_shape import ModelShape, model_shape
 from specs.errors import Problem
 from specs.schema.experiment import Experiment
-from specs.schema.model import PretrainedModel, ScratchModel
 from specs.schema.rollout import TransformersRollout, VllmRollout
 from specs.schema.training import Lora, Training
 
@@ -20,6 +16,9 @@ LOGPROB_CHUNK = 1024
 """Response tokens whose logits the learner holds at once."""
 LIVE_PARAMETERS = 10**9
 """Weights that DeepSpeed holds whole at ZeRO 3, by default at most (stage3_max_live_parameters)."""
+REDUCED_PARAMETERS = 5 * 10**8
+"""Gradients that ZeRO adds up over the ranks at once, by default (reduce_bucket_size); their room is all taken at the
+start."""
 PREFETCHED_PARAMETERS = 5 * 10**7
 """Weights that one of its gathers ahead brings, by default at most (stage3_prefetch_bucket_size), into a buffer of its
 own."""
@@ -43,29 +42,13 @@ class BatchAlgebra:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """The figures of a decoder that memory depends on."""
-
-    parameters: int
-    matrix_parameters: int
-    """Those that every token is multiplied with: the embeddings count once, as the output head."""
-    hidden_size: int
-    layers: int
-    key_value_size: int
-    """Size of a token's key, of one layer, over all its heads."""
-    attention_size: int
-    """Size of a token's query, of one layer, over all its heads."""
-    intermediate_size: int
-    vocab_size: int
-    context: int
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """Bytes on one rank's device at most, by what they hold."""
 
     weights: int
     gradients: int
+    buckets: int
+    """Room in which ZeRO adds gradients up over the ranks."""
     optimizer: int
     reference: int
     sampler: int
@@ -82,7 +65,7 @@ class MemoryEstimate:
     @property
     def total(self) -> int:
         """Sum of the parts; where sampling and training take turns, the larger of cache and activations counts."""
-        fixed = self.weights + self.gradients + self.optimizer + self.reference + self.sampler
+        fixed = self.weights + self.gradients + self.buckets + self.optimizer + self.reference + self.sampler
         training = self.gathered + self.activations + self.logits
         return fixed + (training + self.kv_cache if self.cache_stays else max(training, self.kv_cache))
 
@@ -107,19 +90,6 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
     )
 
 
-def model_shape(experiment: Experiment) -> ModelShape | None:
-    """From the architecture in the spec, the config.json of a local or cached model, or what is known of it; else
-    None."""
-    model = experiment.model
-    if isinstance(model, ScratchModel):
-        tokenizer = model.tokenizer
-        vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
-        return _shape({**model.config, "vocab_size": vocab_size})
-    config = _config_file(model)
-    known = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
-    return _shape(known) if known else None
-
-
 def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate:
     """One rank's device memory; weights, gradients and optimizer state are divided as the ZeRO stage says."""
     training, rollout = experiment.training, experiment.rollout
@@ -127,8 +97,9 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     size = 2 if low_precision else 4
     adapters = adapter_parameters(shape, training.lora) if training.lora else 0
     trained = adapters or shape.parameters
-    # Either optimizer keeps two float32 values a weight, and below float32 a master copy of the weights as well.
-    optimizer = trained * (12 if low_precision else 8)
+    stage = training.zero_stage or int(low_precision)  # see deepspeed_config
+    # Either optimizer keeps two float32 values a weight, and ZeRO a float32 master copy of the weights as well.
+    optimizer = trained * (12 if stage else 8)
     weights = (shape.parameters + adapters) * size
     # What a snapshot keeps is what is trained; the initial policy is the model with its adapters off.
     kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained}
@@ -145,8 +116,9 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     elsewhere = rollout.gpus(training.ranks) > training.ranks
     return MemoryEstimate(
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
-        gradients=_shard(trained * size, training, 2),
-        optimizer=0 if training.offload.optimizer else _shard(optimizer, training, 1),
+        gradients=_gradients(trained, training, stage, size),
+        buckets=_buckets(trained, experiment, stage, size),
+        optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
         reference=_shard(reference, training, 3),
         sampler=0 if _samples_learners_weights(experiment) else shape.parameters * size,
         gathered=_gathered(shape.parameters + adapters, training) * size,
@@ -201,6 +173,7 @@ def _largest_part(estimate: MemoryEstimate) -> str:
     remedies = {
         "weights": "training.zero_stage: 3 divides them among the ranks",
         "gradients": "training.zero_stage: 2 divides them among the ranks",
+        "buckets": "training.zero_stage: 0 adds them up where they are",
         "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
         "reference": "reference.source: behaviour needs no second model",
         "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
@@ -213,6 +186,22 @@ def _largest_part(estimate: MemoryEstimate) -> str:
     }
     name = max(remedies, key=lambda part: getattr(estimate, part))
     return f"{name} with {getattr(estimate, name) / GIB:.1f} GiB; {remedies[name]}"
+
+
+def _gradients(trained: int, training: Training, stage: int, size: int) -> int:
+    """Added up in float32; a rank's share of them from stage 2 on. Stage 1 in bfloat16 keeps those of one pass beside
+    their sum."""
+    if stage > 1:
+        return trained * 4 // training.ranks
+    return trained * (4 + (size if stage == 1 and size < 4 else 0))
+
+
+def _buckets(trained: int, experiment: Experiment, stage: int, size: int) -> int:
+    """Without ZeRO, and for stage 1 in bfloat16, DeepSpeed needs none."""
+    if stage == 0 or (stage == 1 and size < 4):
+        return 0
+    on_cpu = experiment.resources.device == "cpu"  # where room that is not written to is not taken
+    return (min(trained, REDUCED_PARAMETERS) if on_cpu else REDUCED_PARAMETERS) * size
 
 
 def _shard(size: int, training: Training, from_stage: int) -> int:
@@ -248,50 +237,3 @@ def _activations_per_token(shape: ModelShape, training: Training, size: int) -> 
     if training.gradient_checkpointing:
         return shape.layers * shape.hidden_size * size + layer
     return shape.layers * layer
-
-
-def _config_file(model: PretrainedModel) -> Path | None:
-    local = Path(model.path) / "config.json"
-    if local.is_file():
-        return local
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    cached = try_to_load_from_cache(model.path, "config.json", revision=model.revision)
-    return Path(cached) if isinstance(cached, str) else None
-
-
-def _shape(config: dict[str, Any]) -> ModelShape | None:
-    """Reads the names that Llama's descendants share, and GPT-2's; None where a needed one is missing."""
-
-    def read(*names: str, default: int | None = None) -> int | None:
-        return next((int(config[name]) for name in names if config.get(name) is not None), default)
-
-    hidden, layers = read("hidden_size", "n_embd"), read("num_hidden_layers", "n_layer")
-    heads = read("num_attention_heads", "n_head")
-    vocab = read("vocab_size")
-    if hidden is None or layers is None or heads is None or vocab is None:
-        return None
-    head_size = read("head_dim", default=hidden // heads) or 1
-    key_value = head_size * (read("num_key_value_heads", default=heads) or heads)
-    gated = "n_embd" not in config
-    intermediate = read("intermediate_size", "n_inner", default=4 * hidden) or 4 * hidden
-    attention = 2 * hidden * heads * head_size + 2 * hidden * key_value
-    layer = attention + (3 if gated else 2) * hidden * intermediate + 2 * hidden
-    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings", not gated) else 2)
-    context = read("max_position_embeddings", "n_positions", default=0) or 0
-    if not gated:
-        embeddings += context * hidden  # learned positions
-    body = layers * layer + hidden
-    return ModelShape(
-        parameters=body + embeddings,
-        matrix_parameters=body + vocab * hidden,
-        hidden_size=hidden,
-        layers=layers,
-        key_value_size=key_value,
-        attention_size=heads * head_size,
-        intermediate_size=intermediate,
-        vocab_size=vocab,
-        context=context,
-    )

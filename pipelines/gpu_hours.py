@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pipelines.estimate import ModelShape, engine_memory
+from pipelines.estimate import engine_memory
+from pipelines.model_shape import ModelShape
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import VllmRollout
 

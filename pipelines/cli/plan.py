@@ -84,7 +84,8 @@ def as_data(made: Plan) -> dict[str, Any]:
 def _memory(experiment: Experiment) -> dict[str, int] | None:
     from dataclasses import asdict
 
-    from pipelines.estimate import memory_estimate, model_shape
+    from pipelines.estimate import memory_estimate
+    from pipelines.model_shape import model_shape
 
     shape = model_shape(experiment)
     if shape is None:
@@ -96,8 +97,8 @@ def _memory(experiment: Experiment) -> dict[str, int] | None:
 def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
     from dataclasses import asdict
 
-    from pipelines.estimate import model_shape
     from pipelines.gpu_hours import gpu_hours
+    from pipelines.model_shape import model_shape
 
     shape = model_shape(experiment)
     return {**asdict(gpu_hours(experiment, shape)), "total": gpu_hours(experiment, shape).total} if shape else None
@@ -124,8 +125,9 @@ def _print_plan(made: Plan) -> None:
 
 def _algebra(made: Plan) -> list[str]:
     """Batch algebra and estimates of the first run, and in how far the other runs differ."""
-    from pipelines.estimate import GIB, batch_algebra, memory_estimate, model_shape
+    from pipelines.estimate import GIB, batch_algebra, memory_estimate
     from pipelines.gpu_hours import SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
+    from pipelines.model_shape import model_shape
 
     experiment = made.runs[0].experiment
     batch = batch_algebra(experiment)
@@ -144,7 +146,7 @@ def _algebra(made: Plan) -> list[str]:
     else:
         parts = memory_estimate(experiment, shape)
         named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
-        named += [name for name in ("sampler", "gathered") if getattr(parts, name)]
+        named += [name for name in ("sampler", "gathered", "buckets") if getattr(parts, name)]
         listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
         lines.append(
             f"memory  at most {parts.total / GIB:.2f} GiB a rank for {_count(shape.parameters)} parameters: {listed}"

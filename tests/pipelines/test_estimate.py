@@ -1,5 +1,7 @@
 """Estimates against what the parts really hold."""
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +13,16 @@ from pipelines.estimate import (
     GIB,
     LIVE_PARAMETERS,
     PREFETCHED_PARAMETERS,
+    REDUCED_PARAMETERS,
     batch_algebra,
     memory_estimate,
     memory_warnings,
-    model_shape,
 )
 from pipelines.gpu_hours import BANDWIDTH, PEAK_FLOPS, SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
+from pipelines.model_shape import model_shape
 from specs.loader import load_experiment
 from specs.schema.experiment import Experiment
+from tests.rpg.tiny_run import finish, free_port, start
 
 SPEC = """\
 name: tiny
@@ -65,20 +69,45 @@ def test_the_batch_algebra_counts_updates_and_tokens(tmp_path: Path) -> None:
     assert batch.tokens_to_train == 3 * 8 * 3 * 24
 
 
-@pytest.mark.parametrize(
-    ("stage", "weights", "gradients", "optimizer"), [(0, 1, 1, 1), (1, 1, 1, 2), (2, 1, 2, 2), (3, 2, 2, 2)]
-)
+ON_TWO_RANKS = [
+    (0, "float32", 4, 4, 0, 8),
+    (1, "float32", 4, 4, 4, 6),
+    (2, "float32", 4, 2, 4, 6),
+    (3, "float32", 2, 2, 4, 6),
+    (0, "bfloat16", 2, 6, 0, 6),
+    (1, "bfloat16", 2, 6, 0, 6),
+    (2, "bfloat16", 2, 2, 2, 6),
+    (3, "bfloat16", 1, 2, 2, 6),
+]
+"""ZeRO stage, precision; bytes a weight: of the weights, the gradients, an element of the bucket, the optimizer."""
+
+
+@pytest.mark.parametrize(("stage", "precision", "weights", "gradients", "bucket", "optimizer"), ON_TWO_RANKS)
 def test_zero_divides_what_its_stage_says(
-    tmp_path: Path, stage: int, weights: int, gradients: int, optimizer: int
+    tmp_path: Path, stage: int, precision: str, weights: int, gradients: int, bucket: int, optimizer: int
 ) -> None:
-    whole = experiment(tmp_path)
-    shape = model_shape(whole)
+    spec = experiment(tmp_path, "qwen3", f"training.zero_stage={stage}", f"training.precision={precision}")
+    shape = model_shape(spec)
     assert shape is not None
-    plain = memory_estimate(whole, shape)
-    divided = memory_estimate(experiment(tmp_path, "qwen3", f"training.zero_stage={stage}"), shape)
-    assert divided.weights == plain.weights // weights
-    assert divided.gradients == plain.gradients // gradients
-    assert divided.optimizer == plain.optimizer // optimizer
+    estimate = memory_estimate(spec, shape)
+    assert estimate.weights == weights * shape.parameters
+    assert estimate.gradients == gradients * shape.parameters
+    assert estimate.optimizer == optimizer * shape.parameters
+    assert estimate.buckets == bucket * REDUCED_PARAMETERS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("stage", "precision", "weights", "gradients", "bucket", "optimizer"), ON_TWO_RANKS)
+def test_so_does_deepspeed(
+    inputs: Path, stage: int, precision: str, weights: int, gradients: int, bucket: int, optimizer: int
+) -> None:
+    command = [sys.executable, "-m", "tests.pipelines.held_memory", str(inputs / "base"), str(stage), precision]
+    port = str(free_port())
+    group = [{"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in (0, 1)]
+    said = finish(*(start(command, environment | {"LOCAL_RANK": environment["RANK"]}) for environment in group))
+    found = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    assert found["bytes_a_weight"] == pytest.approx(weights + gradients + optimizer, rel=0.02)
+    assert found["bucket"] == bucket * REDUCED_PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -111,6 +140,7 @@ def test_what_zero_3_makes_whole_is_bounded_by_deepspeeds_settings(tmp_path: Pat
     sharded = experiment(tmp_path, "qwen3", "training.zero_stage=3", "training.precision=bfloat16")
     settings = DeepSpeedZeroConfig(**deepspeed_config(sharded.training, lends_weights=True)["zero_optimization"])
     assert (settings.max_live_parameters, settings.prefetch_bucket_size) == (LIVE_PARAMETERS, PREFETCHED_PARAMETERS)
+    assert settings.reduce_bucket_size == REDUCED_PARAMETERS
     small = model_shape(sharded)
     assert small is not None
     assert memory_estimate(sharded, small).gathered == 2 * 2 * small.parameters, "a small model can be whole"
@@ -122,6 +152,13 @@ def test_what_zero_3_makes_whole_is_bounded_by_deepspeeds_settings(tmp_path: Pat
     assert memory_estimate(experiment(tmp_path, "qwen3", *alone), large).gathered == 0
     from_host = experiment(tmp_path, "qwen3", *alone, "training.offload={parameters: true}")
     assert memory_estimate(from_host, large).gathered == 4 * (10**9 + 5 * 10**7)
+
+
+def test_on_a_cpu_a_bucket_takes_the_room_that_is_written_to(tmp_path: Path) -> None:
+    spec = experiment(tmp_path, "qwen3", "training.zero_stage=2", "resources.device=cpu")
+    shape = model_shape(spec)
+    assert shape is not None
+    assert memory_estimate(spec, shape).buckets == 4 * shape.parameters
 
 
 def test_a_behaviour_reference_costs_no_memory_and_a_snapshot_a_second_model(tmp_path: Path) -> None:
