@@ -9,6 +9,7 @@ import numpy as np
 
 from pipelines.home import Home
 from pipelines.state import read_json
+from rpg.advantages import needs_logprobs
 from rpg.replay import RecordedStep, Weights, replay, response_advantages
 from rpg.replay_comparison import Comparison, Furthest
 from rpg.replay_figures import Tally
@@ -83,6 +84,11 @@ class Replay:
             found.append(
                 f"all but the last of training.epochs {training.epochs}: each token is on record as at its last update,"
                 " and so are losses and weights here"
+            )
+        if needs_logprobs(self.replayed.objective) and any(step["untrained_tokens"] for step in self.steps):
+            found.append(
+                "the divergence that the replayed objective takes off the reward, for tokens that were not trained on:"
+                " their logprobs are not on record"
             )
         return found
 

@@ -104,6 +104,9 @@ def test_another_objective_is_weighed_on_the_same_tokens(replayed: Replayed) -> 
     one, other = found["overall"]["recorded"], found["overall"]["replayed"]
     assert other["kl/reverse"] == one["kl/reverse"], "of the policies, not of the objective"
     assert other["loss"] != one["loss"]
+    assert len(found["left_out"]) == 1
+    in_reward = replayed("{type: reinforce_plus_plus}")["left_out"]
+    assert any("takes off the reward, for tokens that were not trained on" in words for words in in_reward)
     apart = [token["apart"] for token in found["furthest"]]
     assert len(apart) == 10
     assert apart == sorted(apart, reverse=True)
