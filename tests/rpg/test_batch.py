@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpg.batch import StepRollouts, collate, join, microbatch
@@ -25,6 +25,7 @@ def example() -> StepRollouts:
     return collate(groups, problems=[5, 9], responses=["a", "b", "c", "d"], scores=scores)
 
 
+@settings(deadline=None)
 @given(
     prompts=st.lists(st.integers(1, 30), min_size=1, max_size=8),
     group_size=st.integers(1, 6),
@@ -58,6 +59,7 @@ def test_every_response_is_trained_on_once_by_one_rank(
         assert len(index) == 1 or (tokens if packed else len(index) * lengths.max()) <= max_tokens
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 40), min_size=8, max_size=40))
 def test_the_ranks_shares_differ_by_at_most_one_response(lengths: list[int]) -> None:
     array = np.array(lengths)
@@ -91,6 +93,13 @@ def shares_of_two(responses: list[int], group_size: int) -> list[list[int]]:
 def test_a_group_stays_on_one_rank_unless_another_would_wait_for_it() -> None:
     assert shares_of_two([5, 9, 8, 6], group_size=2) == [[0, 1], [2, 3]]
     assert shares_of_two([200, 190, 5, 5], group_size=2) == [[0, 3], [1, 2]]
+
+
+def test_a_long_prompt_is_not_put_before_more_responses_than_memory_has_its_keys_for() -> None:
+    count = 30
+    heads, ones, groups = np.full(count, 100), np.ones(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    plan = plan_packed(heads, ones, groups, range(count), ranks=1, rank=0, max_tokens=130)
+    assert [len(rows.rollouts) for rows in plan] == [5] * 6, "4 x 130 tokens hold 5 x 101"
 
 
 def test_a_pass_predicts_each_response_token_from_the_position_before_it() -> None:
