@@ -88,10 +88,11 @@ class Packing:
             return None
         known = self._masks.get((offset, window))
         if known is None or len(known) < queries:
-            distance = torch.arange(offset, keys)[:, None] - torch.arange(keys)
-            unseen = (distance < 0) | (distance >= (window or keys))
-            scores = torch.zeros(unseen.shape, dtype=like.dtype).masked_fill_(unseen, -torch.inf)
-            self._masks[offset, window] = known = scores.to(like.device, non_blocking=True)
+            unseen = torch.full((queries, keys), -torch.inf, dtype=like.dtype, device=like.device)
+            known = unseen.triu(offset + 1)
+            if window is not None:
+                known += unseen.tril(offset - window)
+            self._masks[offset, window] = known
         return known[:queries, :keys]
 
 
