@@ -10,7 +10,7 @@ from rpg.engines import packing
 from rpg.engines.packing import Packing
 from tests.rpg.tiny_engine import gpt2, llama, qwen3, sharpened
 
-FAMILIES = ((11,), (6,), (6,), (6, 3, 3, 1, 6), (2, 4), (3, 1, 1))
+FAMILIES = ((11,), (6,), (6,), (6, 3, 3, 1, 6), (2, 4), (3, 1, 1), (2, 5, 3))
 """Of each prompt its length, then those of its responses."""
 
 
@@ -55,8 +55,12 @@ def packed_row() -> tuple[torch.Tensor, Packing, list[torch.Tensor]]:
     return ids, Packing(FAMILIES, ids.device), sequences
 
 
+@pytest.mark.parametrize("long", [packing.LONG, 3])
 @pytest.mark.parametrize("make", [qwen3, llama, gpt2, sliding])
-def test_a_packed_row_has_the_states_and_gradients_of_its_sequences(make: Callable[[], PreTrainedModel]) -> None:
+def test_a_packed_row_has_the_states_and_gradients_of_its_sequences(
+    make: Callable[[], PreTrainedModel], long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "LONG", long)
     model = make().double()
     ids, row, sequences = packed_row()
     packed = hidden(model, packing.ATTENTION, ids, packing=row, position_ids=row.position_ids)
