@@ -57,13 +57,16 @@ ROLLOUT = {"max_response_length": 20, "temperature": 1.3}
 
 
 def responses() -> StepRollouts:
-    """25 responses of 1 to 20 random tokens to five prompts of 1 to 5 tokens, with random rewards."""
+    """25 responses of 1 to 20 random tokens to five prompts of 1 to 5 tokens, with random rewards.
+
+    Groups are of unequal size, so that updates of five responses cut some in two and hold several of others.
+    """
     generator = np.random.default_rng(0)
     lengths = generator.integers(1, 21, 25)
     return StepRollouts(
         prompts=tuple(generator.integers(2, 5, length) for length in range(1, 6)),
         problems=(0,) * 5,
-        group_ids=np.repeat(np.arange(5), 5),
+        group_ids=np.repeat(np.arange(5), [7, 3, 9, 1, 5]),
         token_ids=generator.integers(0, 5, lengths.sum()),
         rollout_logprobs=np.zeros(lengths.sum(), dtype=np.float32),
         lengths=lengths,
