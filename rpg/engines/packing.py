@@ -134,7 +134,7 @@ def packed_attention(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
         )
     packing.layers += 1
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[3] % 8 == 0:
         return _flash(query, key, value, packing, scaling, sliding_window), None
     parts, prompt = [], (key, value)
     pieces = (_pieces(states, packing) for states in (query, key, value))
@@ -180,7 +180,7 @@ def _causal(
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    """By PyTorch's kernel for sequences of unequal length: one call, whatever their number.
+    """By PyTorch's kernel for sequences of unequal length, for heads of 8, 16, ... : one call, whatever their number.
 
     A segment's last query stands at its last key there too, so that a response sees all of its prompt.
     """
