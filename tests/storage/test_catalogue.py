@@ -20,19 +20,19 @@ def answer(root: Path, query: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("pid", "host", "status"),
+    ("pid", "started", "host", "status"),
     [
-        (os.getpid(), None, "running"),
-        (os.getppid(), None, "crashed"),  # the number is another process's now
-        (2**22 + 1, None, "crashed"),
-        (None, None, "crashed"),
-        (2**22 + 1, "another-host", "running"),
+        (os.getpid(), start_of(os.getpid()), None, "running"),
+        (os.getpid(), start_of(os.getpid()) + "0", None, "crashed"),  # the number is another process's now
+        (2**22 + 1, start_of(os.getpid()), None, "crashed"),
+        (None, start_of(os.getpid()), None, "crashed"),
+        (2**22 + 1, start_of(os.getpid()), "another-host", "running"),
     ],
 )
 def test_a_run_whose_process_is_gone_has_crashed(
-    tmp_path: Path, run: RecordedRun, pid: int | None, host: str | None, status: str
+    tmp_path: Path, run: RecordedRun, pid: int | None, started: str, host: str | None, status: str
 ) -> None:
-    run.state |= {"pid": pid, "pid_started": start_of(os.getpid()), "host": host}
+    run.state |= {"pid": pid, "pid_started": started, "host": host}
     run.save()
     assert answer(tmp_path, "select status from runs") == [(status,)]
     assert answer(tmp_path, "select status from stages where stage = 'train'") == [(status,)]
