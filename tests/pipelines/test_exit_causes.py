@@ -109,7 +109,7 @@ def test_a_trainer_that_runs_out_of_memory_goes_on_with_half_of_its_microbatch(
     """An address space that one pass over a step's tokens does not fit into, and one over half of them does."""
     monkeypatch.setenv("PYTHONPATH", f"{LIMITS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("TEST_SPARE_MIB", "480")
-    large = ("model.config.intermediate_size=8192", "training.prompts_per_step=32", "training.group_size=8")
+    large = ("model.config.intermediate_size=8192", "training.prompts_per_step=64", "training.group_size=8")
     few = (
         "training.steps=1",
         "training.minibatches=1",
