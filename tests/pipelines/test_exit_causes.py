@@ -102,13 +102,17 @@ def test_the_first_note_of_a_rank_stays(tmp_path: Path) -> None:
     assert ending(1, "", tmp_path / "exits", killed_for_memory=False).message == "first"
 
 
-@pytest.mark.long
-def test_a_trainer_that_runs_out_of_memory_goes_on_with_half_of_its_microbatch(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An address space that one pass over a step's tokens does not fit into, and one over half of them does."""
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """480 MiB of address space beside what a trainer has at its start."""
     monkeypatch.setenv("PYTHONPATH", f"{LIMITS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("TEST_SPARE_MIB", "480")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("little_memory")
+def test_a_trainer_that_runs_out_of_memory_goes_on_with_half_of_its_microbatch(lab: Lab) -> None:
+    """An address space that one pass over a step's tokens does not fit into, and one over half of them does."""
     large = ("model.config.intermediate_size=8192", "training.prompts_per_step=64", "training.group_size=8")
     few = (
         "training.steps=1",
@@ -129,12 +133,9 @@ def test_a_trainer_that_runs_out_of_memory_goes_on_with_half_of_its_microbatch(
 
 
 @pytest.mark.long
-def test_a_sampler_that_runs_out_of_memory_ends_the_run_with_what_helps(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("little_memory")
+def test_a_sampler_that_runs_out_of_memory_ends_the_run_with_what_helps(lab: Lab) -> None:
     """An address space that the cache of 8192 responses, 96 KiB each, does not fit into, whatever a pass holds."""
-    monkeypatch.setenv("PYTHONPATH", f"{LIMITS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("TEST_SPARE_MIB", "480")
     wide = ("num_attention_heads=8", "num_key_value_heads=8", "head_dim=256")
     many = ("training.prompts_per_step=32", "training.group_size=256", "rollout.max_concurrent=8192")
     overrides = (*(f"model.config.{name}" for name in wide), *many, "stages.train.retries=3")
