@@ -56,13 +56,13 @@ def shape(name: str) -> dict[str, Any]:
 
 def train(directory: Path, name: str, pairs: int) -> None:
     """The worker: leaves the steps' wall and CPU seconds, and the seconds that the loop waited, in result.json."""
-    from rpg.process import share_cores
+    from rpg.processes.parent import share_cores
 
     share_cores()  # before anything imports torch
-    from rpg import base
     from rpg import train as process
+    from rpg.base.stage import make
     from rpg.data import staging
-    from rpg.stopping import StopRequest
+    from rpg.processes.stopping import StopRequest
     from rpg.trainer import Trainer
     from specs.schema.experiment import Experiment
 
@@ -72,7 +72,7 @@ def train(directory: Path, name: str, pairs: int) -> None:
     for stage in ("data", "base"):
         (directory / stage).mkdir()
     staging.stage(experiment.data, directory / "data")
-    base.make(experiment, directory / "data", directory / "base")
+    make(experiment, directory / "data", directory / "base")
     (directory / "spec.json").write_text(experiment.model_dump_json())
     inputs = {"run_id": name, "fingerprint": "", "data": "data", "base": "base"}
     (directory / "inputs.json").write_text(json.dumps(inputs))

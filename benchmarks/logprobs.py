@@ -37,7 +37,7 @@ def plain_with_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tenso
 
 def chunked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """This project's."""
-    from rpg.logprobs import token_logprobs
+    from rpg.learner.logprobs import token_logprobs
 
     return token_logprobs(hidden, weight, targets)[0]
 

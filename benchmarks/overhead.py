@@ -39,15 +39,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="counted steps")
     arguments = parser.parse_args()
 
-    from rpg.process import share_cores
+    from rpg.processes.parent import share_cores
 
     share_cores()  # before anything imports torch
     from step_time_worker import make_base, make_run
 
     from rpg import train
-    from rpg.engines.sentinel import Sentinel
-    from rpg.keeping import Keeper
-    from rpg.progress import Progress
+    from rpg.keeper import Keeper
+    from rpg.recording.progress import Progress
+    from rpg.samplers.sentinel import Sentinel
     from rpg.trainer import Trainer
 
     seconds: Counter[str] = Counter()

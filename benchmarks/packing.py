@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rpg.batch import Microbatch, StepRollouts, microbatch
-from rpg.engines.packing import Packing
-from rpg.engines.policy import Policy, load_model
-from rpg.passes import plan_packed, plan_padded
+from rpg.batches.batch import Microbatch, StepRollouts, microbatch
+from rpg.batches.packing_plan import plan_packed, plan_padded
+from rpg.learner.packing import Packing
+from rpg.learner.policy import Policy, load_model
 from rpg.rewards.score import Score
 from specs.schema.training import Training
 

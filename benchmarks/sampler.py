@@ -24,8 +24,8 @@ from small_qwen3 import PAD, small_qwen3
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from rpg.engines.base import Sampler
-from rpg.engines.transformers import TransformersSampler
+from rpg.samplers.base import Sampler
+from rpg.samplers.transformers.sampler import TransformersSampler
 from rpg.types import Sampling
 
 GROUP_SIZE = 8
@@ -76,8 +76,8 @@ def ours(work: Work) -> Way:
 
 
 def vllm(work: Work) -> Way:
-    from rpg.engines.vllm import VllmSampler
-    from rpg.engines.vllm_engine import EngineSettings
+    from rpg.samplers.vllm.engine import EngineSettings
+    from rpg.samplers.vllm.sampler import VllmSampler
 
     directory = Path(tempfile.mkdtemp())
     work.model.save_pretrained(directory)

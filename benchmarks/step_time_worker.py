@@ -188,8 +188,8 @@ def floor(directory: Path, lengths: str, signal: str, seed: int, steps: int, eng
     """The sampler alone, as the trainer would call it, then one plain forward and backward over what it sampled."""
     from transformers import AutoTokenizer
 
-    from rpg.engines import open_sampler
-    from rpg.prompts import PromptOrder, seed_of
+    from rpg.data.order import PromptOrder, seed_of
+    from rpg.samplers import open_sampler
     from rpg.types import Sampling
     from specs.schema.experiment import Experiment
 

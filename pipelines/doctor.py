@@ -2,18 +2,29 @@
 
 import importlib.util
 import os
+import secrets
 import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
 from pipelines.home import Home
-from pipelines.server import is_healthy, running_services
+from pipelines.launchers.slurm import slurm
+from pipelines.launchers.slurm.batch import batch_options, batch_script
+from pipelines.launchers.ssh.connection import Connection, apart
+from pipelines.launchers.ssh.node import versions
+from pipelines.services.server import is_healthy, running_services
 from pipelines.state import read_json
+from rpg.processes.gpu_slots import holders, slots_here
 from specs.errors import SpecError
+from specs.rules.launchers import hosts_of
 from specs.schema.experiment import Experiment
+from specs.schema.launchers import SlurmLauncher, SshLauncher
 from storage.liveness import is_alive, status_of
 
 REQUIRED = ("torch", "transformers", "deepspeed", "datasets", "prefect", "duckdb", "pyarrow", "optuna", "pydantic")
@@ -35,8 +46,6 @@ def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
     """Everything, in a fixed order, with what a spec's launcher reaches; an examination that fails is a finding."""
 
     def _launchers(home: Home) -> Iterator[Finding]:
-        from pipelines.doctor_launchers import launcher_findings
-
         return launcher_findings(home, experiment)
 
     findings: list[Finding] = []
@@ -114,7 +123,7 @@ def _database(home: Home) -> Iterator[Finding]:
 def _profile(home: Home) -> Iterator[Finding]:
     name = os.environ.get("RPG_PROFILE", "")
     if name:
-        from pipelines.submit import api_url
+        from pipelines.services.submit import api_url
 
         try:
             yield Finding("profile", "ok", api_url(home, name))
@@ -137,3 +146,67 @@ def _services(home: Home) -> Iterator[Finding]:
         )
     else:
         yield Finding("worker", "ok", f"process {services.worker.pid}")
+
+
+_POLL_SECONDS = 0.05
+
+
+def launcher_findings(home: Home, experiment: Experiment | None) -> Iterator[Finding]:
+    """This machine's GPU slots, and what a spec's launcher reaches; without a spec, what launchers need here."""
+    if slots := slots_here():
+        taken = holders(slots)
+        yield Finding("gpu slots", "ok", f"{len(slots)}: {', '.join(slots)}" + (f"; {taken}" if taken else ""))
+    launcher = experiment.launcher if experiment else None
+    if isinstance(launcher, SshLauncher):
+        yield from _ssh(home, launcher)
+    elif isinstance(launcher, SlurmLauncher) and experiment:
+        yield from _slurm(home, experiment)
+    elif experiment is None:
+        for name, program in (("ssh", "ssh"), ("slurm", "sbatch")):
+            found = shutil.which(program)
+            yield Finding(f"launcher {name}", "ok" if found else "note", found or f"no {program} here")
+
+
+def _ssh(home: Home, launcher: SshLauncher) -> Iterator[Finding]:
+    if not shutil.which(launcher.ssh[0]):
+        yield Finding("launcher ssh", "broken", f"no {launcher.ssh[0]} here")
+        return
+    home.root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.root, prefix=".doctor-") as directory:
+        token = secrets.token_hex(8)
+        (Path(directory) / "launch.token").write_text(token, encoding="utf-8")
+        connections = [Connection(host, launcher, Path(directory), token) for host in hosts_of(launcher)]
+        try:
+            deadline = time.monotonic() + launcher.connect_seconds
+            while time.monotonic() < deadline and not all(each.answered for each in connections):
+                for connection in connections:
+                    connection.receive()
+                time.sleep(_POLL_SECONDS)
+            for connection in connections:
+                yield _host(connection)
+        finally:
+            for connection in connections:
+                connection.close()
+
+
+def _host(connection: Connection) -> Finding:
+    name = f"host {connection.host.host}"
+    if not connection.hello:
+        return Finding(name, "broken", connection.refused or "does not answer; `ssh` must get in without a password")
+    if not connection.hello["shared"]:
+        return Finding(name, "broken", "does not see this home; RPG_HOME must be the same directory on all hosts")
+    if other := apart(versions(), connection.hello["versions"]):
+        return Finding(name, "broken", f"has other versions: {other}")
+    at, interface = connection.hello["address"], connection.hello["interface"]
+    return Finding(name, "ok", f"{connection.host.slots} slots; sees this home, has this code; {at} on {interface}")
+
+
+def _slurm(home: Home, experiment: Experiment) -> Iterator[Finding]:
+    if not shutil.which("sbatch"):
+        yield Finding("launcher slurm", "broken", "no sbatch here")
+        return
+    options = batch_options(experiment, home.root / "runs" / "doctor")
+    asked = slurm("sbatch", "--test-only", *options, given=batch_script(experiment, home.root))
+    said = asked.stderr.strip().removeprefix("sbatch: ")
+    yield Finding("launcher slurm", "broken" if asked.returncode else "ok", said)
+    yield Finding("slurm nodes", "note", f"must see {home.root}; that is not looked at from here")

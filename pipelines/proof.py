@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.execution import Execution
 from pipelines.home import Home
 from pipelines.launchers import launcher_of
-from pipelines.leases import gpu_slots, visible
+from pipelines.processes.supervisor import Child, failure, log_size, supervise
+from pipelines.running.leases import gpu_slots, visible
+from pipelines.running.run import Execution
 from pipelines.runs import status_of
+from pipelines.services.cancel import frozen_document
 from pipelines.state import read_json, write_json
-from pipelines.stopping import frozen_document
-from pipelines.supervisor import Child, failure, log_size, supervise
-from rpg.checkpoint import MANIFEST, defect
-from rpg.run_directory import digest, files_under
-from rpg.stopping import STOPPED
+from rpg.checkpoints.checkpoint import MANIFEST, defect
+from rpg.files import digest, files_under
+from rpg.processes.stopping import STOPPED
 from specs.errors import Problem, SpecError
 from storage import Store
 

@@ -10,11 +10,11 @@ import numpy as np
 from pipelines.home import Home
 from pipelines.state import read_json
 from rpg.advantages import needs_logprobs
-from rpg.replay import RecordedStep, Weights, replay, response_advantages
-from rpg.replay_comparison import Comparison, Furthest
-from rpg.replay_figures import Tally
+from rpg.replay.comparison import Comparison, Furthest
+from rpg.replay.figures import Tally
+from rpg.replay.replay import RecordedStep, Weights, replay, response_advantages
 from specs.errors import RpgError
-from specs.replacing import with_objective
+from specs.loader import with_objective
 from specs.schema.experiment import Experiment
 from storage import Store
 

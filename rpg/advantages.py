@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from rpg.objectives.kl import reward_penalties
-from specs.schema.advantage import Advantage
-from specs.schema.objective import Objective, Rival
+from specs.schema.objective import Advantage, Objective, Rival
 
 EPSILON = 1e-4
 """Reward units, added to a standard deviation before dividing by it, as in TRL."""

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpg import ranks
-from rpg.batch import Microbatch, StepRollouts
+from rpg.batches.batch import Microbatch, StepRollouts
+from rpg.processes import ranks
 
 _LARGEST = ("ratio", "rollout_ratio")
 """Per-token tensors whose maximum is a metric, NAME/max."""

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rpg import ranks
 from rpg.data import encode_prompts, load_problems
-from rpg.engines import open_sampler
-from rpg.engines.base import Sampler
-from rpg.engines.deepspeed import Learner
-from rpg.engines.sentinel import Probe, Sentinel, open_sentinel
-from rpg.evaluation_inputs import evaluation_inputs
+from rpg.data.order import PromptOrder, seed_of
+from rpg.evaluation.inputs import evaluation_inputs
 from rpg.guards import Guards
-from rpg.prompts import PromptOrder, seed_of
-from rpg.reference import ReferenceSchedule
-from rpg.reference_policy import ReferencePolicy, reference_policy
+from rpg.learner.deepspeed import Learner
+from rpg.processes import ranks
+from rpg.recording.run_directory import RunDirectory
+from rpg.reference import ReferencePolicy, ReferenceSchedule, reference_policy
 from rpg.rewards import Scorer, open_scorer
-from rpg.run_directory import RunDirectory
+from rpg.samplers import open_sampler
+from rpg.samplers.base import Sampler
+from rpg.samplers.sentinel import Probe, Sentinel, open_sentinel
 from rpg.types import Problem
 from specs.errors import Problem as SpecProblem
 from specs.errors import SpecError

@@ -1,9 +1,137 @@
-"""When the reference policy moves: pure bookkeeping, no weights. The trainer copies the weights when told to."""
+"""The reference policy's weights: lent to the learner's module for a pass, so that there is no second model."""
 
 from collections import deque
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
 
+import torch
+from torch import Tensor, nn
+
+from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
+from rpg.learner.adapters import has_adapters, without_adapters
+from rpg.learner.shards import shard_of
+from rpg.processes import ranks
 from specs.schema.reference import Reference, Update
+
+_STEM = "reference"
+
+
+class ReferencePolicy(Protocol):
+    """Another policy than the one that is trained, of the same shape."""
+
+    def move(self, *, ema_decay: float = 0.0) -> None:
+        """Makes it the present policy, or a mixture with it."""
+        ...
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Within the block the learner's module is this policy. Train on nothing inside."""
+        ...
+
+    def save(self, copy: StateCopy) -> None:
+        """Gives a copy what a checkpoint needs to have it back."""
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Takes back what `save` wrote."""
+        ...
+
+
+def reference_policy(reference: Reference, module: nn.Module) -> "Snapshot | BaseModel | None":
+    """The spec's reference, from a module that is still as training begins. None: that which samples, so no other."""
+    if reference.source == "behaviour":
+        return None
+    if reference.source == "initial" and has_adapters(module):
+        return BaseModel(module)
+    return Snapshot(module, averages=reference.update is not None and reference.update.ema_decay > 0)
+
+
+class BaseModel:
+    """The policy that training with adapters began with: the module with its adapters off. Nothing is kept."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def move(self, *, ema_decay: float = 0.0) -> None:  # noqa: ARG002  # the Protocol's signature
+        """An initial policy does not move."""
+        raise ValueError("the initial policy does not move")
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within the block the adapters are off."""
+        with without_adapters(self._module), torch.no_grad():
+            yield
+
+    def save(self, copy: StateCopy) -> None:
+        """Gives nothing: the base model's weights never change."""
+
+    def load(self, directory: Path) -> None:
+        """Reads nothing."""
+
+
+class Snapshot:
+    """A copy of what a module trains: all its weights, or its adapters. Sharded, each rank keeps its own shard."""
+
+    def __init__(self, module: nn.Module, *, averages: bool = False) -> None:
+        """The snapshot is the module as it is now.
+
+        Args:
+            averages: moves will have a decay; it is then kept in float32, since in bfloat16 a share of less than 2^-9
+                of a weight is rounded away, and an average would stand still.
+        """
+        self._module = module
+        self._weights = {
+            name: tensor.to(torch.float32 if averages else tensor.dtype, copy=True) for name, tensor in self._held()
+        }
+
+    def move(self, *, ema_decay: float = 0.0) -> None:
+        """Makes the snapshot the present policy, or, with a decay, `decay * snapshot + (1 - decay) * policy`."""
+        for name, tensor in self._held():
+            weight = self._weights[name]
+            weight.lerp_(tensor.to(weight.dtype), 1 - ema_decay) if ema_decay else weight.copy_(tensor)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within the block the module holds the snapshot's weights, rounded where they are wider. Train on nothing
+        inside."""
+        mine = {name: tensor.data for name, tensor in self._held()}
+        try:
+            for name, tensor in self._held():
+                tensor.data = self._weights[name].to(tensor.dtype)
+            with torch.no_grad():
+                yield
+        finally:
+            for name, tensor in self._held():
+                tensor.data = mine[name]
+
+    def save(self, copy: StateCopy) -> None:
+        """Gives a copy the weights: rank 0 the whole, or each rank its shard."""
+        if self._sharded or ranks.rank() == 0:
+            copy.pieces(_STEM, self._pieces())
+
+    def load(self, directory: Path) -> None:
+        """Takes back what `save` wrote, on any number of ranks."""
+        files = PieceFiles(directory, _STEM)
+        for piece in self._pieces():
+            files.fill(piece)
+
+    def _pieces(self) -> Iterator[Piece]:
+        parameters = dict(self._module.named_parameters())
+        for name, weight in self._weights.items():
+            start, count = shard_of(parameters[name]) if self._sharded else (0, weight.numel())
+            yield Piece(name, start, weight.view(-1)[:count])
+
+    @property
+    def _sharded(self) -> bool:
+        return any(hasattr(parameter, "ds_tensor") for parameter in self._module.parameters())
+
+    @torch.no_grad()
+    def _held(self) -> Iterator[tuple[str, Tensor]]:
+        """What this rank holds of each parameter that is trained: the whole, or at ZeRO 3 its shard."""
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad:
+                yield name, getattr(parameter, "ds_tensor", parameter)
 
 
 class ReferenceSchedule:

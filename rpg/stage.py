@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rpg.process import die_with_parent, share_cores
+from rpg.processes.parent import die_with_parent, share_cores
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
 
@@ -48,13 +48,13 @@ def run(job: dict[str, Any]) -> None:
 
         staging.stage(experiment.data, out)
     elif job["stage"] == "base":
-        from rpg import base
+        from rpg.base.stage import make
 
-        base.make(experiment, inputs.get("data"), out)
+        make(experiment, inputs.get("data"), out)
     elif job["stage"] == "evaluate":
-        from rpg import evaluation_stage
+        from rpg.evaluation.stage import evaluate
 
-        evaluation_stage.evaluate(experiment, inputs, out, run_id=job["run_id"], fingerprint=job["fingerprint"])
+        evaluate(experiment, inputs, out, run_id=job["run_id"], fingerprint=job["fingerprint"])
     else:
         raise ValueError(f"no stage `{job['stage']}`")
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from rpg.batch import StepRollouts
+from rpg.batches.batch import StepRollouts
 
 PHASES = ("rollout", "reward", "logprobs", "update", "sync", "checkpoint")
 

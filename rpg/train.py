@@ -13,15 +13,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpg.exit_cause import cause_of, note
-from rpg.process import die_with_parent, share_cores
-from rpg.stopping import STOPPED, StopRequest
+from rpg.processes.exit_cause import cause_of, note
+from rpg.processes.parent import die_with_parent, share_cores
+from rpg.processes.stopping import STOPPED, StopRequest
 from specs.errors import SpecError
 
 if TYPE_CHECKING:
     from rpg.parts import Parts
-    from rpg.rollouts import RolloutSource
-    from rpg.run_directory import RunDirectory
+    from rpg.recording.run_directory import RunDirectory
+    from rpg.rollouts.source import RolloutSource
     from specs.schema.experiment import Experiment
 
 USER_ERROR = 2
@@ -33,8 +33,8 @@ def main(run_dir: Path) -> int:
     share_cores()
     stop = StopRequest()
     started = time.monotonic()
-    from rpg.disk import DiskError, explained
-    from rpg.run_directory import RunDirectory
+    from rpg.files import DiskError, explained
+    from rpg.recording.run_directory import RunDirectory
 
     run = RunDirectory(run_dir.absolute())
     try:
@@ -63,10 +63,10 @@ def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
         return 0
     import transformers
 
-    from rpg import ranks
-    from rpg.device import choose_device, use_threads
     from rpg.parts import open_parts
-    from rpg.rollouts import RolloutSource
+    from rpg.processes import ranks
+    from rpg.processes.device import choose_device, use_threads
+    from rpg.rollouts.source import RolloutSource
 
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     # DeepSpeed 0.19 still calls torch's collectives by their old names.
@@ -93,16 +93,15 @@ def with_budget(spec: "Experiment", microbatch_tokens: int) -> "Experiment":
 
 def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: StopRequest, started: float) -> int:
     """Takes up the run where it stands, trains, and says how it ended."""
-    from rpg import ranks
-    from rpg.checkpoint import Checkpoints
-    from rpg.engines.out_of_memory import SamplerOutOfMemoryError
-    from rpg.engines.sentinel import StaleEngineError
+    from rpg.checkpoints.checkpoint import Checkpoints
+    from rpg.checkpoints.retention import Retention
     from rpg.guards import GuardStoppedError
-    from rpg.keeping import Keeper
-    from rpg.progress import Progress
-    from rpg.records import SegmentWriter
-    from rpg.retention import Retention
-    from rpg.run_state import RunState
+    from rpg.keeper import Keeper, RunState
+    from rpg.processes import ranks
+    from rpg.recording.progress import Progress
+    from rpg.recording.segments import SegmentWriter
+    from rpg.samplers.out_of_memory import SamplerOutOfMemoryError
+    from rpg.samplers.sentinel import StaleEngineError
     from rpg.trainer import DivergedError, Trainer
 
     run, first = parts.run, ranks.rank() == 0

@@ -26,23 +26,22 @@ import math
 import torch
 from torch import Tensor
 
-from rpg import ranks
 from rpg.advantages import needs_logprobs, response_means, token_advantages
-from rpg.batch import Microbatch, StepRollouts
+from rpg.batches.batch import Microbatch, StepRollouts
+from rpg.batches.ledger import TokenLedger
+from rpg.batches.minibatches import Minibatch, cut, trained_fraction
 from rpg.guards import Fired, GuardStoppedError, TroubleError
-from rpg.keeping import Keeper
-from rpg.ledger import TokenLedger
+from rpg.keeper import Keeper, RunState
 from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, staleness_metrics
-from rpg.minibatches import Minibatch, cut, trained_fraction
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
-from rpg.objectives.mismatch import correction_weight, mismatch_diagnostics, rollout_ratio
+from rpg.objectives.correction import correction_weight, mismatch_diagnostics, rollout_ratio
 from rpg.parts import Parts
-from rpg.progress import Progress
-from rpg.rollouts import RolloutSource
-from rpg.run_state import RunState
+from rpg.processes import ranks
+from rpg.processes.stopping import StopRequest
+from rpg.recording.progress import Progress
+from rpg.rollouts.source import RolloutSource
 from rpg.schedule import learning_rate
-from rpg.stopping import StopRequest
 from rpg.stopwatch import Stopwatch
 
 

@@ -6,13 +6,11 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
-from specs.checks import problems_of, warnings_of
-from specs.errors import Problem
-from specs.fields import below, no_such_item, split, switches, unknown
-from specs.positions import Path, Positions
-from specs.schema.experiment import Experiment
-from specs.schema.matrix import Matrix
-from specs.translate import parse, show
+from specs.errors import Path, Positions, Problem
+from specs.reading.validate import parse, show
+from specs.rules import problems_of, warnings_of
+from specs.schema.experiment import Experiment, Matrix
+from specs.schema.fields import below, no_such_item, split, switches, unknown
 
 MAX_RUNS = 4096
 FIXED = ("name", "question", "seeds", "matrix")

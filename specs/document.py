@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specs.cells import base_of, check_cells, with_values
-from specs.errors import Problem, SpecError
-from specs.fields import no_such_item, split, unknown
-from specs.positions import Position, Positions, in_file_order, locate
+from specs.cells import base_of, cell_label, cell_source, check_cells, combinations, with_values
+from specs.errors import Position, Positions, Problem, SpecError, in_file_order, locate
+from specs.reading.validate import parse
 from specs.schema.experiment import Experiment
-from specs.translate import parse
+from specs.schema.fields import no_such_item, split, unknown
 
 
 @dataclass(frozen=True)
@@ -83,3 +82,29 @@ def _base(source: dict[str, Any], positions: Positions) -> Experiment:
         raise SpecError(*in_file_order([locate(problem, positions) for problem in problems]))
     assert isinstance(experiment, Experiment)
     return experiment
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of an experiment."""
+
+    values: dict[str, Any]
+    """Matrix path -> this run's value; empty without a matrix."""
+    label: str
+    """What the matrix calls the cell; empty where it gives no labels."""
+    seed: int
+    experiment: Experiment
+    """The run's spec: matrix None, this seed alone."""
+
+
+def expand(document: Document) -> list[Cell]:
+    """The runs in the order of the file: product (last path fastest), then the rows of zip, then the seeds."""
+    cells: list[Cell] = []
+    for values in combinations(document.experiment.matrix):
+        experiment, problems = parse(Experiment, cell_source(document.source, values))
+        if problems:
+            raise SpecError(*in_file_order([document.locate(problem) for problem in problems]))
+        label = cell_label(document.experiment.matrix, values)
+        for seed in document.experiment.seeds:
+            cells.append(Cell(values, label, seed, experiment.model_copy(update={"seeds": (seed,)})))
+    return cells

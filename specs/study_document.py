@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specs.document import Document
-from specs.errors import Problem, SpecError
-from specs.fields import no_such_item, split, unknown
-from specs.misplaced import misplaced
-from specs.positions import Path, Position, Positions, in_file_order, locate
+from specs.errors import Path, Position, Positions, Problem, SpecError, in_file_order, locate
+from specs.reading.files import misplaced
+from specs.reading.validate import parse, show
 from specs.schema.experiment import Experiment
+from specs.schema.fields import no_such_item, split, unknown
 from specs.schema.study import Choice, FloatRange, IntRange, Study
-from specs.translate import parse, show
 
 
 @dataclass(frozen=True)

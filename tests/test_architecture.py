@@ -49,9 +49,12 @@ def test_objectives_know_nothing_of_ours_but_the_schema() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import specs.loader, specs.expand", {"torch", "prefect", "duckdb", "optuna", "transformers", "pyarrow"}),
+        ("import specs.loader, specs.document", {"torch", "prefect", "duckdb", "optuna", "transformers", "pyarrow"}),
         ("import pipelines.cli", {"torch", "prefect", "duckdb", "optuna", "transformers", "pyarrow", "pydantic"}),
-        ("import pipelines.plan, pipelines.estimate", {"torch", "prefect", "duckdb", "optuna", "transformers"}),
+        (
+            "import pipelines.planning.plan, pipelines.planning.memory",
+            {"torch", "prefect", "duckdb", "optuna", "transformers"},
+        ),
         ("import storage", {"torch", "prefect", "optuna", "transformers"}),
     ],
 )

@@ -9,9 +9,8 @@ import pytest
 
 import specs
 from pipelines.home import Home
-from pipelines.plan import make_plan
-from specs.document import Document
-from specs.expand import expand
+from pipelines.planning.plan import make_plan
+from specs.document import Document, expand
 from specs.loader import load_either
 from specs.schema.study import Choice, FloatRange
 from specs.study_document import StudyDocument

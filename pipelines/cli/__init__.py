@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-MODULES = ("specs", "execute", "plan", "query", "maintain", "compare", "study", "objectives", "replay", "services")
+MODULES = ("specs", "run", "plan", "query", "maintain", "compare", "study", "certify", "replay", "services")
 
 app = typer.Typer(
     name="rpg",
@@ -26,7 +26,7 @@ def main() -> None:
     try:
         app()
     except SpecError as error:
-        from specs.render import render
+        from specs.errors import render
 
         print(render(error.problems, done=error.done), file=sys.stderr)
         sys.exit(2)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rpg.objectives.catalogue import label
-from rpg.objectives.certificate import Certificate, Finding
+from rpg.certificate.catalogue import label
+from rpg.certificate.certificate import Certificate, Finding
 from specs.schema.objective import Objective
 
 PREAMBLE = """\

@@ -10,8 +10,8 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipelines.compare import Comparison
-    from pipelines.statistics import Interval
+    from pipelines.report.compare import Comparison
+    from pipelines.report.statistics import Interval
 
 
 def register(app: typer.Typer) -> None:
@@ -26,8 +26,8 @@ def compare(
 ) -> None:
     """Puts runs or groups of seeds side by side: where the specs differ, and what came out, with intervals."""
     from pipelines.cli.output import print_json
-    from pipelines.compare import compare as hold_against
     from pipelines.home import Home
+    from pipelines.report.compare import compare as hold_against
 
     found = hold_against(Home.from_environment(), names)
     if as_json:

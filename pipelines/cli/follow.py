@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from pipelines.home import Home
-from pipelines.progress import training_line
+from pipelines.running.progress import training_line
 from pipelines.runs import log_files, log_stage, read_state, status_of
 from pipelines.state import read_json
 from specs.errors import RpgError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from pipelines.plan import Plan
+    from pipelines.planning.plan import Plan
     from specs.schema.experiment import Experiment
 
 
@@ -30,11 +30,11 @@ def plan(
     import json
     import sys
 
-    from pipelines.estimate import memory_warnings
     from pipelines.home import Home
-    from pipelines.plan import make_plan
+    from pipelines.planning.memory import memory_warnings
+    from pipelines.planning.plan import make_plan
+    from specs.errors import render
     from specs.loader import load_document
-    from specs.render import render
 
     document = load_document(file, tuple(overrides or ()))
     made = make_plan(document, Home.from_environment())
@@ -52,7 +52,7 @@ def as_data(made: Plan) -> dict[str, Any]:
     """The plan as JSON data."""
     from dataclasses import asdict
 
-    from pipelines.estimate import batch_algebra
+    from pipelines.planning.memory import batch_algebra
 
     return {
         "experiment": made.document.experiment.name,
@@ -84,8 +84,8 @@ def as_data(made: Plan) -> dict[str, Any]:
 def _memory(experiment: Experiment) -> dict[str, int] | None:
     from dataclasses import asdict
 
-    from pipelines.estimate import memory_estimate
-    from pipelines.model_shape import model_shape
+    from pipelines.planning.memory import memory_estimate
+    from pipelines.planning.model_shape import model_shape
 
     shape = model_shape(experiment)
     if shape is None:
@@ -97,8 +97,8 @@ def _memory(experiment: Experiment) -> dict[str, int] | None:
 def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
     from dataclasses import asdict
 
-    from pipelines.gpu_hours import gpu_hours
-    from pipelines.model_shape import model_shape
+    from pipelines.planning.gpu_hours import gpu_hours
+    from pipelines.planning.model_shape import model_shape
 
     shape = model_shape(experiment)
     return {**asdict(gpu_hours(experiment, shape)), "total": gpu_hours(experiment, shape).total} if shape else None
@@ -125,9 +125,9 @@ def _print_plan(made: Plan) -> None:
 
 def _algebra(made: Plan) -> list[str]:
     """Batch algebra and estimates of the first run, and in how far the other runs differ."""
-    from pipelines.estimate import GIB, batch_algebra, memory_estimate
-    from pipelines.gpu_hours import SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
-    from pipelines.model_shape import model_shape
+    from pipelines.planning.gpu_hours import SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
+    from pipelines.planning.memory import GIB, batch_algebra, memory_estimate
+    from pipelines.planning.model_shape import model_shape
 
     experiment = made.runs[0].experiment
     batch = batch_algebra(experiment)

@@ -28,8 +28,8 @@ def up(
     import sys
 
     from pipelines.home import Home
-    from pipelines.server import ServiceError
-    from pipelines.worker import up as start_services
+    from pipelines.services.server import ServiceError
+    from pipelines.services.worker import up as start_services
 
     try:
         services = start_services(Home.from_environment(), port)
@@ -47,7 +47,7 @@ def down() -> None:
     import sys
 
     from pipelines.home import Home
-    from pipelines.worker import down as stop_services
+    from pipelines.services.worker import down as stop_services
 
     stopped = stop_services(Home.from_environment())
     print("server and worker are down" if stopped else "nothing was up", file=sys.stderr)
@@ -58,8 +58,8 @@ def worker(
 ) -> None:
     """Takes submitted runs from a pool and executes them here, one at a time, until it is interrupted."""
     from pipelines.home import Home
-    from pipelines.submit import api_url
-    from pipelines.worker import run_worker
+    from pipelines.services.submit import api_url
+    from pipelines.services.worker import run_worker
 
     home = Home.from_environment()
     run_worker(home, api_url(home, profile), pool)

@@ -39,9 +39,8 @@ def validate(
     import json
     import sys
 
-    from specs.errors import Problem, SpecError
+    from specs.errors import Problem, SpecError, render
     from specs.loader import load_either
-    from specs.render import render
 
     findings: list[dict[str, Any]] = []
     problems: list[Problem] = []
@@ -82,8 +81,7 @@ def _finding(
 
 def _described(document: Document | StudyDocument) -> dict[str, Any]:
     """What the file is, for people (`summary`) and programs."""
-    from specs.document import Document
-    from specs.expand import expand
+    from specs.document import Document, expand
 
     if not isinstance(document, Document):
         study, paths = document.study, list(document.study.parameters)

@@ -32,7 +32,7 @@ def run(file: File, overrides: Overrides = None, as_json: AsJson = False) -> Non
     """Runs the trials that are still wanted; called again, goes on where it stopped."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
-    from pipelines.report.study import answer, best_trial, command, write_study_report
+    from pipelines.studies.report import answer, best_trial, command, write_study_report
     from specs.loader import load_study_document
 
     home = Home.from_environment()
@@ -59,7 +59,7 @@ def submit(
 ) -> None:
     """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its link."""
     from pipelines.home import Home
-    from pipelines.study_submit import submit_study
+    from pipelines.studies.flow import submit_study
     from specs.loader import load_study_document
 
     typer.echo(submit_study(load_study_document(file, overrides or ()), Home.from_environment(), profile))
@@ -69,7 +69,7 @@ def submit(
 def report(name: Name, output: Output = None) -> None:
     """Writes the study's page: history, importances, slices, the best values; prints where it lies."""
     from pipelines.home import Home
-    from pipelines.report import write_study_report
+    from pipelines.studies.report import write_study_report
 
     typer.echo(write_study_report(Home.from_environment(), _name(name), output))
 
@@ -97,12 +97,12 @@ def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
     """Runs the study with one Prefect server for all its trials."""
     from functools import partial
 
-    from pipelines.cancel import Stop
-    from pipelines.execute import execute_document
-    from pipelines.progress import ConsoleProgress
-    from pipelines.reap import reap
-    from pipelines.server import Api
-    from pipelines.study import StudyInterruptedError, run_study
+    from pipelines.processes.reap import reap
+    from pipelines.processes.stop import Stop
+    from pipelines.running.experiment import execute_document
+    from pipelines.running.progress import ConsoleProgress
+    from pipelines.services.server import Api
+    from pipelines.studies.study import StudyInterruptedError, run_study
 
     home.root.mkdir(parents=True, exist_ok=True)
     for orphan in reap(home):
@@ -125,7 +125,7 @@ def _records(home: Home) -> list[dict[str, Any]]:
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
     from pipelines.report.evidence import cell_label
-    from pipelines.report.study import best_trial
+    from pipelines.studies.report import best_trial
 
     best = best_trial(record)
     counts = f"{len(_ended(record))}/{record['trials_wanted']}"

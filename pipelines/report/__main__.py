@@ -4,7 +4,7 @@ import sys
 
 from pipelines.home import Home
 from pipelines.report import write_run_report
-from rpg.process import die_with_parent
+from rpg.processes.parent import die_with_parent
 from storage.ingest import ingest
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.report.evidence import Group, Scores
-from pipelines.statistics import Interval, bootstrap_difference, bootstrap_mean, paired_bootstrap
+from pipelines.report.statistics import Interval, bootstrap_difference, bootstrap_mean, paired_bootstrap
 
 BySteps = Mapping[str, Mapping[int, Scores]]
 """run_id -> step -> scores by problem, on one dataset."""

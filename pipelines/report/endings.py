@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipelines.report.curves import TITLES, Curves
 from pipelines.report.evidence import Group
-from pipelines.statistics import Interval, seed_difference, seed_mean
+from pipelines.report.statistics import Interval, seed_difference, seed_mean
 
 LAST_STEPS = 10
 """A training metric is compared by its mean over so many last steps."""

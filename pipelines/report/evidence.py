@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.home import Home
 from pipelines.runs import find_run, status_of
@@ -193,3 +193,20 @@ def seconds(stage: Mapping[str, Any]) -> float:
     if not started or not ended:
         return math.nan
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds()
+
+
+if TYPE_CHECKING:
+    from storage import Store
+
+KINDS = ("guard_warned", "guard_stopped", "rolled_back", "attempt_failed", "failed", "reward_failed")
+MOST = 20
+_TROUBLE = """
+    SELECT run_id, step, kind, message, recorded_at FROM events
+    WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most
+"""
+
+
+def trouble_of(store: "Store", run_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """The first so many events of these kinds, oldest first."""
+    result = store.query(_TROUBLE, {"runs": list(run_ids), "kinds": list(KINDS), "most": MOST})
+    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]

@@ -12,10 +12,9 @@ from pipelines.report import evidence
 from pipelines.report.answer import Outcome, headline, outcomes
 from pipelines.report.curves import TITLES, learning_curves
 from pipelines.report.endings import LAST_STEPS, Measure, endings
-from pipelines.report.evidence import Group, Run
+from pipelines.report.evidence import Group, Run, trouble_of
 from pipelines.report.page import publish, render
 from pipelines.report.plots import Mark, interval_chart
-from pipelines.trouble import trouble_of
 from storage import Store
 
 ENDINGS = (

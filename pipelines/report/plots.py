@@ -7,7 +7,7 @@ from html import escape
 from markupsafe import Markup
 
 from pipelines.report.charts import Axis, Frame, axis, color_class, number, picture
-from pipelines.statistics import Interval
+from pipelines.report.statistics import Interval
 
 
 @dataclass(frozen=True, slots=True)

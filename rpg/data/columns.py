@@ -5,8 +5,8 @@ from typing import Any
 
 from rpg.data.problems import Message, SourceProblem
 from specs.errors import Problem, SpecError
-from specs.fields import nearest
 from specs.schema.data import Columns
+from specs.schema.fields import nearest
 
 Path = tuple[str | int, ...]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from rpg.data.problems import SourceProblem
 from specs.errors import Problem, SpecError
-from specs.fields import nearest
 from specs.schema.data import ReasoningGymSource
+from specs.schema.fields import nearest
 
 Path = tuple[str | int, ...]
 

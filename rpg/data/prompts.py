@@ -5,8 +5,8 @@ import string
 
 from rpg.data.problems import Message, SourceProblem, StagedProblem, content_id, text_of
 from specs.errors import Problem, SpecError
-from specs.fields import nearest
 from specs.schema.data import ChatPrompt, TemplatePrompt
+from specs.schema.fields import nearest
 
 _TEMPLATE_PATH = ("data", "prompt", "template")
 _METADATA = "metadata."

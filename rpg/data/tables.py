@@ -10,8 +10,8 @@ from rpg.data import columns
 from rpg.data.columns import Path
 from rpg.data.problems import SourceProblem
 from specs.errors import Problem, SpecError
-from specs.fields import nearest
 from specs.schema.data import HubSource, JsonlSource, ParquetSource
+from specs.schema.fields import nearest
 
 _MAGIC = b"PAR1"
 _BATCH_ROWS = 4096

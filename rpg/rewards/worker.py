@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from rpg.data import metadata
-from rpg.process import die_with_parent
+from rpg.processes.parent import die_with_parent
 from rpg.rewards.score import Score
 from rpg.types import Problem
 

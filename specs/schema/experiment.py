@@ -4,19 +4,33 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from specs.schema.advantage import Advantage
 from specs.schema.base import Spec
 from specs.schema.data import Data
 from specs.schema.evaluation import Evaluation
 from specs.schema.execution import Resources, Stages
 from specs.schema.launchers import Launcher, LocalLauncher
-from specs.schema.matrix import Matrix
 from specs.schema.model import Model, WarmUp
-from specs.schema.objective import Objective
+from specs.schema.objective import Advantage, Objective
 from specs.schema.published import with_published
 from specs.schema.reference import Reference
 from specs.schema.rollout import Reward, Rollout, TransformersRollout
 from specs.schema.training import Training
+
+
+class Matrix(Spec):
+    """Each combination of `product`, paired with each row of `zip`, less `exclude`, is one run per seed.
+
+    Keys are paths such as objective.kl_coef.
+    """
+
+    product: dict[str, list[Any]] = Field(default_factory=dict)
+    """Every combination of these values."""
+    zip: dict[str, list[Any]] = Field(default_factory=dict)
+    """Lists of equal length, taken row by row."""
+    labels: tuple[str, ...] = ()
+    """A name for each row of `zip`, which tables and charts call it by; none: its values."""
+    exclude: tuple[dict[str, Any], ...] = ()
+    """Combinations to leave out: a cell that agrees with all of one entry's values."""
 
 
 class Experiment(Spec):

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from specs.fields import choose, is_model, members
+from specs.schema.fields import choose, is_model, members
 from specs.schema.objective import Objective
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rpg import ranks
-from rpg.engines.deepspeed import Learner
+from rpg.learner.deepspeed import Learner
+from rpg.processes import ranks
 from specs.schema.training import Training
 from tests.rpg.learner_worker import TRAINING
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.home import Home
-from rpg.records import SegmentWriter
+from rpg.recording.segments import SegmentWriter
 from specs.records import EvaluationRow, EvaluationSampleRow, MetricRow
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)

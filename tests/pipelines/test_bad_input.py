@@ -8,13 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.execution import Execution, register_run
 from pipelines.home import Home
-from pipelines.plan import make_plan
-from pipelines.stages import perform
-from specs.errors import SpecError
+from pipelines.planning.plan import make_plan
+from pipelines.running.run import Execution, register_run
+from pipelines.running.stages import perform
+from specs.errors import SpecError, render
 from specs.loader import load_document
-from specs.render import render
 from specs.schema.training import Training
 from tests.specs.spec_text import GOOD, changed
 

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from pipelines.cancel import Stop, clear_request, request_cancel
 from pipelines.home import Home
+from pipelines.processes.stop import Stop, clear_request, request_cancel
 
 
 def test_a_request_is_for_one_run_and_carries_its_grace(tmp_path):

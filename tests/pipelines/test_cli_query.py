@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
-from rpg.objectives.certificate import certify
+from rpg.certificate.certificate import certify
 from specs import parse_objective
 from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json

@@ -6,8 +6,8 @@ from recorded_home import record_experiment, record_run, record_two_cells
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.compare import compare
 from pipelines.home import Home
+from pipelines.report.compare import compare
 from pipelines.runs import NoSuchRunError
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipelines.estimate import (
+from pipelines.planning.gpu_hours import BANDWIDTH, PEAK_FLOPS, SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
+from pipelines.planning.memory import (
     GIB,
     LIVE_PARAMETERS,
     PREFETCHED_PARAMETERS,
@@ -18,8 +19,7 @@ from pipelines.estimate import (
     memory_estimate,
     memory_warnings,
 )
-from pipelines.gpu_hours import BANDWIDTH, PEAK_FLOPS, SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
-from pipelines.model_shape import model_shape
+from pipelines.planning.model_shape import model_shape
 from specs.loader import load_experiment
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import finish, free_port, start
@@ -135,7 +135,7 @@ def test_a_sampler_that_cannot_read_the_learners_weights_has_a_whole_model(
 def test_what_zero_3_makes_whole_is_bounded_by_deepspeeds_settings(tmp_path: Path) -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    from rpg.engines.deepspeed_config import deepspeed_config
+    from rpg.learner.deepspeed_config import deepspeed_config
 
     sharded = experiment(tmp_path, "qwen3", "training.zero_stage=3", "training.precision=bfloat16")
     settings = DeepSpeedZeroConfig(**deepspeed_config(sharded.training, lends_weights=True)["zero_optimization"])
@@ -242,7 +242,7 @@ def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_
 
 @pytest.mark.parametrize("targets", [(), ("q_proj", "k_proj", "down_proj")])
 def test_adapters_are_all_that_has_gradients_and_optimizer_state(tmp_path: Path, targets: tuple[str, ...]) -> None:
-    from rpg.engines.adapters import add_adapters
+    from rpg.learner.adapters import add_adapters
 
     whole = experiment(tmp_path, "qwen3", "training.ranks=1", "reference.source=initial")
     lora = (

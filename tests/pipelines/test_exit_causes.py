@@ -11,9 +11,9 @@ import pytest
 import torch
 from live import Lab, finished, kill, wait_for
 
-from pipelines.exit_causes import ending
+from pipelines.running.exit_causes import ending
 from pipelines.state import write_json
-from rpg.exit_cause import cause_of, note
+from rpg.processes.exit_cause import cause_of, note
 
 LIMITS = Path(__file__).parent / "limits"
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from live import SPEC
 
-from pipelines.cancel import request_cancel
 from pipelines.cli.follow import print_logs
-from pipelines.execution import Execution
 from pipelines.home import Home
 from pipelines.launchers.launch_record import passed_on
 from pipelines.launchers.local import LocalLauncher
-from pipelines.leases import gpu_slots, visible
-from pipelines.plan import make_plan
-from pipelines.supervisor import StageError, StageStoppedError
-from rpg.slots import leased
+from pipelines.planning.plan import make_plan
+from pipelines.processes.stop import request_cancel
+from pipelines.processes.supervisor import StageError, StageStoppedError
+from pipelines.running.leases import gpu_slots, visible
+from pipelines.running.run import Execution
+from rpg.processes.gpu_slots import leased
 from specs.errors import SpecError
 from specs.loader import load_document
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.fingerprint import data_identity, fingerprint, flatten
 from pipelines.home import Home
-from pipelines.plan import Plan, RunPlan, make_plan
+from pipelines.planning.fingerprint import data_identity, fingerprint, flatten
+from pipelines.planning.plan import Plan, RunPlan, make_plan
 from specs.loader import load_document
 
 SPEC = """\

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from pipelines import progress
-from pipelines.progress import ConsoleProgress, training_line
+from pipelines.running import progress
+from pipelines.running.progress import ConsoleProgress, training_line
 
 
 def plain() -> tuple[ConsoleProgress, io.StringIO]:

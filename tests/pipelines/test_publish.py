@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.home import Home
-from pipelines.publish import damage, filling, locked, publish
+from pipelines.running.publish import damage, filling, locked, publish
 
 MANIFEST = {"stage": "data", "fingerprint": "f" * 64, "identity": {}, "inputs": {}}
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from pipelines.home import Home
-from pipelines.reap import ProcessRecord, end, reap
+from pipelines.processes.reap import ProcessRecord, end, reap
 from pipelines.state import write_json
 from storage.liveness import is_alive, start_of
 

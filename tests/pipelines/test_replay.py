@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.replay import replay_run
-from rpg.replay import RecordedStep, replay
-from rpg.replay_figures import Tally
+from rpg.replay.figures import Tally
+from rpg.replay.replay import RecordedStep, replay
 from specs.errors import SpecError
-from specs.replacing import with_objective
+from specs.loader import with_objective
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
 OBJECTIVE = {"type": "rpg", "kl_coef": 0.1, "divergence": "reverse"}

@@ -13,15 +13,15 @@ from recorded_home import record_experiment, record_run, record_two_cells, write
 from tiny_study import Evaluator, write_study
 
 from pipelines.home import Home
-from pipelines.report import charts, evidence, write_experiment_report, write_run_report, write_study_report
+from pipelines.report import charts, evidence, write_experiment_report, write_run_report
 from pipelines.report.answer import headline, outcomes, points
 from pipelines.report.charts import Line, axis, line_chart, thin
 from pipelines.report.evidence import Group, differences, flatten
 from pipelines.report.plots import Mark, bar_chart, interval_chart
-from pipelines.report.study import answer, command, read_record
-from pipelines.statistics import Interval
-from pipelines.study import run_study
-from rpg.objectives.certificate import certify
+from pipelines.report.statistics import Interval
+from pipelines.studies.report import answer, command, read_record, write_study_report
+from pipelines.studies.study import run_study
+from rpg.certificate.certificate import certify
 from specs import SpecError, load_study_document, parse_objective
 from storage import Store
 

@@ -8,8 +8,9 @@ import psutil
 import pytest
 
 from pipelines.home import Home
-from pipelines.reap import ProcessRecord, reap
-from pipelines.server import (
+from pipelines.processes.reap import ProcessRecord, reap
+from pipelines.processes.supervisor import start
+from pipelines.services.server import (
     Api,
     EmbeddedServer,
     ServiceError,
@@ -19,7 +20,6 @@ from pipelines.server import (
     wait_until_healthy,
 )
 from pipelines.state import read_json, write_json
-from pipelines.supervisor import start
 from storage.liveness import is_alive
 
 

@@ -15,7 +15,7 @@ from live import SPEC, Lab, finished, wait_for
 from safetensors.torch import load_file
 from slurm_cluster import SlurmCluster, missing
 
-from rpg.launch import local_command
+from pipelines.launchers.local import local_command
 from tests.rpg.tiny_run import finish, free_port, make_run, start
 
 WHY_NOT = missing()
@@ -38,7 +38,7 @@ def two_nodes(inputs: Path, run: Path, *, steps: int = 12, **more: Any) -> Path:
 
 
 def head(run: Path) -> Any:
-    return start([sys.executable, "-m", "pipelines.launchers.slurm_head", str(run)])
+    return start([sys.executable, "-m", "pipelines.launchers.slurm.head", str(run)])
 
 
 def step_of(run: Path) -> int:

@@ -14,8 +14,8 @@ from live import SPEC, Lab, finished, wait_for
 from safetensors.torch import load_file
 from ssh_hosts import SshHosts, missing
 
-from rpg.launch import local_command
-from rpg.slots import leased
+from pipelines.launchers.local import local_command
+from rpg.processes.gpu_slots import leased
 from tests.rpg.tiny_run import finish, free_port, make_run, start
 
 WHY_NOT = missing()
@@ -36,7 +36,7 @@ def over(hosts: SshHosts, **more: Any) -> dict[str, Any]:
 
 
 def head(run: Path, **environment: str) -> Any:
-    return start([sys.executable, "-m", "pipelines.launchers.ssh_head", str(run)], environment)
+    return start([sys.executable, "-m", "pipelines.launchers.ssh.head", str(run)], environment)
 
 
 def step_of(run: Path) -> int:

@@ -3,8 +3,14 @@ import doctest
 import numpy as np
 import pytest
 
-from pipelines import statistics
-from pipelines.statistics import bootstrap_difference, bootstrap_mean, paired_bootstrap, seed_difference, seed_mean
+from pipelines.report import statistics
+from pipelines.report.statistics import (
+    bootstrap_difference,
+    bootstrap_mean,
+    paired_bootstrap,
+    seed_difference,
+    seed_mean,
+)
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:

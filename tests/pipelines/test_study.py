@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from tiny_study import Evaluator, write_study
 
-from pipelines.execute import RunOutcome
 from pipelines.home import Home
-from pipelines.plan import make_plan
-from pipelines.study import StudyInterruptedError, run_study
-from pipelines.study_journal import StudyBusyError, held, load_study
-from pipelines.supervisor import StageError
+from pipelines.planning.plan import make_plan
+from pipelines.processes.supervisor import StageError
+from pipelines.running.experiment import RunOutcome
+from pipelines.studies.journal import StudyBusyError, held, load_study
+from pipelines.studies.study import StudyInterruptedError, run_study
 from specs import SpecError, load_study_document
 from specs.document import Document
 from specs.errors import Problem
@@ -214,7 +214,7 @@ def test_a_mistake_in_a_searched_field_fails_the_trial_alone(home: Home, tmp_pat
     ],
 )
 def test_a_changed_study_is_refused_with_its_line(home: Home, tmp_path: Path, old: str, new: str, message: str) -> None:
-    from specs.render import render
+    from specs.errors import render
 
     explicit = ("metric: mean@8", "metric: mean@8, direction: maximize")
     run_study(

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.cancel import StopRequest
-from pipelines.reap import ProcessRecord
-from pipelines.supervisor import Child, StageError, StageStoppedError, failure, supervise
+from pipelines.processes.reap import ProcessRecord
+from pipelines.processes.stop import StopRequest
+from pipelines.processes.supervisor import Child, StageError, StageStoppedError, failure, supervise
 from storage.liveness import is_alive
 
 STUBBORN = (
@@ -109,7 +109,7 @@ def test_a_launchers_ranks_get_the_signal_and_the_launcher_waits_for_them(tmp_pa
 
 def test_the_child_dies_with_a_supervisor_that_is_killed(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from pipelines.supervisor import Child, supervise\n"
+        "import sys; from pathlib import Path; from pipelines.processes.supervisor import Child, supervise\n"
         "job = Child('train', [sys.executable, '-c', 'import time; time.sleep(60)'], Path(sys.argv[1]) / 'log',"
         " Path(sys.argv[1]) / 'process.json')\n"
         "supervise(job, stop=lambda: None, tick=lambda: None)"

@@ -9,10 +9,10 @@ from typing import Any
 
 from recorded_home import record_run
 
-from pipelines.execute import RunOutcome
 from pipelines.home import Home
-from pipelines.plan import make_plan
-from pipelines.study import run_study
+from pipelines.planning.plan import make_plan
+from pipelines.running.experiment import RunOutcome
+from pipelines.studies.study import run_study
 from specs import load_study_document
 from specs.document import Document
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from rpg import ranks
-from rpg.ledger import TokenLedger
-from rpg.minibatches import cut
+from rpg.batches.ledger import TokenLedger
+from rpg.batches.minibatches import cut
+from rpg.keeper import RunState
 from rpg.parts import Parts, open_parts
-from rpg.rollouts import RolloutSource
-from rpg.run_directory import RunDirectory
-from rpg.run_state import RunState
+from rpg.processes import ranks
+from rpg.recording.run_directory import RunDirectory
+from rpg.rollouts.source import RolloutSource
 from rpg.trainer import Trainer
 from tests.rpg.learner_worker import ROLLOUT, TRAINING, responses
 from tests.rpg.tiny_run import make_run

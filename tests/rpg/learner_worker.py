@@ -17,18 +17,18 @@ from schedulefree import AdamWScheduleFree
 from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rpg import ranks
 from rpg.advantages import advantages
-from rpg.batch import StepRollouts
-from rpg.engines.policy import load_model
-from rpg.ledger import TokenLedger
-from rpg.minibatches import Minibatch, cut
+from rpg.batches.batch import StepRollouts
+from rpg.batches.ledger import TokenLedger
+from rpg.batches.minibatches import Minibatch, cut
+from rpg.keeper import RunState
+from rpg.learner.policy import load_model
 from rpg.objectives import token_losses
 from rpg.parts import _seed_everything, open_parts
+from rpg.processes import ranks
+from rpg.recording.run_directory import RunDirectory
 from rpg.rewards.score import Score
-from rpg.rollouts import RolloutSource
-from rpg.run_directory import RunDirectory
-from rpg.run_state import RunState
+from rpg.rollouts.source import RolloutSource
 from rpg.trainer import Trainer
 from specs.schema.experiment import Experiment
 from specs.schema.training import Training

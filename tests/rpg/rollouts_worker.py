@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from rpg import ranks
-from rpg.prompts import PromptOrder
+from rpg.data.order import PromptOrder
+from rpg.processes import ranks
 from rpg.rewards import Score
-from rpg.rollouts import RolloutSource
+from rpg.rollouts.source import RolloutSource
 from rpg.stopwatch import Stopwatch
 from rpg.types import OnResponse, Rollout, RolloutGroup
 from specs.schema.experiment import Experiment

@@ -7,17 +7,16 @@ from typing import Any
 
 import torch
 
-from rpg import ranks
-from rpg.checkpoint import Checkpoints
-from rpg.keeping import Keeper
+from rpg.checkpoints.checkpoint import Checkpoints
+from rpg.checkpoints.retention import Retention
+from rpg.keeper import Keeper, RunState
 from rpg.parts import open_parts
-from rpg.progress import Progress
-from rpg.records import SegmentWriter
-from rpg.retention import Retention
-from rpg.rollouts import RolloutSource
-from rpg.run_directory import RunDirectory
-from rpg.run_state import RunState
-from rpg.stopping import StopRequest
+from rpg.processes import ranks
+from rpg.processes.stopping import StopRequest
+from rpg.recording.progress import Progress
+from rpg.recording.run_directory import RunDirectory
+from rpg.recording.segments import SegmentWriter
+from rpg.rollouts.source import RolloutSource
 from rpg.trainer import Trainer
 from tests.rpg.tiny_run import rows
 

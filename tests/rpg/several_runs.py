@@ -7,7 +7,7 @@ import multiprocessing
 import sys
 from pathlib import Path
 
-from rpg.process import share_cores
+from rpg.processes.parent import share_cores
 from rpg.train import main
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from rpg import ranks
-from rpg.engines.deepspeed_config import deepspeed_config
-from rpg.engines.policy import Policy, load_model
-from rpg.engines.sharded_loading import shard
+from rpg.learner.deepspeed_config import deepspeed_config
+from rpg.learner.policy import Policy, load_model
+from rpg.learner.sharded_loading import shard
+from rpg.processes import ranks
 from specs.schema.training import Training
 from tests.rpg.learner_worker import TRAINING, share_of_parameters
 

@@ -14,8 +14,8 @@ from rpg.advantages import (
     token_advantages,
     whitened,
 )
-from rpg.objectives.catalogue import objective
-from specs.schema.advantage import Advantage
+from rpg.certificate.catalogue import objective
+from specs.schema.objective import Advantage
 
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 3.0, 5.0])
 GROUPS = torch.tensor([7, 7, 7, 2, 2])

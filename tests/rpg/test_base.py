@@ -11,10 +11,10 @@ import torch
 from stage_jobs import SPEC
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rpg import base
+from rpg.base.stage import make
+from rpg.base.tokenization import make_tokenizer
+from rpg.base.warm_up import learning_rate
 from rpg.data.staging import SCHEMA
-from rpg.tokenization import make_tokenizer
-from rpg.warm_up import learning_rate
 from specs.errors import Problem, SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.model import ByteTokenizer, TrainedTokenizer, WarmUp
@@ -46,7 +46,7 @@ def experiment(model: dict[str, Any] | None = None, **changed: Any) -> Experimen
 
 def made(out: Path, spec: Experiment, data: Path | None = None) -> dict[str, Any]:
     out.mkdir()
-    base.make(spec, data, out)
+    make(spec, data, out)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return summary
 
@@ -54,7 +54,7 @@ def made(out: Path, spec: Experiment, data: Path | None = None) -> dict[str, Any
 def wrong(out: Path, spec: Experiment, data: Path | None = None) -> Problem:
     out.mkdir(exist_ok=True)
     with pytest.raises(SpecError) as caught:
-        base.make(spec, data, out)
+        make(spec, data, out)
     return caught.value.problems[0]
 
 

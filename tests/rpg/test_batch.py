@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpg.batch import StepRollouts, collate, join, microbatch
-from rpg.passes import Rows, plan_packed, plan_padded
+from rpg.batches.batch import StepRollouts, collate, join, microbatch
+from rpg.batches.packing_plan import Rows, plan_packed, plan_padded
 from rpg.rewards.score import Score
 from rpg.types import Rollout, RolloutGroup
 

@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from rpg.objectives import certificate
-from rpg.objectives.catalogue import catalogue, objective
-from rpg.objectives.certificate import Certificate, certify
-from rpg.objectives.enumeration import enumerate_world, response_probabilities
+from rpg.certificate import certificate
+from rpg.certificate.catalogue import catalogue, objective
+from rpg.certificate.certificate import Certificate, certify
+from rpg.certificate.enumeration import enumerate_world, response_probabilities
 
 EVERYTHING = [item for items in catalogue().values() for item in items]
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rpg.checkpoint import Checkpoints
-from rpg.disk import DiskError
-from rpg.pieces import Piece, PieceFiles, StateCopy
-from rpg.random_states import random_states, restore_random_states
-from rpg.retention import Means, Retention
+from rpg.checkpoints.checkpoint import Checkpoints
+from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
+from rpg.checkpoints.retention import Means, Retention
+from rpg.files import DiskError
+from rpg.keeper import random_states, restore_random_states
 
 WEIGHTS = "learner-rank00000.safetensors"
 

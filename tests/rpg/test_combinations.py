@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpg.launch import local_command
+from pipelines.launchers.local import local_command
 from tests.rpg.test_resume import wait_for_step
 from tests.rpg.test_staleness import STEPS, same_training
 from tests.rpg.test_trained_weights import furthest, logprobs_of

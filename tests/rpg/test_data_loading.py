@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from rpg.base.tokenization import make_tokenizer
 from rpg.data import encode_prompts, load_problems
 from rpg.data.staging import SCHEMA
-from rpg.tokenization import make_tokenizer
 from specs.errors import Problem, SpecError
 from specs.schema.data import ChatPrompt, Data, JsonlSource
 from specs.schema.model import ByteTokenizer

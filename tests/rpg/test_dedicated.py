@@ -12,9 +12,9 @@ import psutil
 import pytest
 import torch
 
-from rpg.engines import open_sampler
-from rpg.engines.dedicated import DedicatedSampler, EngineProcessError
-from rpg.engines.placement import engine_gpus, rank_gpu
+from rpg.samplers import open_sampler
+from rpg.samplers.placement import engine_gpus, rank_gpu
+from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcessError
 from specs.errors import SpecError
 from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpg.evaluation import interval, majority_at_k, mean_at_k, measures, pass_at_k, sizes
+from rpg.evaluation.measures import interval, majority_at_k, mean_at_k, measures, pass_at_k, sizes
 
 
 def table(*rows: str) -> np.ndarray:

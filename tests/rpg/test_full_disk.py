@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpg.checkpoint import defect
+from rpg.checkpoints.checkpoint import defect
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
 STEPS = 6

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rpg.pieces import Piece, PieceFiles, StateCopy
+from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
 from tests.rpg.tiny_run import finish, free_port, make_inputs, start
 
 CASES = [

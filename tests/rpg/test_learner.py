@@ -50,7 +50,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory, alone: list[str], together
 def test_an_architecture_that_caps_its_logits_is_refused() -> None:
     from transformers import Gemma2Config
 
-    from rpg.engines.policy import check_logits
+    from rpg.learner.policy import check_logits
 
     with pytest.raises(SpecError, match="scales or caps its logits"):
         check_logits(Gemma2Config())

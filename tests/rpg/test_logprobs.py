@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rpg.logprobs import token_logprobs
+from rpg.learner.logprobs import token_logprobs
 
 TOKENS, HIDDEN, VOCABULARY = 13, 8, 11
 

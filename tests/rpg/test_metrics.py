@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rpg.batch import Microbatch, Rows, microbatch
+from rpg.batches.batch import Microbatch, Rows, microbatch
 from rpg.metrics import UpdateMetrics, rollout_metrics
 from tests.rpg.test_batch import example
 

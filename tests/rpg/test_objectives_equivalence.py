@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rpg.certificate.catalogue import objective
 from rpg.objectives import diagnostics, token_losses
-from rpg.objectives.catalogue import objective
 from rpg.objectives.divergence import WEIGHTS
 from specs.schema.objective import Objective
 

@@ -5,13 +5,8 @@ import itertools
 import pytest
 import torch
 
+from rpg.certificate.enumeration import enumerate_world, response_probabilities, sequence_objective, token_objective
 from rpg.objectives import token_losses
-from rpg.objectives.enumeration import (
-    enumerate_world,
-    response_probabilities,
-    sequence_objective,
-    token_objective,
-)
 from specs.schema.objective import NoClip, RegularizedObjective
 
 DIVERGENCES = ("forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none")

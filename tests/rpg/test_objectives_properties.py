@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rpg.certificate.catalogue import catalogue, label
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
-from rpg.objectives.catalogue import catalogue, label
 from specs.schema.objective import Objective
 
 EVERYTHING = [item for items in catalogue().values() for item in items]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rpg.advantages import token_advantages
+from rpg.certificate.catalogue import RIVALS, objective
 from rpg.objectives import token_losses
 from rpg.objectives.aggregate import aggregate
-from rpg.objectives.catalogue import RIVALS, objective
-from specs.schema.advantage import Advantage
+from specs.schema.objective import Advantage
 
 LENGTHS = (3, 1, 5, 2, 4, 5)
 GROUPS = (0, 0, 0, 1, 1, 1)

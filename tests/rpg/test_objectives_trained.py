@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rpg.launch import local_command
+from pipelines.launchers.local import local_command
 from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rpg.certificate.catalogue import objective
 from rpg.objectives import token_losses
 from rpg.objectives.aggregate import aggregate
-from rpg.objectives.catalogue import objective
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

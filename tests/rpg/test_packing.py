@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from rpg.engines import packing
-from rpg.engines.packing import Packing
+from rpg.learner import packing
+from rpg.learner.packing import Packing
 from tests.rpg.tiny_engine import gpt2, llama, qwen3, sharpened
 
 FAMILIES = ((11,), (6,), (6,), (6, 3, 3, 1, 6), (2, 4), (3, 1, 1), (2, 5, 3))
@@ -90,8 +90,8 @@ def test_without_packing_a_window_still_ends_what_a_token_sees() -> None:
 
 
 def test_a_model_that_does_not_keep_them_apart_is_not_packed() -> None:
-    from rpg.engines.deepspeed import keeps_sequences_apart
-    from rpg.engines.policy import Policy
+    from rpg.learner.deepspeed import keeps_sequences_apart
+    from rpg.learner.policy import Policy
 
     model = qwen3()
     model.config._attn_implementation = packing.ATTENTION

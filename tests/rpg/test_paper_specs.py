@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 import specs
-from specs.expand import Cell, expand
+from specs.document import Cell, expand
 from specs.loader import load_document
 from tests.rpg.tiny_run import make_inputs, rows, train
 

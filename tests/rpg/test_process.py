@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 CHILD = (
-    "import time; from rpg.process import die_with_parent; "
+    "import time; from rpg.processes.parent import die_with_parent; "
     "die_with_parent({}); print('alive', flush=True); time.sleep(60)"
 )
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rpg.disk import DiskError
-from rpg.records import SegmentWriter, schema_of
+from rpg.files import DiskError
+from rpg.recording.segments import SegmentWriter, schema_of
 from specs.records import TABLES, MetricRow, RolloutRow, TokenRow
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

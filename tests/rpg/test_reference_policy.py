@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rpg.reference_policy import Snapshot, reference_policy
+from rpg.reference import Snapshot, reference_policy
 from specs.schema.reference import Reference, Update
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpg.batch import StepRollouts, collate, join, select
-from rpg.refill import refill
+from rpg.batches.batch import StepRollouts, collate, join, select
 from rpg.rewards import Score
+from rpg.rollouts.dynamic_sampling import refill
 from rpg.types import Rollout, RolloutGroup
 
 GROUP_SIZE = 3

@@ -10,7 +10,7 @@ import scipy.stats
 import torch
 from transformers import PreTrainedModel
 
-from rpg.engines.base import Sampler
+from rpg.samplers.base import Sampler
 from rpg.types import Rollout, RolloutGroup, Sampling
 from tests.rpg.tiny_engine import (
     EOS,

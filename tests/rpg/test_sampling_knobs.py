@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rpg.engines.deepspeed import Policy
-from rpg.launch import local_command
+from pipelines.launchers.local import local_command
+from rpg.learner.deepspeed import Policy
 from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
 SHORT: dict[str, Any] = {"steps": 4, "schedule": {"type": "constant"}}

@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import specs
-from rpg.objectives.certificate import certify
-from specs.expand import Cell, expand
+from rpg.certificate.certificate import certify
+from specs.document import Cell, expand
 from specs.loader import load_document
 from tests.rpg.tiny_run import finish, rows, start
 

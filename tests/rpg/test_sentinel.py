@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rpg.engines.sentinel import LogprobsFn, Probe, Sentinel, StaleEngineError, open_sentinel
-from rpg.engines.transformers import TransformersSampler, model_logprobs
+from rpg.samplers.sentinel import LogprobsFn, Probe, Sentinel, StaleEngineError, open_sentinel
+from rpg.samplers.transformers.sampler import TransformersSampler, model_logprobs
 from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import EOS, PAD, moved, qwen3
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from pipelines.launchers.local import local_command
 from rpg.advantages import with_signal
-from rpg.launch import local_command
 from tests.rpg.tiny_run import finish, free_port, make_run, rows, start
 
 NO_DIVERGENCE = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rpg.node_ranks import verdict
-from rpg.slots import DIRECTORY, SLOTS, TooFewSlotsError, leased, slots_here, slots_wanted
+from pipelines.launchers.ranks import verdict
+from rpg.processes.gpu_slots import DIRECTORY, SLOTS, TooFewSlotsError, leased, slots_here, slots_wanted
 
 HOLD = """
 import sys, time
@@ -78,7 +78,10 @@ def test_waiting_ends_when_the_slots_are_given_back_and_names_the_holder_meanwhi
 
 
 def test_two_that_want_more_than_half_each_both_get_their_turn() -> None:
-    code = "from rpg.slots import leased\nimport time\nwith leased(3, 'x', waiting=lambda _: None): time.sleep(0.2)"
+    code = (
+        "from rpg.processes.gpu_slots import leased\nimport time\n"
+        "with leased(3, 'x', waiting=lambda _: None): time.sleep(0.2)"
+    )
     started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
     deadline = time.monotonic() + 60
     assert [process.wait(deadline - time.monotonic()) for process in started] == [0] * 4

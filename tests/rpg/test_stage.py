@@ -10,7 +10,7 @@ import pytest
 from stage_jobs import SPEC, Result, job_of, run_stage
 
 import rpg.stage
-from rpg.records import schema_of
+from rpg.recording.segments import schema_of
 from specs.errors import Problem, SpecError
 from specs.records import EvaluationRow, EvaluationSampleRow
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from rpg.launch import local_command
+from pipelines.launchers.local import local_command
 from tests.rpg.test_resume import same_rows
 from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 

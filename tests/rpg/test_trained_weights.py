@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rpg.pieces import PieceFiles
+from rpg.checkpoints.pieces import PieceFiles
 from tests.rpg.tiny_engine import fresh_logprobs, sampling
 from tests.rpg.tiny_run import TOKENS, finish, make_inputs, make_run, rows, start
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from rpg.engines import open_sampler
-from rpg.engines.draws import BLOCK, draw, nucleus, uniforms
-from rpg.engines.transformers import TransformersSampler
+from rpg.samplers import open_sampler
+from rpg.samplers.transformers.draws import BLOCK, draw, nucleus, uniforms
+from rpg.samplers.transformers.sampler import TransformersSampler
 from rpg.types import RolloutGroup, Sampling
 from specs.errors import SpecError
 from specs.schema.rollout import TransformersRollout

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import exit_causes
+from pipelines.launchers.local import local_command
+from pipelines.running import exit_causes
 from rpg.data import metadata
-from rpg.engines.dedicated import EngineProcessError
-from rpg.engines.out_of_memory import SamplerOutOfMemoryError, memory_of_sampler
-from rpg.exit_cause import cause_of
-from rpg.launch import local_command
+from rpg.processes.exit_cause import cause_of
+from rpg.samplers.out_of_memory import SamplerOutOfMemoryError, memory_of_sampler
+from rpg.samplers.vllm.dedicated import EngineProcessError
 from specs.schema.rollout import Rollout, TransformersRollout, VllmRollout
 from tests.rpg.test_staleness import TRAINING, same_training, waiting
 from tests.rpg.tiny_run import PROBLEMS, finish, free_port, make_run, rows, start

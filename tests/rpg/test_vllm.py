@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rpg.engines import opening
-from rpg.engines.sentinel import LogprobsFn, Probe, Sentinel, StaleEngineError
-from rpg.engines.transformers import model_logprobs
-from rpg.engines.vllm import VllmSampler
+from rpg.samplers import opening
+from rpg.samplers.sentinel import LogprobsFn, Probe, Sentinel, StaleEngineError
+from rpg.samplers.transformers.sampler import model_logprobs
+from rpg.samplers.vllm.sampler import VllmSampler
 from specs.errors import SpecError
 from tests.rpg.tiny_engine import EOS, every_rollout, fresh_logprobs, moved, open_engine, qwen3, sampling
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rpg.engines import open_sampler
-from rpg.engines.base import Sampler
-from rpg.engines.sentinel import Probe, Sentinel
-from rpg.engines.transformers import model_logprobs
+from rpg.samplers import open_sampler
+from rpg.samplers.base import Sampler
+from rpg.samplers.sentinel import Probe, Sentinel
+from rpg.samplers.transformers.sampler import model_logprobs
 from rpg.types import RolloutGroup
 from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import EOS, MAX_LENGTH, PROMPTS, every_rollout, moved, qwen3, sampling, save

@@ -13,8 +13,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rpg.engines import open_sampler
-from rpg.engines.base import Sampler
+from rpg.samplers import open_sampler
+from rpg.samplers.base import Sampler
 from rpg.types import Rollout, RolloutGroup, Sampling
 from specs.schema.rollout import TransformersRollout, VllmRollout
 

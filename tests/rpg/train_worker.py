@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from rpg import ranks
 from rpg.parts import open_parts
-from rpg.rollouts import RolloutSource
-from rpg.run_directory import RunDirectory
-from rpg.stopping import StopRequest
+from rpg.processes import ranks
+from rpg.processes.stopping import StopRequest
+from rpg.recording.run_directory import RunDirectory
+from rpg.rollouts.source import RolloutSource
 from rpg.train import _run
 
 

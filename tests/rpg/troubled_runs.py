@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rpg.process import share_cores
+from rpg.processes.parent import share_cores
 from rpg.train import main
 
 FOURTH = 4

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from specs.errors import SpecError
+from specs.errors import SpecError, render
 from specs.loader import load_either
-from specs.render import render
 
 GOOD = """\
 name: small

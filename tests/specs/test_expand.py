@@ -4,7 +4,7 @@ import pytest
 from spec_text import GOOD, changed, message, write
 
 from specs import load_document
-from specs.expand import expand
+from specs.document import expand
 
 
 def cells(matrix: str, text: str = GOOD):

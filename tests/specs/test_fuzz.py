@@ -6,9 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spec_text import GOOD
 
-from specs.errors import SpecError
+from specs.errors import SpecError, render
 from specs.loader import load_either
-from specs.render import render
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LINES = GOOD.splitlines()

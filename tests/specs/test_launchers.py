@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from spec_text import GOOD, message, write
 
-from specs.hostfile import hosts_of, parse_hostfile
 from specs.loader import load_experiment
+from specs.rules.launchers import hosts_of, parse_hostfile
 
 
 def spec(launcher: str, ranks: int = 4) -> str:
@@ -74,7 +74,7 @@ def test_a_launcher_that_cannot_work_is_refused_at_its_line(launcher, said):
 
 
 def test_a_launcher_is_no_part_of_what_a_run_is():
-    from pipelines.fingerprint import train_identity
+    from pipelines.planning.fingerprint import train_identity
 
     here = load_experiment(write(GOOD))
     there = load_experiment(write(spec("{type: slurm, nodes: 2, options: [--account=lab]}")))

@@ -10,8 +10,8 @@ import pytest
 from spec_text import GOOD, changed, message, write
 
 from specs import Document, SpecError, load_document, load_experiment, parse_objective
-from specs.positions import Position
-from specs.yaml_text import parse_bytes
+from specs.errors import Position
+from specs.reading.yaml import parse_bytes
 
 
 def test_scalars_follow_yaml_1_2():

@@ -2,9 +2,9 @@
 
 from typing import get_args
 
-from specs.fields import is_model, literal_of, members
 from specs.json_schema import json_schema
 from specs.schema.experiment import Experiment
+from specs.schema.fields import is_model, literal_of, members
 from specs.schema.study import Study
 
 

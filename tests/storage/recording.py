@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rpg.records import SegmentWriter, schema_of
+from rpg.recording.segments import SegmentWriter, schema_of
 from specs.records import TABLES, CheckpointRow, EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)

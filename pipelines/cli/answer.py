@@ -1,0 +1,72 @@
+"""What `rpg run` says at the end: accuracy before and after with intervals, where the report lies, what to try next."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pipelines.home import Home
+from pipelines.running.experiment import RunOutcome
+
+if TYPE_CHECKING:
+    from pipelines.report.answer import Outcome
+    from pipelines.report.statistics import Interval
+    from specs.loader import Document
+
+
+def answer_lines(document: "Document", home: Home) -> list[str]:
+    """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
+    from pipelines.report.answer import headline, outcomes
+    from pipelines.report.evidence import accuracies, experiment_groups
+    from storage import Store
+
+    name = document.experiment.name
+    groups = experiment_groups(home, name)
+    with Store.open(home.root) as store:
+        evaluated = accuracies(store, [run.run_id for group in groups for run in group.runs])
+    results = outcomes(groups, evaluated, confidence=document.experiment.evaluation.confidence)
+    lines = ["", document.experiment.question] if document.experiment.question else [""]
+    lines += [headline(results), ""]
+    lines += [outcome_line(result, several=len(groups) > 1) for result in results]
+    return [*lines, "", f"report  {home.experiment(name) / 'report.html'}"]
+
+
+def outcome_line(outcome: "Outcome", *, several: bool) -> str:
+    """`held_out  before 0.464 [0.42, 0.51]  after 0.802 [0.76, 0.84]  gain +0.338 [+0.29, +0.38]  (...)`."""
+    parts = [f"{outcome.label}  {outcome.dataset}" if several else outcome.dataset]
+    if outcome.before is not None:
+        parts.append(f"before {_interval(outcome.before)}")
+    parts.append(f"after {_interval(outcome.after)}")
+    if outcome.gain is not None:
+        parts.append(f"gain {_interval(outcome.gain, sign='+')}")
+    seeds = f"{outcome.num_seeds} seed{'' if outcome.num_seeds == 1 else 's'}"
+    return "  ".join([*parts, f"({outcome.num_problems} problems, {seeds}, {outcome.step} steps)"])
+
+
+def _interval(interval: "Interval", sign: str = "") -> str:
+    return f"{interval.value:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+
+
+def next_lines(document: "Document", outcomes: Sequence[RunOutcome]) -> list[str]:
+    """Three things worth typing now, in view of how it went."""
+    finished = [outcome.run.run_id for outcome in outcomes if outcome.status == "finished"]
+    commands: list[tuple[str, str]] = []
+    for outcome in outcomes:
+        if outcome.status == "failed":
+            commands.append((f"rpg logs {outcome.run.run_id}", "what went wrong"))
+        if outcome.status in ("failed", "cancelled"):
+            commands.append((f"rpg resume {outcome.run.run_id}", "go on with it"))
+    if len(finished) > 1:
+        commands.append((f"rpg compare {' '.join(finished[:2])}", "two runs side by side"))
+    elif finished and len(document.experiment.seeds) == 1:
+        commands.append((f"rpg run {_file(document)} --set seeds=[0,1,2]", "narrower intervals: three seeds, pooled"))
+    if finished:
+        query = "select step, value from metrics where name = 'reward/mean' order by step"
+        commands.append((f'rpg sql "{query}"', "the learning curve as rows"))
+        commands.append((f"rpg show {finished[0]}", "one run whole"))
+    commands.append((f"rpg plan {_file(document)} --set training.steps=...", "what another setting would run again"))
+    width = max(len(command) for command, _ in commands[:3])
+    return ["", "next", *(f"  {command:<{width}}  {why}" for command, why in commands[:3])]
+
+
+def _file(document: "Document") -> str:
+    files = [at.file for at in document.positions.values() if at.file and not at.file.startswith("--set")]
+    return files[0] if files else "FILE"

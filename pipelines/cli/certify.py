@@ -1,0 +1,72 @@
+"""rpg certify: what every objective's gradient is, by enumeration."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from specs.schema.objective import Objective
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs to the command line."""
+    app.command("certify")(certify)
+
+
+def certify(
+    file: Annotated[
+        Path | None, typer.Argument(help="An experiment spec; without one, every objective there is.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field of the spec.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The certificates as JSON.")] = False,
+) -> None:
+    """Hold the gradient of every objective (or of the spec's) against the exact one, by enumeration.
+
+    Exit code 1 where an objective that claims to be exact is not.
+    """
+    if file is None and overrides:
+        raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
+    import json
+
+    import torch
+
+    from pipelines.cli.certificate_table import catalogue_table
+    from rpg.certificate.certificate import certify as certificate_of
+
+    torch.set_num_threads(1)  # tensors of some kilobytes: threads would wait for each other longer than they work
+    headings = _catalogue() if file is None else {str(file): _of_spec(file, overrides or [])}
+    certificates = {heading: [(name, certificate_of(it)) for name, it in items] for heading, items in headings.items()}
+    found = [certificate for rows in certificates.values() for _, certificate in rows]
+    if as_json:
+        print(json.dumps([certificate.as_json() for certificate in found], indent=2))
+    else:
+        print(catalogue_table(certificates))
+    if not all(certificate.holds for certificate in found):
+        raise typer.Exit(1)
+
+
+def _catalogue() -> "dict[str, list[tuple[str, Objective]]]":
+    """Heading -> (name, objective) of every objective there is."""
+    from pipelines.cli.certificate_table import by_kind
+    from rpg.certificate.catalogue import catalogue
+
+    return {name: rows for heading, items in catalogue().items() for name, rows in by_kind(heading, items).items()}
+
+
+def _of_spec(file: Path, overrides: list[str]) -> "list[tuple[str, Objective]]":
+    """The objectives of a spec's runs, each once, by the name of the first cell that has it."""
+    from pipelines.report.evidence import cell_label
+    from rpg.certificate.catalogue import label
+    from specs.document import expand
+    from specs.loader import load_document
+
+    found: dict[str, tuple[str, Objective]] = {}
+    for cell in expand(load_document(file, overrides)):
+        objective = cell.experiment.objective
+        varied = {path: value for path, value in cell.values.items() if path.startswith("objective")}
+        name = cell.label or cell_label(varied) or label(objective)
+        found.setdefault(objective.model_dump_json(), (name, objective))
+    return list(found.values())

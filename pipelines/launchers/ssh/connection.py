@@ -1,0 +1,137 @@
+"""One host at the other end of an ssh connection, where `pipelines.launchers.ssh.node` runs, and what it reports."""
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.launchers.launch_record import passed_on
+from pipelines.launchers.ssh.node import BEAT_SECONDS
+from pipelines.processes.supervisor import die_with_parent
+from specs.schema.launchers import Host, SshLauncher
+
+_PROJECT = Path(__file__).parents[3]
+
+
+def remote_command(launcher: SshLauncher, host: str, module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of ours on a host, with this process's code."""
+    path = os.pathsep.join([str(_PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    python = [launcher.python or sys.executable, "-u", "-m", module, *arguments]
+    remote = f"cd / && PYTHONPATH={shlex.quote(path)} exec {shlex.join(python)}"
+    options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, round(launcher.connect_seconds))}"]
+    return [*launcher.ssh, *options, host, remote]
+
+
+class Connection:
+    """A host under our orders; `receive` has to be called often."""
+
+    def __init__(self, host: Host, launcher: SshLauncher, run_directory: Path, token: str) -> None:
+        self.host = host
+        self.heard_at = self._beaten_at = time.monotonic()
+        self.closed = False
+        self.hello: dict[str, Any] = {}
+        self.ended: dict[str, Any] = {}
+        """The report of the ranks' end: their codes, None for one that was killed because of another's end."""
+        self.refused = ""
+        self.waiting = ""
+        self.first_rank = self.ranks = 0
+        self.log = Path()
+        """Of its ranks; what a former go wrote are the first `log_began` bytes."""
+        self.log_began = 0
+        self._buffer = b""
+        parent = os.getpid()
+        self._ssh = subprocess.Popen(
+            remote_command(launcher, host.host, "pipelines.launchers.ssh.node"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=lambda: die_with_parent(parent),
+        )
+        assert self._ssh.stdin is not None
+        assert self._ssh.stdout is not None
+        self._in, self._out = self._ssh.stdin.fileno(), self._ssh.stdout.fileno()
+        os.set_blocking(self._out, False)
+        os.set_blocking(self._in, False)
+        settings = {
+            "environment": passed_on() | launcher.environment,
+            "run_dir": str(run_directory),
+            "token": token,
+            "interface": launcher.interface,
+            "silence_seconds": launcher.lost_after_seconds,
+        }
+        self._send(settings)
+
+    def order(self, order: str, **fields: Any) -> None:
+        """Sends an order; what a host does not take shows as its silence."""
+        self._send({"order": order, **fields})
+
+    def receive(self) -> None:
+        """Takes in what the host has said, and beats."""
+        if self.hello and time.monotonic() - self._beaten_at >= BEAT_SECONDS:
+            self._beaten_at = time.monotonic()
+            self.order("beat")
+        with contextlib.suppress(BlockingIOError):
+            while not self.closed:
+                part = os.read(self._out, 1 << 16)
+                self.closed = not part
+                self.heard_at = time.monotonic()
+                *lines, self._buffer = (self._buffer + part).split(b"\n")
+                for line in lines:
+                    self._take(line)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the host has greeted, or will not."""
+        return bool(self.hello or self.closed or self.refused)
+
+    def silent_seconds(self) -> float:
+        """Since anything came."""
+        return time.monotonic() - self.heard_at
+
+    def codes(self) -> list[int]:
+        """Exit codes of the ranks that ended by themselves."""
+        return [code for code in self.ended.get("codes", []) if code is not None]
+
+    def close(self) -> None:
+        """Ends the connection, and with it what runs there."""
+        for stream in (self._ssh.stdin, self._ssh.stdout):
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
+        self._ssh.kill()
+        self._ssh.wait()
+        self.closed = True
+
+    def _take(self, line: bytes) -> None:
+        try:
+            report = json.loads(line)
+            kind = report["report"]
+        except (ValueError, TypeError, KeyError):
+            # A login script that talks.
+            print(f"{self.host.host}: {line.decode(errors='replace')}", flush=True)
+            return
+        if kind == "hello":
+            self.hello = report
+        elif kind == "ended":
+            self.ended = report
+        elif kind == "refused":
+            self.refused = report["message"]
+        elif kind == "waiting" and report["for"] != self.waiting:
+            self.waiting = report["for"]
+            print(f"waiting: {self.waiting}", flush=True)
+
+    def _send(self, value: dict[str, Any]) -> None:
+        # A line is far shorter than a pipe's buffer; what does not fit goes to a host that is stuck.
+        with contextlib.suppress(OSError):
+            os.write(self._in, json.dumps(value).encode() + b"\n")
+
+
+def apart(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Where a host's versions differ from those here, in words."""
+    differing = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
+    return "; ".join(f"{name} {there.get(name, 'missing')}, here {here.get(name, 'missing')}" for name in differing)

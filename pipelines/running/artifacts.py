@@ -1,0 +1,130 @@
+"""What the dashboard shows beside the graph: the plan, progress while training, the learning curve and the results.
+
+The dashboard draws Mermaid in Markdown but drops embedded images, so the curve is a Mermaid xychart.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+
+from pipelines.planning.plan import RunPlan
+from pipelines.running.run import Execution
+from storage import Store
+
+_CURVE_POINTS = 60
+_CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
+"""Mermaid's own colour cannot be seen on the dashboard's light ground."""
+_PROGRESS_SECONDS = 2.0
+_COLOURS = {"CACHED": "#cfe8d5", "RUN": "#fde9c8", "RESUME": "#cfe3f7"}
+
+
+def publish_plan(execution: Execution) -> None:
+    """The stages, what each reads, and why it runs."""
+    create_markdown_artifact(plan_markdown(execution.plan), key=key(execution, "plan"), description="Plan")
+
+
+def plan_markdown(run: RunPlan) -> str:
+    """A Mermaid graph of the stages and a table of reasons."""
+    lines = [f"# {run.name}", "", "```mermaid", "graph LR"]
+    lines += [f'  {stage.stage}["{stage.stage}<br/>{stage.action}"]' for stage in run.stages]
+    lines += [f"  {source} --> {stage.stage}" for stage in run.stages for source in stage.inputs]
+    lines += [f"  style {stage.stage} fill:{_COLOURS[stage.action]},color:#111" for stage in run.stages]
+    lines += ["```", "", "| stage | action | fingerprint | why |", "|---|---|---|---|"]
+    lines += [f"| {s.stage} | {s.action} | `{s.fingerprint[:12]}` | {_cell(s.reason)} |" for s in run.stages]
+    if run.values:
+        lines += ["", "| varies | value |", "|---|---|"]
+        lines += [f"| `{path}` | {_cell(str(value))} |" for path, value in run.values.items()]
+    return "\n".join(lines)
+
+
+class TrainingProgress:
+    """A progress bar on the graph, moved now and then; needs a task run around it."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._artifact: UUID | None = None
+        self._last = 0.0
+
+    def update(self, progress: dict[str, Any]) -> None:
+        """Moves the bar to the trainer's progress.json, at most every two seconds."""
+        if not progress.get("steps") or time.monotonic() - self._last < _PROGRESS_SECONDS:
+            return
+        self._last = time.monotonic()
+        percent = 100.0 * progress["step"] / progress["steps"]
+        if self._artifact is None:
+            description = f"Training steps of {self._execution.run_id}"
+            created = create_progress_artifact(percent, key=key(self._execution, "training"), description=description)
+            assert isinstance(created, UUID)
+            self._artifact = created
+        else:
+            update_progress_artifact(self._artifact, progress=percent)
+
+    def close(self) -> None:
+        """The end: a full bar."""
+        if self._artifact is not None:
+            update_progress_artifact(self._artifact, progress=100.0)
+
+
+def publish_learning_curve(execution: Execution) -> None:
+    """Mean reward over the steps; nothing where no step was recorded."""
+    sql = "select step, value from metrics where run_id = ? and name = 'reward/mean' order by step"
+    with Store.open(execution.home.root) as store:
+        rows = store.query(sql, (execution.run_id,)).rows
+    if rows:
+        text = f"# Learning curve\n\n{curve_mermaid([(int(step), float(value)) for step, value in rows])}"
+        create_markdown_artifact(text, key=key(execution, "learning-curve"), description="Mean reward by step")
+
+
+def curve_mermaid(points: Sequence[tuple[int, float]]) -> str:
+    """An xychart of (step, mean reward), thinned by averaging neighbours where there are many points."""
+    width = -(-len(points) // _CURVE_POINTS)
+    parts = [points[start : start + width] for start in range(0, len(points), width)]
+    values = [sum(value for _, value in part) / len(part) for part in parts]
+    low, high = min(values), max(values)
+    margin = (high - low) * 0.1 or 0.1
+    return "\n".join(
+        [
+            "```mermaid",
+            _CURVE_THEME,
+            "xychart-beta",
+            f'  x-axis "step" {points[0][0]} --> {max(points[-1][0], points[0][0] + 1)}',
+            f'  y-axis "mean reward" {low - margin:.4f} --> {high + margin:.4f}',
+            f"  line [{', '.join(f'{value:.4f}' for value in values)}]",
+            "```",
+        ]
+    )
+
+
+def publish_results(execution: Execution) -> None:
+    """The evaluations of the run's checkpoints."""
+    sql = (
+        "select step, dataset, metric, value, ci_low, ci_high, num_problems, samples_per_problem "
+        "from evaluations where run_id = ? order by dataset, metric, step"
+    )
+    with Store.open(execution.home.root) as store:
+        found = store.query(sql, (execution.run_id,))
+    if found.rows:
+        rows = [{name: _shown(value) for name, value in zip(found.columns, row, strict=True)} for row in found.rows]
+        create_table_artifact(rows, key=key(execution, "results"), description=f"Evaluation of {execution.run_id}")
+
+
+def key(execution: Execution, name: str) -> str:
+    """An artifact's key: lower-case letters, digits and dashes; one history per run."""
+    return f"{re.sub('[^a-z0-9-]+', '-', execution.run_id.lower())}-{name}"
+
+
+def _shown(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,100 @@
+"""Executing an experiment here: each run's flow, one after another, in this process."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pipelines.home import Home
+from pipelines.planning.plan import Plan, RunPlan, make_plan
+from pipelines.processes.stop import Stop
+from pipelines.processes.supervisor import StageStoppedError
+from pipelines.running.progress import Progress, Silent
+from pipelines.running.run import Execution, RunBusyError, prepared, register_experiment
+from specs.errors import RpgError
+
+if TYPE_CHECKING:
+    from specs.loader import Document
+
+Status = Literal["finished", "failed", "cancelled", "busy"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How one run ended."""
+
+    run: RunPlan
+    status: Status
+    error: Exception | None = None
+    interrupted: bool = False
+    """A signal to the whole command ended it: no further run was begun."""
+
+
+def execute_document(
+    document: "Document", home: Home, *, progress: Progress | None = None, stop: Stop | None = None
+) -> tuple[RunOutcome, ...]:
+    """Runs all runs of an experiment and writes the experiment's report. Main thread; `server.Api.connected` around it.
+
+    A run that fails does not keep the others from running, except by the user's fault, which all runs share.
+
+    Raises:
+        SpecError: what the spec names is wrong; recorded with the run that met it.
+    """
+    return execute_plan(make_plan(document, home), home, progress=progress, stop=stop)
+
+
+def execute_plan(
+    plan: Plan, home: Home, *, only: str = "", progress: Progress | None = None, stop: Stop | None = None
+) -> tuple[RunOutcome, ...]:
+    """As `execute_document`, for a plan that is made already.
+
+    Args:
+        only: one run to go on with; the experiment's record stays as it is.
+    """
+    stop, progress = stop or Stop(), progress or Silent()
+    runs = [run for run in plan.runs if only in ("", run.run_id)]
+    if not only:
+        register_experiment(home, plan.document, plan.runs)
+    outcomes: list[RunOutcome] = []
+    for position, run in enumerate(runs, start=1):
+        progress.run_started(run.run_id, run.name, position, len(runs))
+        outcome = _execute_run(Execution(plan.document, run.run_id, home, stop=stop, progress=progress))
+        outcomes.append(outcome)
+        if isinstance(outcome.error, RpgError):
+            raise outcome.error
+        if outcome.interrupted:
+            break
+    if any(outcome.status == "finished" for outcome in outcomes):
+        from pipelines.report import write_experiment_report
+
+        write_experiment_report(home, plan.document.experiment.name)
+    return tuple(outcomes)
+
+
+def _execute_run(execution: Execution) -> RunOutcome:
+    """Calls the flow for one run."""
+    from prefect import tags
+
+    from pipelines.running.flow import run_experiment
+
+    run = execution.plan
+    with execution.stop.on_signals(), prepared(execution), tags(*flow_tags(run)):
+        state = run_experiment(flow_run_name(run), run.run_id, execution.document.to_json(), return_state=True)
+    error = execution.error
+    if state.is_completed():
+        return RunOutcome(run, "finished")
+    if isinstance(error, RunBusyError):
+        return RunOutcome(run, "busy", error)
+    if isinstance(error, StageStoppedError):
+        return RunOutcome(run, "cancelled", error, interrupted=error.request.whole_command)
+    if error is None and isinstance(state.data, Exception):
+        error = state.data
+    return RunOutcome(run, "failed", error or RuntimeError(state.message or "the flow failed"))
+
+
+def flow_run_name(run: RunPlan) -> str:
+    """What the dashboard calls a run."""
+    return f"{run.experiment.name}: {run.name}"
+
+
+def flow_tags(run: RunPlan) -> list[str]:
+    """By which the dashboard filters."""
+    return [f"experiment:{run.experiment.name}", f"seed:{run.seed}", f"objective:{run.experiment.objective.type}"]

@@ -1,0 +1,65 @@
+"""The GPU slots of this machine that a stage's process may use, leased while it runs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pipelines.processes.supervisor import StageError, StageStoppedError
+from pipelines.running.run import Execution
+from rpg.processes.gpu_slots import OF_RUN, TooFewSlotsError, leased, slots_here, slots_wanted
+from specs.errors import Problem, SpecError
+
+ON_A_GPU = ("base", "train", "evaluate")
+"""Stages that compute with the model."""
+
+
+@contextmanager
+def gpu_slots(execution: Execution, stage: str) -> Iterator[list[str]]:
+    """Slots for a stage's process or ranks here; none where it computes on the CPU or on other machines.
+
+    Raises:
+        SpecError: this machine has fewer than the ranks need.
+        StageError: they are taken, and the spec says not to wait.
+        StageStoppedError: it was asked to stop while it waited.
+    """
+    experiment = execution.plan.experiment
+    elsewhere = stage == "train" and experiment.launcher.type != "local"
+    if stage not in ON_A_GPU or elsewhere:
+        yield []
+        return
+    ranks = experiment.training.ranks if stage == "train" else 1
+    gpus = ranks if stage == "base" else experiment.rollout.gpus(ranks)
+    count = slots_wanted(experiment.resources.device, gpus)
+    slots = slots_here() if count else []
+    if count and not slots:
+        # The process itself says that there is no GPU here.
+        yield []
+        return
+    if count > len(slots):
+        engines = f" and {count - ranks} engine GPUs" if count > ranks else ""
+        given = f"{ranks} ranks{engines} on {len(slots)} GPU slots: {', '.join(slots)}"
+        hint = "a rank needs a GPU of its own: lower training.ranks, or write resources: {device: cpu}"
+        if engines:
+            hint = "name GPUs of the ranks in rollout.engine_gpus, or write placement: colocated"
+        raise SpecError(
+            execution.document.locate(Problem("too many for this machine", ("training", "ranks"), given, hint=hint))
+        )
+    waiting = _waiting(execution) if experiment.resources.when_taken == "wait" else None
+    try:
+        with leased(count, f"{execution.run_id} ({stage})", waiting=waiting, available=slots) as taken:
+            yield taken
+    except TooFewSlotsError as error:
+        raise StageError(str(error)) from None
+
+
+def visible(slots: list[str]) -> dict[str, str]:
+    """What tells a process which GPUs are its own."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(slots), OF_RUN: ",".join(slots)} if slots else {}
+
+
+def _waiting(execution: Execution) -> Callable[[str], None]:
+    def waiting(message: str) -> None:
+        if request := execution.stop_requested():
+            raise StageStoppedError(request)
+        execution.progress.waiting(message)
+
+    return waiting

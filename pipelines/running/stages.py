@@ -1,0 +1,266 @@
+"""How each stage of a run is done: data and base are shared, train fills the run, evaluate and report follow.
+
+Nothing here knows Prefect. `perform` does one stage, or finds that it is done.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.launchers import launcher_of
+from pipelines.planning.plan import StagePlan
+from pipelines.processes.supervisor import Child, StageError, StageStoppedError, failure, log_size, log_tail, supervise
+from pipelines.running.exit_causes import after_failure, ending, forget, oom_kills, told_by_failures
+from pipelines.running.leases import gpu_slots, visible
+from pipelines.running.publish import damage, filling, locked, publish
+from pipelines.running.run import Execution
+from pipelines.state import now, read_json, write_json
+from specs.errors import Problem, SpecError
+
+_SHOWN_SECONDS = 0.5
+Outcome = Literal["cached", "done"]
+Tick = Callable[[], None]
+
+
+def perform(execution: Execution, stage: StagePlan, tick: Tick = lambda: None) -> Outcome:
+    """Does a stage unless a result of its fingerprint is there and verifies.
+
+    Args:
+        tick: called many times a second while a process works.
+    Raises:
+        SpecError: the user's fault, located in the spec.
+        StageError: anything else that went wrong.
+        StageStoppedError: it was asked to stop.
+    """
+    _stop_if_asked(execution)
+    started = time.monotonic()
+    execution.progress.stage_started(stage.stage, stage.reason)
+    outcome = "failed"
+    try:
+        outcome = _perform(execution, stage, tick)
+        return outcome
+    except StageStoppedError:
+        outcome = "stopped"
+        raise
+    finally:
+        execution.progress.stage_ended(stage.stage, outcome, time.monotonic() - started)
+
+
+def _perform(execution: Execution, stage: StagePlan, tick: Tick) -> Outcome:
+    if is_done(execution, stage):
+        return record_cached(execution, stage)
+    if stage.stage in ("data", "base"):
+        with locked(execution.home, f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_wait(execution, stage)):
+            # Made by another run while this one waited?
+            if is_done(execution, stage):
+                return record_cached(execution, stage)
+            return _recorded(execution, stage, lambda: _make(execution, stage, tick))
+    work: dict[str, Callable[[], None]] = {
+        "train": lambda: _train(execution, stage, tick),
+        "evaluate": lambda: _make(execution, stage, tick),
+        "report": lambda: _report(execution, stage, tick),
+    }
+    return _recorded(execution, stage, work[stage.stage])
+
+
+def is_done(execution: Execution, stage: StagePlan) -> bool:
+    """Whether the stage's result is there and verifies."""
+    if stage.stage == "report":
+        # The plan was made before the stages it reads were found to be done or done again.
+        recorded = execution.state.stage("report")
+        upstream = (execution.state.stage(name) for name in stage.inputs)
+        newest = max((entry.get("ended_at") or "" for entry in upstream), default="")
+        return stage.action == "CACHED" and stage.output.is_file() and newest <= (recorded.get("ended_at") or "")
+    manifest = "train.json" if stage.stage == "train" else "manifest.json"
+    return (stage.output / manifest).is_file() and not damage(stage.output, manifest, stage.fingerprint)
+
+
+def record_cached(execution: Execution, stage: StagePlan) -> Outcome:
+    """Records that the result was there already; one that this run made itself keeps its own record."""
+    before = execution.state.stage(stage.stage)
+    if before.get("fingerprint") != stage.fingerprint or before.get("status") != "finished":
+        _record(execution, stage, status="finished", cached=True, started_at=None, ended_at=now())
+    _point_to_evaluation(execution, stage)
+    return "cached"
+
+
+def _recorded(execution: Execution, stage: StagePlan, work: Callable[[], None]) -> Outcome:
+    """Does the work between two records of it."""
+    _record(execution, stage, status="running", cached=False, started_at=now(), ended_at=None)
+    try:
+        work()
+    except StageStoppedError as stopped:
+        execution.state.update_stage(stage.stage, status="cancelled", ended_at=now(), reason=str(stopped))
+        raise
+    except BaseException as error:
+        kept = after_failure(execution, stage.stage, error)
+        execution.state.update_stage(stage.stage, status="failed", ended_at=now(), reason=str(error), **kept)
+        raise
+    execution.state.update_stage(stage.stage, status="finished", ended_at=now(), cause=None, failure=None)
+    _point_to_evaluation(execution, stage)
+    return "done"
+
+
+def _record(execution: Execution, stage: StagePlan, **fields: Any) -> None:
+    output = os.path.relpath(stage.output, execution.home.root)
+    execution.state.update_stage(
+        stage.stage, fingerprint=stage.fingerprint, reason=stage.reason, output=output, **fields
+    )
+
+
+def _point_to_evaluation(execution: Execution, stage: StagePlan) -> None:
+    if stage.stage == "evaluate" and execution.state.record["evaluation"] != stage.fingerprint:
+        execution.state.update(evaluation=stage.fingerprint)
+
+
+def _make(execution: Execution, stage: StagePlan, tick: Tick) -> None:
+    """Runs `rpg.stage` into a directory aside and publishes it."""
+    inputs = {name: str(execution.plan.stage(name).output) for name in stage.inputs if name != "train"}
+    if stage.stage == "evaluate":
+        inputs |= {"base": str(execution.plan.stage("base").output), "run": str(execution.directory)}
+    with filling(stage.output) as aside:
+        problems = execution.directory / f"{stage.stage}-problems.json"
+        job = execution.directory / f"{stage.stage}-job.json"
+        description = {
+            "stage": stage.stage,
+            "spec": execution.plan.experiment.model_dump(mode="json"),
+            "inputs": inputs,
+            "out": str(aside),
+            "problems": str(problems),
+            "run_id": execution.run_id,
+            "fingerprint": stage.fingerprint,
+        }
+        write_json(job, description)
+        command = [sys.executable, "-m", "rpg.stage", str(job)]
+        with gpu_slots(execution, stage.stage) as slots:
+            _run(execution, stage, command, problems, tick, environment=visible(slots))
+        job.unlink()
+        manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
+        publish(aside, stage.output, manifest | {"inputs": stage.inputs})
+
+
+def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
+    directory = execution.directory
+    inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
+    named = {"run_id": execution.run_id, "fingerprint": stage.fingerprint}
+    write_json(directory / "inputs.json", named | inputs | told_by_failures(execution))
+    # A manifest that stands there did not verify.
+    (directory / "train.json").unlink(missing_ok=True)
+    (directory / "cancel").unlink(missing_ok=True)
+    launcher = launcher_of(execution.plan.experiment)
+    with gpu_slots(execution, stage.stage) as slots:
+        _run(
+            execution,
+            stage,
+            launcher.command(directory, execution.plan.experiment, slots),
+            directory / "problems.json",
+            tick,
+            environment=launcher.environment(execution.plan.experiment) | visible(slots),
+            signal_children=launcher.signal_children,
+            afterwards=lambda: launcher.end(directory),
+        )
+    if wrong := damage(directory, "train.json", stage.fingerprint):
+        raise StageError(f"train ended without a whole result: {wrong}", _log(execution, stage))
+
+
+def _report(execution: Execution, stage: StagePlan, tick: Tick) -> None:
+    if execution.plan.experiment.stages.report.timeout_seconds:  # only a process can be ended
+        command = [sys.executable, "-m", "pipelines.report", execution.run_id]
+        problems = execution.directory / "report-problems.json"
+        _run(execution, stage, command, problems, tick, environment={"RPG_HOME": str(execution.home.root)})
+        return
+    from pipelines.report import write_run_report
+    from storage.ingest import ingest
+
+    ingest(execution.home.root)
+    write_run_report(execution.home, execution.run_id)
+
+
+def _run(
+    execution: Execution,
+    stage: StagePlan,
+    command: list[str],
+    problems: Path,
+    tick: Tick,
+    *,
+    environment: dict[str, str] | None = None,
+    signal_children: bool = False,
+    afterwards: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs a stage's process to its end and turns its exit into what it means."""
+    problems.unlink(missing_ok=True)
+    policy = getattr(execution.plan.experiment.stages, stage.stage)
+    child = Child(
+        stage=stage.stage,
+        command=command,
+        log=_log(execution, stage),
+        record=execution.directory / "process.json",
+        timeout_seconds=policy.timeout_seconds,
+        environment=environment or {},
+        signal_children=signal_children,
+        afterwards=afterwards,
+    )
+
+    before, shown_at = log_size(child.log), 0.0
+
+    def each_tick() -> None:
+        nonlocal shown_at
+        tick()
+        if time.monotonic() - shown_at < _SHOWN_SECONDS:
+            return
+        shown_at = time.monotonic()
+        if stage.stage == "train":
+            execution.progress.training(read_json(execution.directory / "progress.json"))
+        elif line := log_tail(child.log, 1, since=before):
+            execution.progress.waiting(line.removeprefix(f"{stage.stage}: "))
+
+    forget(execution.directory)
+    kills = oom_kills()
+    code = supervise(child, stop=execution.stop_requested, tick=each_tick)
+    if code != 0 and (found := read_problems(problems)):
+        raise SpecError(*(execution.document.locate(problem) for problem in found), done=_done(execution, stage))
+    if code != 0:
+        error = failure(stage.stage, code, child.log, since=before)
+        said = log_tail(child.log, 60, since=before)
+        found_out = ending(code, said, execution.directory / "exits", killed_for_memory=oom_kills() > kills)
+        error.cause, error.microbatch_tokens = found_out.cause, found_out.microbatch_tokens
+        raise error
+
+
+def _done(execution: Execution, stage: StagePlan) -> str:
+    """What was done when a stage found the user's mistake."""
+    stages = execution.plan.experiment.stages
+    names = [name for name in type(stages).model_fields if name != stage.stage]
+    finished = [name for name in names if execution.state.stage(name).get("status") == "finished"]
+    kept = f"; {', '.join(finished)} {'is' if len(finished) == 1 else 'are'} done and kept" if finished else ""
+    return f"the {stage.stage} stage ended with it, nothing after it was run{kept}"
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """What a stage's process found wrong with what the user gave; empty where it left nothing readable."""
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        return [Problem(**{**fields, "path": tuple(fields["path"])}) for fields in listed]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _log(execution: Execution, stage: StagePlan) -> Path:
+    return execution.directory / "logs" / f"{stage.stage}.log"
+
+
+def _stop_if_asked(execution: Execution) -> None:
+    if request := execution.stop_requested():
+        raise StageStoppedError(request)
+
+
+def _wait(execution: Execution, stage: StagePlan) -> Callable[[], None]:
+    def waiting() -> None:
+        _stop_if_asked(execution)
+        execution.progress.waiting(f"another run is making the same {stage.stage}")
+
+    return waiting

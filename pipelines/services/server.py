@@ -1,0 +1,221 @@
+"""The Prefect API: our own child for the time of a call (embedded), or the one that `rpg up` keeps running.
+
+Prefect's own ephemeral server outlives a killed flow. Ours is started from the main thread and dies with it.
+"""
+
+import contextlib
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from typing import Any
+
+from filelock import FileLock
+
+from pipelines.home import Home
+from pipelines.launchers.ranks import free_port
+from pipelines.processes.reap import ProcessRecord
+from pipelines.processes.supervisor import log_tail, start
+from pipelines.state import read_json, write_json
+from storage.liveness import is_alive, start_of
+
+START_SECONDS = 120.0
+"""A first start migrates a new database: 11 s on an idle machine with two cores, several times that on a busy one."""
+_STOP_SECONDS = 5.0
+
+
+class ServiceError(Exception):
+    """A service did not come up, or is not what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What `rpg up` left running, as prefect/server.json has it."""
+
+    url: str
+    """Of the API, .../api."""
+    server: ProcessRecord
+    worker: ProcessRecord | None = None
+
+    @property
+    def dashboard(self) -> str:
+        """Where a browser looks."""
+        return self.url.removesuffix("/api")
+
+    def write(self, home: Home) -> None:
+        """Lets other commands find it."""
+        worker = asdict(self.worker) if self.worker else None
+        write_json(services_file(home), {"url": self.url, "server": asdict(self.server), "worker": worker})
+
+
+def services_file(home: Home) -> Path:
+    """Where `rpg up` notes what it started."""
+    return home.prefect / "server.json"
+
+
+def running_services(home: Home) -> Services | None:
+    """What `rpg up` started, if its server still lives."""
+    fields = read_json(services_file(home))
+    server = ProcessRecord.parse(fields.get("server") or {})
+    if server is None or not is_alive(server.pid, server.started):
+        return None
+    return Services(fields["url"], server, ProcessRecord.parse(fields.get("worker") or {}))
+
+
+def environment(home: Home, url: str) -> dict[str, str]:
+    """Settings for every Prefect process of ours: private home, no analytics, short logs."""
+    return {
+        "PREFECT_HOME": str(home.prefect),
+        "PREFECT_PROFILES_PATH": str(home.prefect / "profiles.toml"),
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
+        "PREFECT_SERVER_UI_API_URL": url,
+        # The older dashboard shows Mermaid as text.
+        "PREFECT_SERVER_UI_V2_ENABLED": "true",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_CLI_PROMPT": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def server_command(host: str, port: int) -> list[str]:
+    """One process that serves the API, its background services and the dashboard."""
+    return [
+        *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
+        *("--host", host, "--port", str(port), "--log-level", "warning", "--lifespan", "on"),
+        *("--timeout-graceful-shutdown", "2"),
+    ]
+
+
+def is_healthy(url: str, timeout: float = 2.0) -> bool:
+    """Whether a Prefect API answers there."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=timeout) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: float = START_SECONDS) -> None:
+    """Returns when the API answers. Raises ServiceError when its process ends or the time is up."""
+    deadline = time.monotonic() + timeout
+    while not is_healthy(url):
+        if process.poll() is not None:
+            raise ServiceError(f"the Prefect server ended while starting; {log}:\n{log_tail(log)}")
+        if time.monotonic() > deadline:
+            raise ServiceError(f"the Prefect server did not answer within {timeout:g} s; see {log}")
+        time.sleep(0.1)
+
+
+class EmbeddedServer:
+    """An API server that lives as long as this process at most. `start` returns at once, `wait` when it answers."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}/api"
+        self._log = home.logs / "prefect-server.log"
+        self._record = home.prefect / f"embedded-{os.getpid()}.json"
+        self._process: Popen[bytes] | None = None
+        # Two servers must not migrate one new database at the same time.
+        self._starting = FileLock(home.lock("prefect-start"))
+
+    def start(self) -> None:
+        """Starts it, without waiting for it."""
+        self._home.lock("prefect-start").parent.mkdir(parents=True, exist_ok=True)
+        self._home.prefect.mkdir(parents=True, exist_ok=True)
+        self._starting.acquire()
+        settings = environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_FINAL": "1"}
+        self._process = start(server_command("127.0.0.1", self._port), self._log, environment=settings)
+        parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
+        write_json(self._record, asdict(ProcessRecord.of(self._process.pid, "server")) | parent)
+
+    def wait(self) -> None:
+        """Returns when it answers."""
+        assert self._process is not None, "start() comes first"
+        try:
+            wait_until_healthy(self.url, self._process, self._log)
+        finally:
+            self._starting.release()
+
+    def stop(self) -> None:
+        """Ends it; what it has accepted is in its database."""
+        self._starting.release()
+        if self._process is None:
+            return
+        self._process.terminate()
+        with contextlib.suppress(TimeoutExpired):
+            self._process.wait(_STOP_SECONDS)
+        self._process.kill()
+        self._process.wait()
+        self._record.unlink(missing_ok=True)
+
+
+class Api:
+    """The API a command reports to: what `rpg up` runs, else an embedded server for the time of the command.
+
+    Entering starts what has to be started and returns at once; `connected` waits for it.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._embedded: EmbeddedServer | None = None
+        self.url = ""
+
+    def __enter__(self) -> "Api":
+        services = running_services(self._home)
+        if services is not None and is_healthy(services.url):
+            self.url = services.url
+        else:
+            self._embedded = EmbeddedServer(self._home)
+            self.url = self._embedded.url
+            self._embedded.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._embedded is not None:
+            self._embedded.stop()
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """Prefect in this process reports to the API meanwhile."""
+        with client_settings(self._home, self.url):
+            if self._embedded is not None:
+                self._embedded.wait()
+            try:
+                yield
+            finally:
+                _drain()
+
+
+@contextlib.contextmanager
+def client_settings(home: Home, url: str) -> Iterator[None]:
+    """Settings for Prefect in this process: this API, no heartbeat, nothing on the console."""
+    if "prefect" not in sys.modules:
+        os.environ.update(environment(home, url) | {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"})
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
+
+    # The heartbeat's thread sleeps in steps of a second and is waited for at each flow's end.
+    settings: dict[Any, Any] = {
+        PREFECT_API_URL: url,
+        PREFECT_HOME: home.prefect,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+    }
+    with temporary_settings(settings):
+        yield
+
+
+def _drain() -> None:
+    """Sends what Prefect's clients still hold; task states travel as events."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    with contextlib.suppress(Exception):
+        EventsWorker.drain_all(timeout=5, at_exit=False)
+        APILogWorker.drain_all(timeout=5, at_exit=False)

@@ -1,0 +1,151 @@
+"""Handing frozen experiments to a Prefect server: which one, the deployment for its workers, one flow run per run."""
+
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from pipelines.home import Home
+from pipelines.planning.plan import RunPlan, make_plan
+from pipelines.running.experiment import flow_run_name, flow_tags
+from pipelines.running.run import register_experiment, register_run
+from pipelines.services.server import client_settings, is_healthy, running_services
+from pipelines.state import RunState
+from specs.errors import Problem, SpecError
+from storage import liveness
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+    from specs.loader import Document
+
+POOL = "rpg"
+DEPLOYMENT = "experiments"
+ENTRYPOINT = "pipelines.running.flow.run_experiment"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """One flow run that a worker will take up."""
+
+    run_id: str
+    name: str
+    flow_run_id: str
+    link: str
+    """Its page on the dashboard."""
+
+    def as_data(self) -> dict[str, str]:
+        """For `--json`."""
+        return asdict(self)
+
+
+def submit_document(document: "Document", home: Home, profile: str = "") -> list[Submitted]:
+    """One flow run per run of the experiment, the document frozen in its parameters.
+
+    Args:
+        profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
+    Raises:
+        SpecError: no server is meant, or it does not answer.
+    """
+    url = api_url(home, profile)
+    plan = make_plan(document, home)
+    register_experiment(home, document, plan.runs)
+    with client_settings(home, url):
+        from prefect.client.orchestration import get_client
+
+        with get_client(sync_client=True) as client:
+            deployment = ensure_deployment(client)
+            return [_submit_run(client, deployment, url, document, run, home) for run in plan.runs]
+
+
+def _submit_run(
+    client: "SyncPrefectClient", deployment: UUID, url: str, document: "Document", run: RunPlan, home: Home
+) -> Submitted:
+    from prefect.states import Scheduled
+
+    name = flow_run_name(run)
+    created = client.create_flow_run_from_deployment(
+        deployment,
+        name=name,
+        parameters={"name": name, "run_id": run.run_id, "document": document.to_json()},
+        tags=flow_tags(run),
+        state=Scheduled(),
+    )
+    register_run(home, document, run)
+    state = RunState(home, run.run_id)
+    record = state.record
+    if state.status != "running" or not liveness.is_alive(record["pid"], record["pid_started"], record["host"]):
+        state.update(status="pending", reason="submitted", flow_run_id=str(created.id), api_url=url)
+    return Submitted(run.run_id, name, str(created.id), flow_run_link(home, url, str(created.id)))
+
+
+def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:
+    """A flow run's page; on a server of our own that of the newer dashboard, which draws the artifacts' diagrams."""
+    services = running_services(home)
+    version = "/v2" if services is not None and services.url == url else ""
+    return f"{url.removesuffix('/api')}{version}/runs/flow-run/{flow_run_id}"
+
+
+def ensure_deployment(client: "SyncPrefectClient", pool: str = POOL) -> UUID:
+    """The work pool and the deployment that says how a worker runs a flow run; made where they are missing."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectNotFound
+
+    from pipelines.running.flow import run_experiment
+
+    try:
+        client.read_work_pool(pool)
+    except ObjectNotFound:
+        client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    return client.create_deployment(
+        flow_id=client.create_flow(run_experiment),
+        name=DEPLOYMENT if pool == POOL else f"{DEPLOYMENT}-{pool}",
+        entrypoint=ENTRYPOINT,
+        work_pool_name=pool,
+        enforce_parameter_schema=False,
+        description="One run of an experiment: stage the data, make the base model, train, evaluate, report.",
+    )
+
+
+def cancel_flow_run(home: Home, url: str, flow_run_id: str) -> None:
+    """Takes a flow run that no worker has taken up yet off the server."""
+    if not is_healthy(url, timeout=10.0):
+        raise SpecError(Problem(f"the Prefect server at {url}, which has the run, does not answer"))
+    with client_settings(home, url):
+        from prefect.client.orchestration import get_client
+        from prefect.states import Cancelled
+
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(UUID(flow_run_id), Cancelled(message="rpg cancel"), force=True)
+
+
+def api_url(home: Home, profile: str) -> str:
+    """The API that a profile names; without one, what `rpg up` started. Raises SpecError where none answers."""
+    if not profile:
+        services = running_services(home)
+        if services is None:
+            raise SpecError(Problem("no Prefect server", hint="start one with `rpg up`, or name one with --profile"))
+        url = services.url
+    elif "://" in profile:
+        url = profile.rstrip("/") if profile.rstrip("/").endswith("/api") else f"{profile.rstrip('/')}/api"
+    else:
+        url = _profile_url(profile)
+    if not is_healthy(url, timeout=10.0):
+        raise SpecError(Problem(f"no Prefect server answers at {url}", given=profile))
+    return url
+
+
+def _profile_url(name: str) -> str:
+    path = Path.home() / ".prefect" / "profiles.toml"
+    profiles: dict[str, Any] = {}
+    if path.is_file():
+        profiles = tomllib.loads(path.read_text(encoding="utf-8")).get("profiles", {})
+    if name not in profiles:
+        raise SpecError(
+            Problem("no such Prefect profile", given=name, allowed=", ".join(profiles) or f"none in {path}")
+        )
+    url = profiles[name].get("PREFECT_API_URL")
+    if not url:
+        raise SpecError(Problem("the Prefect profile has no PREFECT_API_URL", given=name))
+    return str(url).rstrip("/")

@@ -1,0 +1,142 @@
+"""The dashboard stack on this machine: server and worker as processes that outlive the command, and their end."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+
+import psutil
+
+from pipelines.home import Home
+from pipelines.launchers.ranks import free_port
+from pipelines.processes.reap import ProcessRecord, end, reap
+from pipelines.processes.supervisor import start
+from pipelines.services.server import (
+    ServiceError,
+    Services,
+    client_settings,
+    environment,
+    running_services,
+    server_command,
+    services_file,
+    wait_until_healthy,
+)
+from pipelines.services.submit import POOL, ensure_deployment
+from storage.liveness import is_alive
+
+DEFAULT_PORT = 4200
+_FLOW_SECONDS = 20.0
+"""What a flow needs at most to stop its stage (5 s) and to record it."""
+
+
+def up(home: Home, port: int = 0) -> Services:
+    """Starts the server and a worker, unless they run. Returns when the dashboard answers.
+
+    Args:
+        port: of the dashboard; 0: 4200, or any free one where that is taken.
+    Raises:
+        ServiceError: the server does not come up.
+    """
+    reap(home)
+    services = running_services(home)
+    if services is None:
+        services = _start_server(home, port)
+    if services.worker is None or not is_alive(services.worker.pid, services.worker.started):
+        services = _start_worker(home, services)
+    return services
+
+
+def _start_server(home: Home, port: int) -> Services:
+    chosen = port or (DEFAULT_PORT if _is_free(DEFAULT_PORT) else free_port())
+    if port and not _is_free(port):
+        raise ServiceError(f"port {port} is taken")
+    home.prefect.mkdir(parents=True, exist_ok=True)
+    url, log = f"http://127.0.0.1:{chosen}/api", home.logs / "prefect-server.log"
+    command = server_command("127.0.0.1", chosen)
+    process = start(command, log, environment=environment(home, url), attached=False)
+    services = Services(url, ProcessRecord.of(process.pid, "server"))
+    services.write(home)
+    try:
+        wait_until_healthy(url, process, log)
+    except BaseException:
+        down(home)
+        raise
+    return services
+
+
+def _start_worker(home: Home, services: Services) -> Services:
+    with client_settings(home, services.url):
+        from prefect.client.orchestration import get_client
+
+        with get_client(sync_client=True) as client:
+            ensure_deployment(client)
+    command = worker_command(POOL)
+    settings = worker_environment(home, services.url)
+    process = start(command, home.logs / "prefect-worker.log", environment=settings, attached=False)
+    with_worker = Services(services.url, services.server, ProcessRecord.of(process.pid, "worker"))
+    with_worker.write(home)
+    return with_worker
+
+
+def worker_command(pool: str) -> list[str]:
+    """A process worker that takes one flow run at a time: a run may use the whole machine."""
+    name = f"{socket.gethostname()}-{pool}"
+    return [
+        *(sys.executable, "-m", "prefect", "worker", "start", "--type", "process"),
+        *("--pool", pool, "--name", name, "--limit", "1"),
+    ]
+
+
+def worker_environment(home: Home, url: str) -> dict[str, str]:
+    """What a worker and the flow runs it starts need to find the home and the API."""
+    return environment(home, url) | {"RPG_HOME": str(home.root), "PREFECT_WORKER_QUERY_SECONDS": "2"}
+
+
+def down(home: Home) -> bool:
+    """Stops the flow runs of the worker, then the worker and the server. Whether anything ran."""
+    services = running_services(home)
+    if services is None:
+        services_file(home).unlink(missing_ok=True)
+        return False
+    if services.worker is not None:
+        _stop_flows(services.worker)
+        end(services.worker, grace=1.0)
+    end(services.server, grace=5.0)
+    services_file(home).unlink(missing_ok=True)
+    reap(home)
+    return True
+
+
+def _stop_flows(worker: ProcessRecord) -> None:
+    """Asks the flow processes under a worker to stop, as a cancellation would, and waits for them."""
+    if not is_alive(worker.pid, worker.started):
+        return
+    with contextlib.suppress(psutil.Error):
+        leader = psutil.Process(worker.pid)
+        # Frozen, it starts no further flow run meanwhile.
+        leader.suspend()
+        flows = [ProcessRecord.of(flow.pid) for flow in leader.children()]
+        for flow in flows:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(flow.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _FLOW_SECONDS
+        while any(is_alive(flow.pid, flow.started) for flow in flows) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def run_worker(home: Home, url: str, pool: str) -> None:
+    """Becomes a worker of the pool in the foreground, until it is interrupted."""
+    with client_settings(home, url):
+        from prefect.client.orchestration import get_client
+
+        with get_client(sync_client=True) as client:
+            ensure_deployment(client, pool)
+    command = worker_command(pool)
+    os.execvpe(command[0], command, os.environ | worker_environment(home, url))

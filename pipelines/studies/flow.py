@@ -1,0 +1,85 @@
+"""A study in a worker: one flow run does all its trials, one after another."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled, Completed, Failed
+
+from pipelines.home import Home
+from pipelines.processes.stop import Stop
+from pipelines.running.experiment import execute_document
+from pipelines.services.server import client_settings
+from pipelines.services.submit import POOL, api_url, ensure_deployment, flow_run_link
+from pipelines.studies.report import answer, best_trial, write_study_report
+from pipelines.studies.study import StudyInterruptedError, run_study
+from specs.study_document import StudyDocument
+
+
+@flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)
+def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
+    """Runs what is left of a study; each trial's runs are flow runs below this one.
+
+    Args:
+        name: what the dashboard calls it.
+        document: the frozen study, `StudyDocument.to_json()`.
+    """
+    home, stop = Home.from_environment(), Stop()
+    logger = get_run_logger()
+    execute = partial(execute_document, home=home, stop=stop)
+    try:
+        with stop.on_signals():
+            record = run_study(StudyDocument.from_json(document), home, execute, say=logger.info)
+    except StudyInterruptedError:
+        return Cancelled(message=f"{name} goes on from here when it is submitted again")
+    write_study_report(home, record["name"])
+    ending = Completed if best_trial(record) else Failed
+    return ending(message=answer(home, record))
+
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+DEPLOYMENT = "studies"
+ENTRYPOINT = "pipelines.studies.flow.run_study_flow"
+
+
+def submit_study(document: StudyDocument, home: Home, profile: str = "") -> str:
+    """Hands a frozen study to a server's workers and returns the flow run's page on the dashboard.
+
+    Args:
+        profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
+    Raises:
+        SpecError: no server is meant, or it does not answer.
+    """
+    url = api_url(home, profile)
+    with client_settings(home, url):
+        from prefect.client.orchestration import get_client
+        from prefect.states import Scheduled
+
+        name = f"study {document.study.name}"
+        with get_client(sync_client=True) as client:
+            created = client.create_flow_run_from_deployment(
+                _deployment(client),
+                name=name,
+                parameters={"name": name, "document": document.to_json()},
+                tags=[f"study:{document.study.name}"],
+                state=Scheduled(),
+            )
+    return flow_run_link(home, url, str(created.id))
+
+
+def _deployment(client: "SyncPrefectClient") -> UUID:
+    from pipelines.studies.flow import run_study_flow
+
+    ensure_deployment(client)
+    return client.create_deployment(
+        flow_id=client.create_flow(run_study_flow),
+        name=DEPLOYMENT,
+        entrypoint=ENTRYPOINT,
+        work_pool_name=POOL,
+        enforce_parameter_schema=False,
+        description="All trials of a hyperparameter study, one after another.",
+    )

@@ -1,0 +1,259 @@
+"""The base stage: the model that training starts from, loaded or made from scratch, then perhaps warmed up."""
+
+import inspect
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from rpg.data import load_problems
+from specs.errors import Problem, SpecError
+from specs.schema.experiment import Experiment
+from specs.schema.fields import nearest
+from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_FROM_TOKENIZER = ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
+"""Fields of a config that follow from the tokenizer."""
+
+
+_WRITTEN_HERE = ("summary.json", "manifest.json")
+"""A link of this name would have the stage, or who publishes it, write into the model's own directory."""
+
+
+def make(experiment: Experiment, data_dir: Path | None, out: Path) -> None:
+    """Fills `out` with a directory that transformers and vLLM load, and summary.json.
+
+    Args:
+        experiment: the run's spec.
+        data_dir: the staged data; needed for a warm-up and for a trained tokenizer.
+        out: an empty directory.
+    Raises:
+        SpecError: the model does not exist or its settings are wrong.
+    """
+    from transformers.utils import logging
+
+    from rpg.processes.device import choose_device, use_threads
+
+    start = time.monotonic()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    use_threads(experiment.resources)
+    device = choose_device(experiment.resources)
+    if isinstance(experiment.model, PretrainedModel) and experiment.warm_up is None:
+        summary = _link(experiment.model, out)
+    else:
+        summary = _build(experiment, data_dir, device, out)
+    summary["seconds"] = round(time.monotonic() - start, 2)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1))
+    print(f"{summary['parameters'] / 1e6:.2f} M parameters, vocabulary of {summary['vocabulary']}", flush=True)
+
+
+def _build(experiment: Experiment, data_dir: Path | None, device: "torch.device", out: Path) -> dict[str, Any]:
+    if isinstance(experiment.model, PretrainedModel):
+        model, tokenizer = _load(experiment.model)
+    else:
+        model, tokenizer = _from_scratch(experiment.model, data_dir)
+    losses: list[float] = []
+    if experiment.warm_up is not None:
+        from rpg.base.warm_up import warm_up
+
+        if data_dir is None:
+            raise ValueError("a warm-up needs the staged data")
+        problems = load_problems(data_dir, "train", tokenizer, experiment.data)
+        _check_answers(problems)
+        losses = warm_up(
+            model,
+            tokenizer,
+            problems,
+            experiment.data,
+            experiment.warm_up,
+            device=device,
+            seed=experiment.model.seed if isinstance(experiment.model, ScratchModel) else 0,
+            microbatch_tokens=experiment.training.microbatch_tokens,
+        )
+    model.cpu().save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return {**_facts(model.config, model.num_parameters()), "warm_up": {"losses": losses}}
+
+
+def _facts(config: "PretrainedConfig", parameters: int) -> dict[str, Any]:
+    text = config.get_text_config()
+    return {
+        "parameters": parameters,
+        "model_type": config.model_type,
+        "vocabulary": text.vocab_size,
+        "context": getattr(text, "max_position_embeddings", None),
+    }
+
+
+def _check_answers(problems: list[Any]) -> None:
+    if not any(problem.answer for problem in problems):
+        raise SpecError(
+            Problem(
+                "a warm-up learns gold answers, and the training problems have none",
+                path=("warm_up",),
+                hint="leave warm_up out, or train on a set with answers",
+            )
+        )
+
+
+# Models that exist
+
+
+def _link(spec: PretrainedModel, out: Path) -> dict[str, Any]:
+    """Links to the model's files; only weights that are not safetensors are written anew."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    directory = _directory(spec)
+    if not list(directory.glob("*.safetensors")):
+        model, tokenizer = _load(spec)
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+        return _facts(model.config, model.num_parameters())
+    with _blaming(spec):
+        AutoTokenizer.from_pretrained(directory)
+        facts = _facts(AutoConfig.from_pretrained(directory), _count(directory))
+    for file in sorted(directory.iterdir()):
+        if file.is_file() and file.name not in _WRITTEN_HERE:
+            os.symlink(file.resolve(), out / file.name)
+    return facts
+
+
+def _load(spec: PretrainedModel) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    directory = _directory(spec)
+    with _blaming(spec):
+        return (
+            AutoModelForCausalLM.from_pretrained(directory, dtype="auto"),
+            AutoTokenizer.from_pretrained(directory),
+        )
+
+
+def _directory(spec: PretrainedModel) -> Path:
+    """The directory with the model's files, downloaded where the path is a Hub id."""
+    if Path(spec.path).is_absolute() or Path(spec.path).is_dir():
+        directory = Path(spec.path)
+        if not directory.is_dir():
+            raise _no_model("no such model directory", spec, f"there is no directory {directory}")
+        if not (directory / "config.json").is_file():
+            raise _no_model("the directory holds no model", spec, "a model directory has a config.json")
+        return directory
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(spec.path, revision=spec.revision))
+    except Exception as error:
+        # The client reports what is missing, a bad id and a lost network by a dozen classes of three libraries.
+        reason = str(error).strip().splitlines()[0]
+        raise _no_model(f"the model cannot be fetched from the Hub: {reason}", spec, _HUB_HINT) from error
+
+
+_HUB_HINT = "without a network, give the directory of a downloaded model"
+
+
+@contextmanager
+def _blaming(spec: PretrainedModel) -> Iterator[None]:
+    """What transformers or safetensors cannot read is the named model's fault."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise _no_model(f"the model cannot be loaded: {reason}", spec, "") from error
+
+
+def _no_model(message: str, spec: PretrainedModel, hint: str) -> SpecError:
+    return SpecError(Problem(message, path=("model", "path"), given=spec.path, hint=hint))
+
+
+def _count(directory: Path) -> int:
+    """Parameters stored in the directory."""
+    from safetensors import safe_open
+
+    total = 0
+    for file in directory.glob("*.safetensors"):
+        with safe_open(file, framework="np") as weights:
+            total += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return total
+
+
+# Models from scratch
+
+
+def _from_scratch(spec: ScratchModel, data_dir: Path | None) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    from rpg.base.tokenization import make_tokenizer
+
+    tokenizer = make_tokenizer(spec.tokenizer, _texts(data_dir) if isinstance(spec.tokenizer, TrainedTokenizer) else ())
+    torch.manual_seed(spec.seed)
+    try:
+        config = _config(spec, tokenizer)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        # Some contradictions show only when the model computes.
+        with torch.no_grad():
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long))
+    except SpecError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        message = f"transformers cannot build {spec.model_type} with these settings: {reason}"
+        raise SpecError(Problem(message, path=("model", "config"), given=_shown(spec.config))) from error
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    return model, tokenizer
+
+
+def _config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "PretrainedConfig":
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    known_types = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    if spec.model_type not in known_types:
+        message = "transformers knows no such decoder architecture"
+        hint = nearest(spec.model_type, known_types)
+        raise SpecError(Problem(message, path=("model", "model_type"), given=spec.model_type, hint=hint))
+    defaults = AutoConfig.for_model(spec.model_type)
+    known = set(defaults.to_dict()) | set(defaults.attribute_map) | set(inspect.signature(type(defaults)).parameters)
+    problems = [
+        Problem(
+            f"{spec.model_type} has no such setting" if key not in _FROM_TOKENIZER else "follows from the tokenizer",
+            path=("model", "config", key),
+            given=str(value),
+            hint=nearest(key, known) if key not in _FROM_TOKENIZER else "leave it out",
+        )
+        for key, value in spec.config.items()
+        if key not in known or key in _FROM_TOKENIZER
+    ]
+    if problems:
+        raise SpecError(*problems)
+    return AutoConfig.for_model(
+        spec.model_type,
+        **spec.config,
+        vocab_size=len(tokenizer),
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _texts(data_dir: Path | None) -> list[str]:
+    if data_dir is None:
+        raise ValueError("a trained tokenizer needs the staged data")
+    table = pq.read_table(data_dir / "train.parquet", columns=["prompt", "answer"])
+    return [str(text) for column in table.columns for text in column.to_pylist()]
+
+
+def _shown(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in settings.items())

@@ -1,0 +1,224 @@
+"""From sampled responses to the tensors of a forward pass."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rpg.batches.packing_plan import Integers, Rows
+from rpg.rewards.score import Score
+from rpg.types import FinishReason, RolloutGroup
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRollouts:
+    """A step's responses in the order of its prompts, their tokens laid end to end."""
+
+    prompts: tuple[Integers, ...]
+    """Token ids of the prompt of each group."""
+    problems: tuple[int, ...]
+    """Index of the problem of each group."""
+    group_ids: Integers
+    """Of each response: which group it belongs to, from 0. [B]"""
+    token_ids: Integers
+    """Sampled tokens of all responses. [N]"""
+    rollout_logprobs: Floats
+    """Of the sampled tokens under the distribution they were drawn from, nats. [N]"""
+    lengths: Integers
+    """Tokens of each response. [B]"""
+    finish_reasons: tuple[FinishReason, ...]
+    responses: tuple[str, ...]
+    """The text of each response."""
+    scores: tuple[Score, ...]
+    policy_version: int
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of how the batch came about."""
+
+    @property
+    def starts(self) -> Integers:
+        """Where each response begins among the tokens, and where the last one ends. [B + 1]"""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    @property
+    def prompt_lengths(self) -> Integers:
+        """Tokens of each response's prompt. [B]"""
+        return np.array([len(prompt) for prompt in self.prompts], dtype=np.int64)[self.group_ids]
+
+    @property
+    def sequence_lengths(self) -> Integers:
+        """Tokens of prompt and response. [B]"""
+        return self.prompt_lengths + self.lengths
+
+    @property
+    def rewards(self) -> Floats:
+        """Of each response, penalties included. [B]"""
+        return np.array([score.reward for score in self.scores], dtype=np.float32)
+
+    @property
+    def truncated(self) -> npt.NDArray[np.bool_]:
+        """Whether a response was cut at the maximum length. [B]"""
+        return np.array([reason == "length" for reason in self.finish_reasons])
+
+
+def collate(
+    groups: Sequence[RolloutGroup], *, problems: Sequence[int], responses: Sequence[str], scores: Sequence[Score]
+) -> StepRollouts:
+    """Lays the groups' responses end to end; `problems` has one entry a group, the others one a response."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    sizes = [len(group.rollouts) for group in groups]
+    return StepRollouts(
+        prompts=tuple(np.array(group.prompt_ids, dtype=np.int64) for group in groups),
+        problems=tuple(problems),
+        group_ids=np.repeat(np.arange(len(groups), dtype=np.int64), sizes),
+        token_ids=np.concatenate([np.array(rollout.response_ids, dtype=np.int64) for rollout in rollouts]),
+        rollout_logprobs=np.concatenate([np.array(rollout.rollout_logprobs, dtype=np.float32) for rollout in rollouts]),
+        lengths=np.array([len(rollout.response_ids) for rollout in rollouts], dtype=np.int64),
+        finish_reasons=tuple(rollout.finish_reason for rollout in rollouts),
+        responses=tuple(responses),
+        scores=tuple(scores),
+        policy_version=groups[0].policy_version,
+    )
+
+
+def join(parts: Sequence[StepRollouts]) -> StepRollouts:
+    """The ranks' shares as one, in the order of the ranks."""
+    offsets = np.cumsum([0] + [len(part.prompts) for part in parts])
+    return StepRollouts(
+        prompts=tuple(prompt for part in parts for prompt in part.prompts),
+        problems=tuple(problem for part in parts for problem in part.problems),
+        group_ids=np.concatenate([part.group_ids + offset for part, offset in zip(parts, offsets, strict=False)]),
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        rollout_logprobs=np.concatenate([part.rollout_logprobs for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        finish_reasons=tuple(reason for part in parts for reason in part.finish_reasons),
+        responses=tuple(text for part in parts for text in part.responses),
+        scores=tuple(score for part in parts for score in part.scores),
+        policy_version=parts[0].policy_version,
+    )
+
+
+def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
+    """The batch with these groups alone, in this order."""
+    members = [np.flatnonzero(step.group_ids == group) for group in groups]
+    index = np.concatenate([np.empty(0, dtype=np.int64), *members])
+    tokens = np.concatenate([np.empty(0, dtype=np.int64), *(_tokens_of(step, each) for each in members)])
+    return StepRollouts(
+        prompts=tuple(step.prompts[group] for group in groups),
+        problems=tuple(step.problems[group] for group in groups),
+        group_ids=np.repeat(np.arange(len(groups), dtype=np.int64), [len(each) for each in members]),
+        token_ids=step.token_ids[tokens],
+        rollout_logprobs=step.rollout_logprobs[tokens],
+        lengths=step.lengths[index],
+        finish_reasons=tuple(step.finish_reasons[response] for response in index),
+        responses=tuple(step.responses[response] for response in index),
+        scores=tuple(step.scores[response] for response in index),
+        policy_version=step.policy_version,
+    )
+
+
+def _tokens_of(step: StepRollouts, responses: Integers) -> Integers:
+    """Where the responses' tokens stand among the step's."""
+    starts = step.starts
+    return np.concatenate([np.arange(starts[response], starts[response + 1]) for response in responses])
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """One forward pass: b sequences of at most L tokens, their n response tokens, responses of at most T tokens."""
+
+    input_ids: Tensor
+    """Prompt and response, padded on the right, where causal attention never looks [b, L]; packed, all in one row
+    [1, L], where the responses to a prompt follow it one after another."""
+    packed: tuple[tuple[int, ...], ...]
+    """Of a packed row: for each prompt in it its length and those of its responses, see Packing. Empty where each
+    response has a row of its own."""
+    sources: Tensor
+    """Positions in the flattened input ids whose hidden state predicts a response token, row by row. [n]"""
+    targets: Tensor
+    """Those response tokens. [n]"""
+    tokens: Tensor
+    """Where those tokens stand among the step's, on the host. [n]"""
+    response_mask: Tensor
+    """1 where the policy sampled and the token counts. [b, T]"""
+    places: Tensor
+    """Positions of the n tokens in the flattened [b * T]. [n]"""
+    rollouts: Tensor
+    """Index of each row's response in the step, on the host. [b]"""
+    rollout_logprobs: Tensor
+    """Of those response tokens by the engine that sampled them, nats. [n]"""
+    counts: bool
+    """False: its tokens weigh nothing, see Rows."""
+
+    def pick(self, values: Tensor) -> Tensor:
+        """The response tokens' values of [b, T], as [n]."""
+        return values.flatten()[self.places]
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[n] values of the response tokens as [b, T], 0 elsewhere; differentiable."""
+        return (
+            values.new_zeros(self.response_mask.numel()).index_copy(0, self.places, values).view_as(self.response_mask)
+        )
+
+
+def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: bool = False) -> Microbatch:
+    """Pads the responses of one pass, or lays them end to end, and notes where their tokens stand.
+
+    Packed, neighbours of one group share a prompt.
+    """
+    index = np.array(rows.rollouts, dtype=np.int64)
+    lengths, starts, groups = step.lengths[index], step.starts[index], step.group_ids[index]
+    prompts = [step.prompts[group] for group in groups]
+    heads = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+    leads, begins, size = _packed(lengths, heads, groups) if packed else _padded(lengths, heads)
+    row = np.repeat(np.arange(len(index)), lengths)
+    column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    tokens = np.repeat(starts, lengths) + column
+    input_ids = np.zeros(size, dtype=np.int64)
+    for lead in np.unique(leads):
+        input_ids[begins[lead] - heads[lead] : begins[lead]] = prompts[lead]
+    stands = begins[row] + column
+    input_ids[stands] = step.token_ids[tokens]
+    longest = int(lengths.max())
+    mask = np.zeros((len(index), longest), dtype=np.float32)
+    mask[row, column] = float(rows.counts)
+
+    def place(array: Integers | Floats) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return Microbatch(
+        input_ids=place(input_ids.reshape(1 if packed else len(index), -1)),
+        packed=tuple(_families(lengths, heads, leads)) if packed else (),
+        sources=place(np.where(column > 0, stands, begins[leads][row]) - 1),
+        targets=place(step.token_ids[tokens]),
+        tokens=torch.from_numpy(tokens),
+        response_mask=place(mask),
+        places=place(row * longest + column),
+        rollouts=torch.from_numpy(index),
+        rollout_logprobs=place(step.rollout_logprobs[tokens]),
+        counts=rows.counts,
+    )
+
+
+def _padded(lengths: Integers, heads: Integers) -> tuple[Integers, Integers, int]:
+    """Each response behind a prompt of its own, in a row of its own. As `_packed`."""
+    responses, width = np.arange(len(lengths)), int((heads + lengths).max())
+    return responses, responses * width + heads, len(lengths) * width
+
+
+def _packed(lengths: Integers, heads: Integers, groups: Integers) -> tuple[Integers, Integers, int]:
+    """Behind which response's prompt each one stands [b], where its tokens begin [b], and how many tokens there are."""
+    leading = np.diff(groups, prepend=-1) != 0
+    leads = np.maximum.accumulate(np.where(leading, np.arange(len(lengths)), 0))
+    ends = np.cumsum(lengths + heads * leading)
+    return leads, ends - lengths, int(ends[-1])
+
+
+def _families(lengths: Integers, heads: Integers, leads: Integers) -> Iterator[tuple[int, ...]]:
+    """For each prompt of a packed row its length, then those of the responses behind it."""
+    for lead in np.unique(leads):
+        yield int(heads[lead]), *lengths[leads == lead].tolist()

@@ -1,0 +1,170 @@
+"""Enumerated worlds laid end to end, so that one call of a loss covers all of them, and what its gradient is there,
+exactly."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rpg.certificate.enumeration import (
+    World,
+    enumerate_world,
+    response_probabilities,
+    sequence_objective,
+    token_objective,
+)
+
+SIZES = tuple((vocabulary, length) for vocabulary in (3, 4, 5) for length in (1, 2, 3, 4))
+"""Vocabulary and length of the worlds."""
+SEEDS = (0, 1)
+SITUATIONS = tuple((policy, reference) for policy in ("on_policy", "off_policy") for reference in ("sampler", "apart"))
+"""Whether the policy is the sampler, and whether the reference is."""
+TRUTHS = ("reward", "reverse", "forward")
+"""What exact gradients are held of, at each level: the expected reward, and either divergence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One world with its three policies."""
+
+    world: World
+    policy: Tensor
+    sampler: Tensor
+    reference: Tensor
+    situation: int
+    """Index into SITUATIONS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """All cases as one batch of responses, and one table of prefixes."""
+
+    logprobs: Tensor
+    """[responses, 4], as are the next two; float64, 0 on padding."""
+    old_logprobs: Tensor
+    ref_logprobs: Tensor
+    response_mask: Tensor
+    """[responses, 4], bool."""
+    rewards: Tensor
+    """[responses], less the case's mean under the sampler."""
+    probability: Tensor
+    """[responses], under the case's sampler."""
+    prefixes: Tensor
+    """[responses, 4]: the row of the prefix before each token, over all cases."""
+    tokens: Tensor
+    """[responses, 4]."""
+    policy: Tensor
+    """[prefixes, 5]: the probabilities of the policy; 0 for tokens that a world lacks."""
+    case_of_prefix: Tensor
+    """[prefixes]."""
+    case_of_response: Tensor
+    """[responses]."""
+    situation: Tensor
+    """[cases], index into SITUATIONS."""
+    exact: dict[tuple[str, str], Tensor]
+    """(truth, level) -> its gradient [prefixes, 5]."""
+
+    def expected(self, slopes: Tensor) -> Tensor:
+        """[prefixes, 5]: minus the expected gradient of a loss with these derivatives by the logprobs [responses,
+        4]."""
+        weight = torch.where(self.response_mask, -self.probability[:, None] * slopes, 0.0).flatten()
+        rows, chosen = self.prefixes.flatten(), self.tokens.flatten()
+        gradient = torch.zeros_like(self.policy).index_put((rows, chosen), weight, accumulate=True)
+        return gradient.index_add(0, rows, -weight[:, None] * self.policy[rows])
+
+    def variance(self, slopes: Tensor) -> Tensor:
+        """[cases]: trace of the covariance of the gradient that one sampled response gives."""
+        policy = self.policy[self.prefixes]
+        chosen = policy.gather(-1, self.tokens[..., None])[..., 0]
+        squared = torch.where(self.response_mask, slopes**2 * (1 - 2 * chosen + (policy**2).sum(-1)), 0.0).sum(-1)
+        mean_square = self._by_case(self.probability * squared, self.case_of_response)
+        return mean_square - self.inner(self.expected(slopes), self.expected(slopes))
+
+    def inner(self, one: Tensor, other: Tensor) -> Tensor:
+        """[cases]: inner product of two tables of gradients."""
+        return self._by_case((one * other).sum(-1), self.case_of_prefix)
+
+    def relative_error(self, gradient: Tensor, exact: Tensor) -> Tensor:
+        """[cases]: norm of the difference over that of the exact one; where that is 0, the norm itself."""
+        size = self.inner(exact, exact).sqrt()
+        difference = self.inner(gradient - exact, gradient - exact).sqrt()
+        return difference / torch.where(size > 1e-12, size, 1.0)
+
+    def cosine(self, gradient: Tensor, exact: Tensor) -> Tensor:
+        """[cases]: of the angle between two gradients; 1 where both are 0, 0 where one is."""
+        sizes = (self.inner(gradient, gradient) * self.inner(exact, exact)).sqrt()
+        both = (self.inner(gradient, gradient) < 1e-24) & (self.inner(exact, exact) < 1e-24)
+        inner = self.inner(gradient, exact) / torch.where(sizes > 1e-24, sizes, 1.0)
+        return torch.where(both, 1.0, torch.where(sizes > 1e-24, inner, 0.0))
+
+    def _by_case(self, values: Tensor, case: Tensor) -> Tensor:
+        return values.new_zeros(len(self.situation)).index_add(0, case, values)
+
+
+def draw_cases() -> Iterator[Case]:
+    """Every size, seed and situation. The policies differ by a few tenths of a nat a token, so that a clip acts at
+    times."""
+    for seed in SEEDS:
+        for vocabulary, length in SIZES:
+            generator = torch.Generator().manual_seed(1000 * seed + 10 * vocabulary + length)
+            world = enumerate_world(vocabulary, length, generator)
+            sampler = world.policy(generator)
+            policies = {"on_policy": sampler, "off_policy": sampler + world.policy(generator, spread=0.5)}
+            references = {"sampler": sampler, "apart": sampler + world.policy(generator, spread=0.5)}
+            for index, (policy, reference) in enumerate(SITUATIONS):
+                yield Case(world, policies[policy], sampler, references[reference], index)
+
+
+def enumerated_cases() -> Cases:
+    """The batch that certificates are made on; the same at every call."""
+    cases = list(draw_cases())
+    longest, widest = max(size[1] for size in SIZES), max(size[0] for size in SIZES)
+    starts = torch.tensor([0] + [case.world.num_prefixes for case in cases]).cumsum(0)
+
+    def tokenwise(values: list[Tensor]) -> Tensor:
+        return torch.cat([torch.nn.functional.pad(value, (0, longest - value.shape[-1])) for value in values])
+
+    def rowwise(values: list[Tensor]) -> Tensor:
+        return torch.cat([torch.nn.functional.pad(value, (0, widest - value.shape[-1])) for value in values])
+
+    probabilities = [response_probabilities(case.world, case.sampler) for case in cases]
+    rewards = [
+        case.world.rewards - chance @ case.world.rewards for case, chance in zip(cases, probabilities, strict=True)
+    ]
+    exact = [exact_gradients(case) for case in cases]
+    numbers = torch.arange(len(cases))
+    return Cases(
+        logprobs=tokenwise([case.world.logprobs(case.policy) for case in cases]),
+        old_logprobs=tokenwise([case.world.logprobs(case.sampler) for case in cases]),
+        ref_logprobs=tokenwise([case.world.logprobs(case.reference) for case in cases]),
+        response_mask=tokenwise([case.world.response_mask for case in cases]),
+        rewards=torch.cat(rewards),
+        probability=torch.cat(probabilities),
+        prefixes=tokenwise([case.world.prefixes + start for case, start in zip(cases, starts[:-1], strict=True)]),
+        tokens=tokenwise([case.world.tokens for case in cases]),
+        policy=rowwise([torch.softmax(case.policy, -1) for case in cases]),
+        case_of_prefix=numbers.repeat_interleave(starts.diff()),
+        case_of_response=numbers.repeat_interleave(torch.tensor([len(case.world.rewards) for case in cases])),
+        situation=torch.tensor([case.situation for case in cases]),
+        exact={key: rowwise([gradients[key] for gradients in exact]) for key in exact[0]},
+    )
+
+
+def exact_gradients(case: Case) -> dict[tuple[str, str], Tensor]:
+    """(truth, level) -> the gradient of the expected reward, or of either divergence, by the policy's table."""
+    table = case.policy.clone().requires_grad_()
+
+    def total(level: str, *, forward: bool, kl_coef: float) -> Tensor:
+        if level == "sequence":
+            return sequence_objective(case.world, table, case.reference, forward=forward, kl_coef=kl_coef)
+        return token_objective(case.world, table, case.sampler, case.reference, forward=forward, kl_coef=kl_coef)
+
+    found = {}
+    for level in ("token", "sequence"):
+        (reward,) = torch.autograd.grad(total(level, forward=False, kl_coef=0.0), table)
+        found["reward", level] = reward
+        for truth in ("reverse", "forward"):
+            (regularized,) = torch.autograd.grad(total(level, forward=truth == "forward", kl_coef=1.0), table)
+            found[truth, level] = reward - regularized
+    return found

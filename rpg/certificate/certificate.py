@@ -1,0 +1,197 @@
+"""A certificate says how far an objective's expected gradient is from the exact gradient of what it claims to
+optimise."""
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
+from rpg.objectives.kl import reward_penalties
+from rpg.objectives.losses import token_losses
+from specs.schema.objective import Objective, RegularizedObjective, Rival
+
+TOLERANCE = 1e-10
+"""Relative, in float64; what is claimed exact must be within it."""
+NAMED = {
+    "nothing": 0.0,
+    "reverse KL of each token": ("reverse", "token", 1.0),
+    "forward KL of each token": ("forward", "token", 1.0),
+    "reverse KL of the response": ("reverse", "sequence", 1.0),
+    "forward KL of the response": ("forward", "sequence", 1.0),
+    "minus the forward KL of each token": ("forward", "token", -1.0),
+}
+"""What a penalty may turn out to be the gradient of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found in one situation: the worst case for errors and cosines, the mean of the cases for the
+    variance."""
+
+    policy: str
+    """on_policy: it is the sampler; off_policy."""
+    reference: str
+    """sampler: the reference is the sampler; apart."""
+    error: float
+    """Relative error of the expected gradient against that of the claimed objective."""
+    cosine: float
+    """Of the angle between the two."""
+    variance: float
+    """Trace of the covariance of the gradient from one response; reward units squared."""
+    divergence_error: dict[str, float]
+    """Relative error of the divergence's part alone against the named divergence of each token, and of the whole
+    response."""
+    divergence_gradient_of: str
+    """What the divergence's part is the gradient of; empty: none of the candidates, or no divergence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The proof of one objective. JSON-able through `as_json`."""
+
+    objective: dict[str, Any]
+    """As resolved; kl_coef is taken as 1 here where it is not 0, so that the divergence weighs as much as the
+    reward."""
+    claim: str
+    """always, on_policy or never: when the expected gradient is said to be exact."""
+    claimed: str
+    """The objective it is held against."""
+    holds: bool
+    """Whether the claim is true to within the tolerance in every enumerated case."""
+    tolerance: float
+    num_cases: int
+    length_cosine: float
+    """What the aggregation does to the on-policy gradient: the smallest cosine to the exact one when it divides by
+    each response's own length (sequence_mean); 1 for the others, which only scale it."""
+    findings: tuple[Finding, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def finding(self, policy: str, reference: str) -> Finding:
+        """That of one situation."""
+        return next(found for found in self.findings if (found.policy, found.reference) == (policy, reference))
+
+
+def certify(objective: Objective) -> Certificate:
+    """Enumerates every response of small autoregressive policies and compares gradients; no sampling, float64.
+
+    The loss is the sum of the token losses of a response, as `aggregation: sequence_sum` has it; the advantage is the
+    reward less its mean. What a scale of the advantages does to the gradient is not part of the certificate.
+    """
+    cases = _cases()
+    divergence = _divergence(objective)
+    slopes = _slopes(objective.model_copy(update={"kl_coef": 1.0 if divergence else 0.0}), cases)
+    penalty = _slopes(objective.model_copy(update={"kl_coef": 0.0}), cases) - slopes
+    exact = cases.exact["reward", objective.claim_level].clone()
+    if divergence:
+        exact -= cases.exact[divergence, objective.claim_level]
+    findings = tuple(
+        _finding(cases, index, slopes, exact, penalty if divergence else None, divergence)
+        for index in range(len(SITUATIONS))
+    )
+    claimed = {"always": findings, "on_policy": [it for it in findings if it.policy == "on_policy"], "never": []}
+    return Certificate(
+        objective=objective.model_dump(mode="json"),
+        claim=objective.claim,
+        claimed=_claimed(objective, divergence),
+        holds=all(finding.error <= TOLERANCE for finding in claimed[objective.claim]),
+        tolerance=TOLERANCE,
+        num_cases=len(cases.situation),
+        length_cosine=_length_cosine(objective, cases, slopes, exact),
+        findings=findings,
+    )
+
+
+@cache
+def _cases() -> Cases:
+    return enumerated_cases()
+
+
+def _slopes(objective: Objective, cases: Cases) -> Tensor:
+    """[responses, 4]: the derivative of each response's loss by its logprobs."""
+    logprobs = cases.logprobs.clone().requires_grad_()
+    losses = token_losses(
+        objective,
+        logprobs=logprobs,
+        old_logprobs=cases.old_logprobs,
+        ref_logprobs=cases.ref_logprobs,
+        advantages=_advantages(objective, cases),
+        response_mask=cases.response_mask,
+    )
+    (slopes,) = torch.autograd.grad(torch.where(cases.response_mask, losses, 0.0).sum(), logprobs)
+    return slopes
+
+
+def _advantages(objective: Objective, cases: Cases) -> Tensor:
+    """[responses, 4]: the centred reward, less the divergence where the objective takes it off the reward."""
+    mask = cases.response_mask
+    penalties = torch.zeros_like(cases.logprobs)
+    if isinstance(objective, Rival) and objective.penalizes_reward:
+        penalties[mask] = objective.kl_coef * reward_penalties(
+            (cases.old_logprobs - cases.ref_logprobs)[mask],
+            mask.sum(-1),
+            estimator=objective.kl_estimator,
+            credit=objective.kl_credit,
+        )
+    return torch.where(mask, cases.rewards[:, None] - penalties, 0.0)
+
+
+def _divergence(objective: Objective) -> str:
+    """reverse, forward, or empty without one."""
+    if not objective.needs_reference:
+        return ""
+    if isinstance(objective, RegularizedObjective):
+        return "forward" if objective.divergence in ("forward", "unnormalized_forward") else "reverse"
+    return "reverse"
+
+
+def _claimed(objective: Objective, divergence: str) -> str:
+    of = "of each token, in states of the sampler" if objective.claim_level == "token" else "of the whole response"
+    return f"expected reward less the {divergence} KL {of}" if divergence else f"expected reward {of}"
+
+
+def _finding(
+    cases: Cases, situation: int, slopes: Tensor, exact: Tensor, penalty: Tensor | None, divergence: str
+) -> Finding:
+    here = cases.situation == situation
+    gradient = cases.expected(slopes)
+    errors, gradient_of = {}, ""
+    if penalty is not None:
+        part = cases.expected(penalty)
+        for level in ("token", "sequence"):
+            errors[level] = cases.relative_error(part, cases.exact[divergence, level])[here].max().item()
+        gradient_of = _gradient_of(cases, here, part)
+    return Finding(
+        policy=SITUATIONS[situation][0],
+        reference=SITUATIONS[situation][1],
+        error=cases.relative_error(gradient, exact)[here].max().item(),
+        cosine=cases.cosine(gradient, exact)[here].min().item(),
+        variance=cases.variance(slopes)[here].mean().item(),
+        divergence_error=errors,
+        divergence_gradient_of=gradient_of,
+    )
+
+
+def _length_cosine(objective: Objective, cases: Cases, slopes: Tensor, exact: Tensor) -> float:
+    if objective.aggregation != "sequence_mean":
+        return 1.0
+    on_policy = torch.tensor([policy == "on_policy" for policy, _ in SITUATIONS])[cases.situation]
+    divided = cases.expected(slopes / cases.response_mask.sum(-1, keepdim=True))
+    return cases.cosine(divided, exact)[on_policy].min().item()
+
+
+def _gradient_of(cases: Cases, here: Tensor, part: Tensor) -> str:
+    """The first candidate that the divergence's part agrees with in every case of the situation."""
+    for name, candidate in NAMED.items():
+        exact = torch.zeros_like(part)
+        if isinstance(candidate, tuple):
+            truth, level, sign = candidate
+            exact = sign * cases.exact[truth, level]
+        if cases.relative_error(part, exact)[here].max() <= TOLERANCE:
+            return name
+    return ""

@@ -1,0 +1,167 @@
+"""What a checkpoint holds, in pieces: a rank writes the parts of tensors that it has, and reads those that it needs.
+
+A piece is a run of elements of a flattened tensor, under the tensor's name. The ranks that read may be more or fewer
+than those that wrote, and may cut their tensors elsewhere: each copies what overlaps. So no rank ever gathers a whole
+model, and a checkpoint of any layout serves any other. DeepSpeed's universal checkpoint is the same idea as a second
+program that rewrites a finished checkpoint, and knows an optimizer by Adam's two moments alone.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from rpg.files import sync_directory
+from rpg.processes import ranks
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_NOTES = "notes"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a tensor that lives."""
+
+    name: str
+    """Of the whole tensor; the same on every rank."""
+    start: int
+    """Its first element in the flattened tensor."""
+    values: Tensor
+    """A view into the tensor, [n]; n may be 0."""
+
+
+class StateCopy:
+    """What this rank has to write: copied to host memory at once, so that training can go on while it is written."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, list[memoryview]] = {}
+
+    def pieces(self, stem: str, pieces: Iterable[Piece], notes: dict[str, Any] | None = None) -> None:
+        """Takes pieces, and notes of plain values, for a file of this rank's own: safetensors."""
+        copies = [(f"{piece.start}@{piece.name}", _on_host(piece.values)) for piece in pieces if piece.values.numel()]
+        # The widest first, as safetensors wants it, so that all are aligned; then by name: equal states, equal files.
+        copies.sort(key=lambda named: (-named[1].element_size(), named[0]))
+        header: dict[str, Any] = {"__metadata__": {_NOTES: json.dumps(notes or {}, sort_keys=True)}}
+        end = 0
+        for name, values in copies:
+            begin, end = end, end + values.nbytes
+            shape = list(values.shape)
+            header[name] = {"dtype": _DTYPES[values.dtype], "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        head = memoryview(len(text).to_bytes(8, "little") + text)
+        body = [values.view(torch.uint8).numpy().data for _, values in copies]
+        self._files[f"{stem}-rank{ranks.rank():05}.safetensors"] = [head, *body]
+
+    def document(self, name: str, value: Any) -> None:
+        """Takes plain values for a JSON file; of rank 0 only."""
+        if ranks.rank() == 0:
+            self._files[name] = [memoryview(json.dumps(value, indent=1).encode())]
+
+    def values(self, stem: str, value: Any) -> None:
+        """Takes plain values and tensors for a file of this rank's own, as `load_values` gives them back."""
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        self._files[_values_file(stem)] = [buffer.getbuffer()]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the files."""
+        return sum(block.nbytes for blocks in self._files.values() for block in blocks)
+
+    def write(self, directory: Path) -> dict[str, dict[str, Any]]:
+        """Writes and syncs the files. Returns their digests and sizes by name."""
+        return {name: _write(directory / name, blocks) for name, blocks in self._files.items()}
+
+
+class PieceFiles:
+    """The pieces that any number of ranks wrote under one stem."""
+
+    def __init__(self, directory: Path, stem: str) -> None:
+        """Raises FileNotFoundError where there are none."""
+        paths = sorted(directory.glob(f"{stem}-rank*.safetensors"))
+        if not paths:
+            raise FileNotFoundError(f"{directory} holds no {stem}")
+        self._directory = directory
+        self._files: list[Any] = [safe_open(path, framework="pt", device="cpu") for path in paths]
+        self.notes: list[dict[str, Any]] = [json.loads(file.metadata()[_NOTES]) for file in self._files]
+        """What each rank noted."""
+        self._index: dict[str, list[tuple[int, int, Any]]] = {}
+        for file in self._files:
+            for key in file.keys():  # noqa: SIM118  a method of safetensors' file, which is no mapping
+                start, _, name = key.partition("@")
+                values = file.get_slice(key)
+                self._index.setdefault(name, []).append((int(start), values.get_shape()[0], values))
+
+    def names(self) -> list[str]:
+        """Of the whole tensors."""
+        return sorted(self._index)
+
+    def fill(self, piece: Piece) -> None:
+        """Copies what the files know into a living piece. Raises RuntimeError where they do not cover it."""
+        begin, end = piece.start, piece.start + piece.values.numel()
+        filled = 0
+        for start, count, values in self._index.get(piece.name, []):
+            low, high = max(begin, start), min(end, start + count)
+            if low < high:
+                piece.values[low - begin : high - begin].copy_(values[low - start : high - start])
+                filled += high - low
+        if filled != end - begin:
+            raise RuntimeError(f"{self._directory} holds {filled} of the {end - begin} values of {piece.name}")
+
+
+def load_values(directory: Path, stem: str, *, rank: int | None = None) -> Any:
+    """What a rank, by default this one, gave to `StateCopy.values`; None where no rank of this number did."""
+    path = directory / _values_file(stem, rank)
+    return torch.load(path, weights_only=True) if path.exists() else None
+
+
+def _values_file(stem: str, rank: int | None = None) -> str:
+    return f"{stem}-rank{ranks.rank() if rank is None else rank:05}.pt"
+
+
+def _on_host(values: Tensor) -> Tensor:
+    """A copy that nobody else writes to."""
+    return values.detach().to("cpu", copy=True)
+
+
+def _write(path: Path, blocks: Iterable[memoryview]) -> dict[str, Any]:
+    """Writes a file, digesting it on the way, and waits until it is durable."""
+    digest = hashlib.sha256()
+    with path.open("wb", buffering=0) as file:
+        for block in blocks:
+            for part in _parts(block.cast("B")):
+                digest.update(part)
+                _write_all(file, part)
+        os.fsync(file.fileno())
+    sync_directory(path.parent)
+    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+
+
+def _parts(block: memoryview, size: int = 2**22) -> Iterator[memoryview]:
+    """In strips that stay in the cache between digest and write."""
+    for start in range(0, len(block), size):
+        yield block[start : start + size]
+
+
+def _write_all(file: io.FileIO, part: memoryview) -> None:
+    """A raw write may take less than it is given."""
+    while part:
+        part = part[file.write(part) :]

@@ -1,0 +1,103 @@
+"""What an evaluation leaves: a row for every response and measure, and the summary."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rpg.evaluation.measures import Measure, mean_at_k, measures
+from rpg.recording.segments import SegmentWriter
+from rpg.rewards import Score
+from rpg.types import Problem, Rollout
+from specs.records import EvaluationRow, EvaluationSampleRow, Int32
+from specs.schema.evaluation import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One response and its verdict."""
+
+    problem: Problem
+    sample: int
+    """From 0 among the problem's responses."""
+    response: str
+    rollout: Rollout
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Writes an evaluation's rows."""
+
+    writer: SegmentWriter
+    spec: Evaluation
+    run_id: str
+    fingerprint: str
+
+    def record(self, step: int, answered: Sequence[list[Answered]]) -> list[dict[str, Any]]:
+        """Writes one checkpoint's rows, a list per problem, and returns its part of the summary, set by set."""
+        summary: list[dict[str, Any]] = []
+        for dataset in dict.fromkeys(group[0].problem.dataset for group in answered):
+            groups = [group for group in answered if group[0].problem.dataset == dataset]
+            correct = np.array([[each.score.correct for each in group] for group in groups])
+            votes = [[each.score.extracted for each in group] for group in groups]
+            measured = measures(correct, votes, confidence=self.spec.confidence, seed=self.spec.seed)
+            self.writer.rows(self._sample(step, each) for group in groups for each in group)
+            self.writer.rows(self._measure(step, dataset, len(groups), each) for each in measured)
+            means = mean_at_k(correct).tolist()
+            summary.append(_summary(step, dataset, groups, measured, means))
+            first = measured[0]
+            print(f"step {step}, {dataset}: {first.metric} {first.value:.4f} [{first.ci_low:.4f}, {first.ci_high:.4f}]")
+        self.writer.flush()
+        return summary
+
+    def _measure(self, step: int, dataset: str, num_problems: int, measure: Measure) -> EvaluationRow:
+        return EvaluationRow(
+            run_id=self.run_id,
+            fingerprint=self.fingerprint,
+            step=Int32(step),
+            dataset=dataset,
+            **asdict(measure),
+            num_problems=Int32(num_problems),
+            samples_per_problem=Int32(self.spec.samples_per_problem),
+        )
+
+    def _sample(self, step: int, answered: Answered) -> EvaluationSampleRow:
+        problem, score, rollout = answered.problem, answered.score, answered.rollout
+        return EvaluationSampleRow(
+            run_id=self.run_id,
+            fingerprint=self.fingerprint,
+            step=Int32(step),
+            dataset=problem.dataset,
+            problem_id=problem.problem_id,
+            sample=Int32(answered.sample),
+            prompt=problem.prompt,
+            response=answered.response,
+            answer=problem.answer,
+            extracted=score.extracted,
+            score=score.value,
+            correct=score.correct,
+            num_tokens=Int32(len(rollout.response_ids)),
+            finish_reason=rollout.finish_reason,
+            reward_error=score.error,
+        )
+
+
+def _summary(
+    step: int, dataset: str, groups: Sequence[list[Answered]], measured: Sequence[Measure], means: Sequence[float]
+) -> dict[str, Any]:
+    responses = [each for group in groups for each in group]
+    return {
+        "step": step,
+        "dataset": dataset,
+        "num_problems": len(groups),
+        "samples_per_problem": len(groups[0]),
+        "metrics": {
+            each.metric: {"value": each.value, "ci_low": each.ci_low, "ci_high": each.ci_high} for each in measured
+        },
+        "response_length_mean": sum(len(each.rollout.response_ids) for each in responses) / len(responses),
+        "truncated_fraction": sum(each.rollout.finish_reason == "length" for each in responses) / len(responses),
+        "scorer_failures": sum(each.score.error is not None for each in responses),
+        "problems": {group[0].problem.problem_id: mean for group, mean in zip(groups, means, strict=True)},
+    }

@@ -1,0 +1,254 @@
+"""What a run keeps: rows, checkpoints, exported weights; in an order that no crash can turn into a gap or a double.
+
+Rows of a step are on disk before a checkpoint of that step gets its name, so a run that goes on from a checkpoint has
+every row up to it; rows after it belong to an attempt that the new one supersedes.
+"""
+
+import json
+import random
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rpg.batches.batch import StepRollouts
+from rpg.batches.ledger import TokenLedger
+from rpg.certificate.certificate import certify
+from rpg.checkpoints.checkpoint import Checkpoints
+from rpg.checkpoints.pieces import StateCopy, load_values
+from rpg.checkpoints.retention import Means
+from rpg.files import digest, files_under, publish_directory, replace_json, versions
+from rpg.parts import Parts
+from rpg.processes import ranks
+from rpg.recording.rows import write_metrics, write_rollouts, write_tokens
+from rpg.recording.segments import SegmentWriter
+from rpg.rollouts.source import RolloutSource
+from specs.records import CheckpointRow
+
+_COUNTERS = "trainer.json"
+
+
+_RANDOM = "random"
+
+
+@dataclass
+class RunState:
+    """Counters of a run; the rest of its state lies with the parts that it belongs to."""
+
+    step: int = 0
+    """Steps begun; between steps: done."""
+    updates: int = 0
+    """Optimizer updates done."""
+    policy_version: int = 0
+    """Weight loads of the sampler."""
+
+    def copy(self, parts: Parts, source: RolloutSource) -> StateCopy:
+        """Everything, copied to host memory. All ranks call; each gets what it has to write.
+
+        Weights and optimizer (in pieces), the reference's weights and schedule, the random states, the data cursor,
+        the rollouts sampled but not yet trained on and the counters. The learning rate follows from the counters.
+        """
+        copied = StateCopy()
+        parts.learner.save(copied)
+        if parts.reference:
+            parts.reference.save(copied)
+        copied.values(_RANDOM, random_states())
+        record = {**asdict(self), "position": source.save(self.step, copied), "reference": parts.schedule.state_dict()}
+        record["guards"] = parts.guards.state_dict()
+        copied.document(_COUNTERS, record)
+        return copied
+
+    def load(self, parts: Parts, source: RolloutSource, directory: Path) -> None:
+        """Takes back what a `copy` wrote, and gives the sampler the policy. All ranks call it.
+
+        Parts in the middle of a run are set back as well: nothing of what they were is left.
+        """
+        record = json.loads((directory / _COUNTERS).read_bytes())
+        parts.learner.load(directory)
+        if parts.reference:
+            parts.reference.load(directory)
+        if states := load_values(directory, _RANDOM):
+            restore_random_states(states)
+        source.load(directory, record["position"])
+        parts.schedule.load_state_dict(record["reference"])
+        parts.guards.load_state_dict(record.get("guards", {}))
+        self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
+        parts.give_sampler_weights(self.policy_version)
+
+
+class Keeper:
+    """All ranks make the same calls; rank 0 writes rows and publishes."""
+
+    def __init__(self, parts: Parts, source: RolloutSource, checkpoints: Checkpoints, writer: SegmentWriter) -> None:
+        self._parts = parts
+        self._source = source
+        self._checkpoints = checkpoints
+        self._writer = writer
+        self._first = ranks.rank() == 0
+        self._copy: StateCopy | None = None
+        self._means = Means()
+        self._ending = False
+
+    def event(self, step: int, kind: str, message: str) -> None:
+        """Notes that something happened to the run; on disk with the step's other rows."""
+        if self._first:
+            self._writer.event(step, kind, message)
+
+    def rollouts(
+        self,
+        step: int,
+        rollouts: StepRollouts,
+        advantage: Tensor,
+        ledger: TokenLedger,
+        *,
+        trained_version: int,
+        reference_version: int,
+    ) -> None:
+        """Notes a step's responses and their tokens."""
+        table = ledger.gather()
+        if not self._first:
+            return
+        if self._parts.reference is None:
+            table["ref_logprobs"] = table["old_logprobs"]
+        write_rollouts(
+            self._writer,
+            step,
+            rollouts,
+            self._parts.problems,
+            advantage,
+            trained_version=trained_version,
+            reference_version=reference_version,
+        )
+        write_tokens(self._writer, step, rollouts, table)
+        failed = [score.error for score in rollouts.scores if score.error]
+        if failed:
+            self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
+
+    def save(self, state: RunState, *, stopping: bool) -> None:
+        """Writes weights and copies the state where they are due; `finish_step` has it written."""
+        training = self._parts.spec.training
+        last = state.step == training.steps
+        if last or (training.export_every_steps and state.step % training.export_every_steps == 0):
+            self._export(state.step)
+        if last or stopping or state.step % training.checkpoint.every_steps == 0:
+            self._checkpoints.wait()
+            self._copy = state.copy(self._parts, self._source)
+            size = int(ranks.total(torch.tensor(self._copy.num_bytes)))
+            self._note_saved(state.step, self._checkpoints.path(state.step), "full", size)
+        self._ending = last or stopping
+        if self._ending:
+            self.event(state.step, "finished" if last else "stopped", "" if last else "asked to, after this step")
+
+    def finish_step(self, state: RunState, figures: dict[str, float]) -> None:
+        """Puts the step's rows on disk, then has the copied state written; only the last is waited for.
+
+        Raises:
+            DiskError: something could not be written, this step or the state of an earlier one.
+        """
+        if self._first:
+            write_metrics(self._writer, state.step, figures)
+            self._writer.flush()
+        self._means.add(figures)
+        self._checkpoints.check()
+        if self._copy:
+            self._checkpoints.write(state.step, self._copy, self._means.take())
+            self._copy = None
+        if self._ending:
+            self._checkpoints.wait()
+
+    def roll_back(self, state: RunState, *, up_to: int) -> int:
+        """Sets a run back to its newest whole checkpoint of a step up to `up_to`. All ranks call it between two steps.
+
+        Parts and state are then as they were, and an attempt begins that supersedes the rows of later steps. Later
+        checkpoints are deleted, so that no later start goes on from them.
+
+        Returns:
+            The step of the checkpoint; 0 where there is none, and nothing is changed.
+        Raises:
+            DiskError: a checkpoint that was still being written could not be.
+        """
+        self._checkpoints.wait()
+        step = self._checkpoints.latest(up_to=up_to)
+        if not step:
+            return 0
+        self._checkpoints.delete_after(step)
+        run = self._parts.run
+        if self._first:
+            self._writer.flush()
+            self._writer = SegmentWriter(run.path, run.inputs()["run_id"], run.new_attempt(step))
+        state.load(self._parts, self._source, self._checkpoints.path(step))
+        self._copy, self._means, self._ending = None, Means(), False
+        return step
+
+    def finish(self, state: RunState, fingerprint: str) -> None:
+        """Writes the objective's certificate, and train.json, which says that training is done."""
+        if not self._first:
+            return
+        self._writer.flush()
+        run = self._parts.run
+        replace_json(run.path / "certificate.json", certify(self._parts.spec.objective).as_json(), durable=True)
+        exported = sorted(path for path in run.weights.glob("step-*"))
+        files = [file for path in exported for file in files_under(path)]
+        record = {
+            "stage": "train",
+            "fingerprint": fingerprint,
+            "steps": state.step,
+            "weights": {
+                str(int(path.name.removeprefix("step-"))): str(path.relative_to(run.path)) for path in exported
+            },
+            "files": {str(file.relative_to(run.path)): digest(file) for file in files},
+            "versions": versions(),
+        }
+        replace_json(run.manifest, record, durable=True)
+
+    def close(self) -> None:
+        """Puts on disk what an unfinished step left."""
+        self._checkpoints.close()
+        if self._first:
+            self._writer.flush()
+
+    def _export(self, step: int) -> None:
+        final = self._parts.run.weights / f"step-{step:06}"
+        aside = final.with_name(f".{final.name}.partial")
+        if self._first:
+            aside.mkdir(parents=True, exist_ok=True)
+            self._parts.tokenizer.save_pretrained(aside)
+        self._parts.learner.export(aside)
+        if self._first:
+            publish_directory(aside, final)
+            self._note_saved(step, final, "weights", sum(file.stat().st_size for file in files_under(final)))
+
+    def _note_saved(self, step: int, path: Path, kind: str, size: int) -> None:
+        if not self._first:
+            return
+        relative = str(path.relative_to(self._parts.run.path))
+        row = {"step": [step], "path": relative, "kind": kind, "num_bytes": size, "recorded_at": datetime.now(UTC)}
+        self._writer.columns(CheckpointRow, row)
+        self.event(step, "checkpoint_saved" if kind == "full" else "weights_exported", relative)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of Python's, NumPy's and torch's random generators of this process, as plain values and tensors."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Sets the generators to what `random_states` saw."""
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

@@ -1,0 +1,213 @@
+"""The learner: a transformers model whose gradients, optimizer and shards are DeepSpeed's."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from rpg.batches.batch import Microbatch
+from rpg.checkpoints.pieces import StateCopy
+from rpg.learner import shards
+from rpg.learner.adapters import save_adapter, whole_weights
+from rpg.learner.deepspeed_config import deepspeed_config, optimizer_maker
+from rpg.learner.packing import Packing
+from rpg.learner.policy import Policy, load_model
+from rpg.learner.schedule_free import ScheduleFreeAdamW
+from rpg.learner.sharded_loading import shard
+from rpg.processes import ranks
+from specs.schema.training import Training
+
+PACKING_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}
+"""Nats, between a sequence's logprobs in a row with another and alone. In bfloat16 two kernels alone are 0.1 apart."""
+
+
+class Learner:
+    """Trains a policy. All ranks make the same calls in the same order."""
+
+    def __init__(
+        self, weights_dir: Path, training: Training, *, temperature: float, device: torch.device, lends_weights: bool
+    ) -> None:
+        """Loads the policy and shards it.
+
+        Args:
+            weights_dir: a transformers model directory.
+            temperature: logits are divided by it wherever logprobs are taken.
+            lends_weights: whether another policy's weights will be put in for a pass (ReferencePolicy): at ZeRO 3 no
+                parameter may then stay gathered between passes.
+        """
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = (
+            False  # its compilation takes 31 s and saves nothing here
+        )
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        model = load_model(weights_dir, training)
+        self.policy = Policy(model, temperature=temperature, entropy_gradient=training.entropy_coef > 0)
+        self.device = device
+        self._training = training
+        self._norm = float("nan")
+        settings = deepspeed_config(training, lends_weights=lends_weights)
+        if training.zero_stage == 3:
+            shard(self.policy, settings, dtype=getattr(torch, training.precision), device=device)
+        self._engine, *_ = deepspeed.initialize(
+            model=self.policy,
+            model_parameters=[parameter for parameter in self.policy.parameters() if parameter.requires_grad],
+            optimizer=optimizer_maker(training),
+            config=settings,
+        )
+        if self._clips_itself:
+            self._engine.optimizer.register_step_pre_hook(self._clip)
+        if training.zero_stage == 3:
+            head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            deepspeed.zero.register_external_parameter(self.policy, head.weight)
+
+        self.packs = training.packing and keeps_sequences_apart(
+            self._engine, model.config, device, tolerance=PACKING_TOLERANCE[training.precision]
+        )
+        """Whether a pass may hold several sequences in a row."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model that is trained; whole on every rank up to ZeRO 2, sharded at 3."""
+        return self.policy.model
+
+    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies of the batch's response tokens, nats. [n] each; with gradients on, the logprobs are
+        differentiable, and the entropies where there is an entropy bonus."""
+        packing = Packing(batch.packed, self.device) if batch.packed else None
+        logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets, packing=packing)
+        return logprobs, entropies
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around `backward` and `update`. The policy, which samples and gives all other logprobs, is the one outside.
+
+        Schedule-free the weights inside are those at which gradients are taken, the policy's again outside. With AdamW
+        they are the same.
+        """
+        optimizer = self._engine.basic_optimizer
+        if not isinstance(optimizer, ScheduleFreeAdamW):
+            yield
+            return
+        optimizer.use_gradient_point()
+        self._show_master_weights()
+        try:
+            yield
+        finally:
+            optimizer.use_average()
+            self._show_master_weights()
+
+    def _show_master_weights(self) -> None:
+        """The module takes over the weights that ZeRO's optimizer holds, as after an update."""
+        zero = self._engine.optimizer
+        if hasattr(zero, "update_lp_params"):
+            zero.update_lp_params()
+        elif self._training.zero_stage == 3:
+            for group in range(len(zero.fp16_groups)):
+                zero._reassign_or_swap_out_partitioned_parameters(group)
+            if persistent := zero.persistent_parameters:
+                persistent[0].partition(persistent)
+                persistent[0].all_gather(persistent)
+
+    @torch.no_grad()
+    def probe(self, token_ids: Sequence[int], prompt_length: int) -> list[float]:
+        """Logprobs after the prompt at temperature 1, nats, to hold against the sampler's. All ranks call it."""
+        ids = torch.tensor(token_ids, device=self.device)
+        sources = torch.arange(prompt_length - 1, len(token_ids) - 1, device=self.device)
+        logprobs, _ = self._engine(ids[None], sources, ids[prompt_length:], 1.0)
+        return [float(logprob) for logprob in logprobs]
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the loss's gradient. Over an update and all ranks the losses sum to the update's loss.
+
+        DeepSpeed would divide by the accumulation steps (switched off here) and by the number of ranks when it averages
+        (undone here).
+        """
+        self._engine.backward(loss * ranks.world_size(), scale_wrt_gas=False)
+
+    def update(self, *, learning_rate: float) -> float:
+        """One optimizer update with the gradients so far. Returns their global norm before it was clipped."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        return self._norm if self._clips_itself else float(self._engine.get_global_grad_norm())
+
+    @property
+    def _clips_itself(self) -> bool:
+        """Without ZeRO and in float32 DeepSpeed clips but forgets the norm."""
+        return self._training.zero_stage == 0 and self._training.precision == "float32"
+
+    def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._training.optimizer.max_grad_norm)
+        self._norm = float(norm)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole weights by the transformers model's names, one after another; at ZeRO 3 gathered one by one.
+
+        Adapters are merged into theirs.
+        """
+        for weight in whole_weights(self.model):
+            with self._whole(weight.parts):
+                yield weight.name, weight.whole()
+
+    @contextmanager
+    def _whole(self, parameters: list[nn.Parameter]) -> Iterator[None]:
+        if self._training.zero_stage < 3:
+            yield
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(parameters):
+            yield
+
+    def save(self, copy: StateCopy) -> None:
+        """Gives a copy what is trained and the optimizer's state; each rank its share. What is frozen the base has."""
+        shards.save(self._engine, self.model, copy)
+
+    def load(self, directory: Path) -> None:
+        """Takes back what `save` wrote, on any number of ranks and with any ZeRO stage."""
+        shards.load(self._engine, self.model, directory)
+        self._show_master_weights()
+
+    def export(self, directory: Path) -> None:
+        """Writes the policy as safetensors and config, for transformers and vLLM. Rank 0 writes; all ranks call.
+
+        Adapters are merged; alone they lie in `adapter`, as PEFT reads them.
+        """
+        first = ranks.rank() == 0
+        state: dict[str, Tensor] = {}
+        if first or self._training.zero_stage == 3:
+            for name, weight in self.weights():  # all ranks gather it, one keeps it
+                if first:
+                    state[name] = weight.to("cpu", copy=True)
+        if first:
+            self.model.save_pretrained(directory, state_dict=state)
+        if lora := self._training.lora:
+            with self._whole([parameter for parameter in self.model.parameters() if parameter.requires_grad]):
+                if first:
+                    save_adapter(self.model, lora, directory / "adapter")
+
+
+@torch.no_grad()
+def keeps_sequences_apart(
+    policy: Callable[..., tuple[Tensor, Tensor]], config: PretrainedConfig, device: torch.device, *, tolerance: float
+) -> bool:
+    """Whether a response has the logprobs that it has alone, within a tolerance in nats, in a row where another
+    sequence and another response to its prompt stand before it.
+
+    It is tried and not looked up: layers of another kind, a state that runs along the row, and an architecture that
+    does not hand the bounds on to its attention all show.
+    """
+    text = config.get_text_config()
+    packing = Packing(((9,), (5, 3, 4)), device)
+    ids = torch.arange(21, device=device) % text.vocab_size
+    last = torch.arange(17, 20, device=device)
+    together, _ = policy(ids[None], last, ids[last + 1], packing=packing)
+    alone, _ = policy(torch.cat([ids[9:14], ids[17:]])[None], last - 12, ids[last + 1])
+    return packing.layers == text.num_hidden_layers and float((together - alone).abs().max()) < tolerance

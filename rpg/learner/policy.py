@@ -1,0 +1,95 @@
+"""The model that is trained, as the objective sees it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from rpg.learner.adapters import add_adapters
+from rpg.learner.logprobs import token_logprobs
+from rpg.learner.packing import ATTENTION, Packing
+from rpg.learner.sharded_loading import read_on_first_rank
+from specs.errors import Problem, SpecError
+from specs.schema.training import Training
+
+
+class Policy(nn.Module):
+    """The model as the objective sees it: tokens in, logprobs and entropies of chosen tokens out, never full logits."""
+
+    def __init__(self, model: PreTrainedModel, *, temperature: float, entropy_gradient: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.entropy_gradient = entropy_gradient
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        sources: Tensor,
+        targets: Tensor,
+        temperature: float | None = None,
+        packing: Packing | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies of `targets`, nats, float32. [n] each
+
+        Args:
+            input_ids: token ids, padded on the right [b, L], or packed [1, L].
+            sources: positions in the flattened input ids whose hidden states predict the targets. [n]
+            targets: token ids. [n]
+            temperature: another than the policy's own.
+            packing: which sequences a row holds end to end.
+        """
+        apart: dict[str, Any] = {"packing": packing, "position_ids": packing.position_ids} if packing else {}
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False, **apart).last_hidden_state
+        head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        chosen = hidden.flatten(0, 1).index_select(0, sources)
+        return token_logprobs(
+            chosen,
+            head.weight,
+            targets,
+            temperature=self.temperature if temperature is None else temperature,
+            bias=getattr(head, "bias", None),
+            entropy_gradient=self.entropy_gradient,
+        )
+
+
+def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
+    """The model in the training precision, with dropout off, since the ratio compares two passes.
+
+    For ZeRO 3 it has values on rank 0 alone, and `shard` is to give them to the others.
+    """
+    config = AutoConfig.from_pretrained(weights_dir)
+    check_logits(config)
+    for name, value in config.to_dict().items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    read = read_on_first_rank if training.zero_stage == 3 else AutoModelForCausalLM.from_pretrained
+    model: PreTrainedModel = read(weights_dir, config=config, dtype=getattr(torch, training.precision))
+    model.train()
+    if training.packing and model.config._attn_implementation == "sdpa":
+        model.config._attn_implementation = ATTENTION
+    if training.lora:
+        add_adapters(model, training.lora)
+    if training.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def check_logits(config: PretrainedConfig) -> None:
+    """Logits must be the last hidden state times the head's weight, since that is how logprobs are taken here.
+
+    Raises:
+        SpecError: the architecture scales or caps them further.
+    """
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
+        value = getattr(config, name, None)
+        if value not in (None, 1):
+            raise SpecError(
+                Problem(
+                    "this architecture scales or caps its logits, which training does not support",
+                    path=("model",),
+                    given=f"{config.model_type} with {name} = {value}",
+                )
+            )

@@ -1,0 +1,52 @@
+"""Says how far a run is: one live line on a terminal, a line a step elsewhere, and progress.json for other programs."""
+
+import shutil
+import sys
+from collections.abc import Mapping
+
+from rpg.files import now
+from rpg.recording.run_directory import RunDirectory
+
+
+class Progress:
+    """Reports to stderr and to the run's directory."""
+
+    def __init__(self, run: RunDirectory, *, steps: int, speaks: bool) -> None:
+        """`speaks`: rank 0; the others keep silent."""
+        self._run = run
+        self._steps = steps
+        self._speaks = speaks
+        self._started_at = now()
+        self._live = sys.stderr.isatty()
+
+    def say(self, message: str) -> None:
+        """A line of its own."""
+        if self._speaks:
+            print(f"train: {message}", file=sys.stderr, flush=True)
+
+    def step(self, step: int, figures: Mapping[str, float]) -> None:
+        """A step whose records are on disk."""
+        if not self._speaks:
+            return
+        line = self.line(step, figures)
+        if self._live:
+            end = "\n" if step == self._steps else ""
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[2K{line[:width]}", end=end, file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+        self._report(step, figures, "training")
+
+    def line(self, step: int, figures: Mapping[str, float]) -> str:
+        """The step in one line."""
+        width = len(str(self._steps))
+        clipped = "/".join(f"{100 * figures[f'clip_fraction/{side}']:.1f}" for side in ("low", "high", "dual"))
+        return (
+            f"step {step:>{width}}/{self._steps}  reward {figures['reward/mean']:.4f}  kl {figures['kl/reverse']:.2e}"
+            f"  clipped {clipped} %  {figures['tokens_per_second/rollout']:,.0f} sampled and"
+            f" {figures['tokens_per_second/train']:,.0f} trained tokens/s  {figures['time/step']:.2f} s"
+        )
+
+    def _report(self, step: int, figures: Mapping[str, float], phase: str) -> None:
+        record = {"step": step, "steps": self._steps, "started_at": self._started_at}
+        self._run.report_progress({**record, "metrics": dict(figures), "phase": phase})

@@ -1,0 +1,84 @@
+"""The rows of one step: metrics, responses, tokens. Columns straight from arrays; no object a token."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from rpg.batches.batch import StepRollouts
+from rpg.recording.segments import SegmentWriter
+from rpg.types import Problem
+from specs.records import MetricRow, RolloutRow, TokenRow
+
+
+def write_metrics(writer: SegmentWriter, step: int, figures: Mapping[str, float]) -> None:
+    """One row a figure."""
+    writer.columns(
+        MetricRow,
+        {"step": step, "name": list(figures), "value": list(figures.values()), "recorded_at": datetime.now(UTC)},
+    )
+
+
+def write_rollouts(
+    writer: SegmentWriter,
+    step: int,
+    rollouts: StepRollouts,
+    problems: Sequence[Problem],
+    advantages: Tensor,
+    *,
+    trained_version: int,
+    reference_version: int,
+) -> None:
+    """One row a response; `problems` are those of the run, `advantages` one a response."""
+    of_group = [problems[index] for index in rollouts.problems]
+    asked = [of_group[group] for group in rollouts.group_ids]
+    writer.columns(
+        RolloutRow,
+        {
+            "step": step,
+            "rollout_id": np.arange(len(asked)),
+            "prompt_id": [problem.problem_id for problem in asked],
+            "group_id": rollouts.group_ids,
+            "prompt": [problem.prompt for problem in asked],
+            "response": list(rollouts.responses),
+            "reward": [score.reward for score in rollouts.scores],
+            "correct": [score.correct for score in rollouts.scores],
+            "advantage": advantages.double().numpy(),
+            "num_tokens": rollouts.lengths,
+            "finish_reason": list(rollouts.finish_reasons),
+            "policy_version": rollouts.policy_version,
+            "trained_version": trained_version,
+            "reference_version": reference_version,
+            "reward_error": [score.error for score in rollouts.scores],
+        },
+    )
+
+
+def write_tokens(writer: SegmentWriter, step: int, rollouts: StepRollouts, ledger: Mapping[str, Tensor]) -> None:
+    """One row a response token; what the ledger does not know becomes NULL."""
+    lengths = rollouts.lengths
+    rollout_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    positions = np.arange(len(rollouts.token_ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+    def known(column: str) -> pa.Array:
+        return pa.array(ledger[column].numpy(), from_pandas=True)
+
+    clipped = ledger["clipped"].numpy()
+    writer.columns(
+        TokenRow,
+        {
+            "step": step,
+            "rollout_id": rollout_ids,
+            "position": positions.astype(np.int32),
+            "token_id": rollouts.token_ids.astype(np.int32),
+            "logprob": known("logprobs"),
+            "old_logprob": known("old_logprobs"),
+            "rollout_logprob": rollouts.rollout_logprobs,
+            "ref_logprob": known("ref_logprobs"),
+            "ratio": known("ratios"),
+            "clipped": pa.array(clipped > 0, mask=np.isnan(clipped)),
+            "entropy": known("entropies"),
+        },
+    )

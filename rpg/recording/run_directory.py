@@ -1,0 +1,66 @@
+"""A run's directory as the trainer sees it: what it is told, and where it says how far it is."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rpg.files import now, replace_json
+from specs.schema.experiment import Experiment
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The layout under a run's directory."""
+
+    path: Path
+
+    def spec(self) -> Experiment:
+        """The run's spec, resolved."""
+        return Experiment.model_validate_json((self.path / "spec.json").read_bytes())
+
+    def inputs(self) -> dict[str, Any]:
+        """run_id, fingerprint, where the staged data and the base model are; until: a step to stop after, if given."""
+        return dict(json.loads((self.path / "inputs.json").read_bytes()))
+
+    @property
+    def checkpoints(self) -> Path:
+        """Full states to go on from."""
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """Exported policies."""
+        return self.path / "weights"
+
+    @property
+    def cancel(self) -> Path:
+        """A file that asks the trainer to stop after the step under way; whoever starts the trainer clears it."""
+        return self.path / "cancel"
+
+    @property
+    def guards(self) -> Path:
+        """The roll-backs of the run's guards, once there is one."""
+        return self.path / "guards.json"
+
+    @property
+    def manifest(self) -> Path:
+        """Written last, when training is done."""
+        return self.path / "train.json"
+
+    def trained(self, fingerprint: str) -> bool:
+        """Whether training with this fingerprint is done."""
+        return self.manifest.exists() and json.loads(self.manifest.read_bytes())["fingerprint"] == fingerprint
+
+    def new_attempt(self, resumed_from_step: int) -> int:
+        """Notes that a trainer starts, before it writes any row. Returns its number, from 1."""
+        attempts = self.path / "attempts"
+        attempts.mkdir(exist_ok=True)
+        number = 1 + max((int(file.stem) for file in attempts.glob("[0-9]*.json")), default=0)
+        record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now()}
+        replace_json(attempts / f"{number:04}.json", record, durable=True)
+        return number
+
+    def report_progress(self, record: dict[str, Any]) -> None:
+        """Replaces progress.json."""
+        replace_json(self.path / "progress.json", {**record, "updated_at": now()}, durable=False)

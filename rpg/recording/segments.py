@@ -1,0 +1,118 @@
+"""Writes a run's rows as Parquet segments: whole files, synced before anyone is told, never changed afterwards."""
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rpg.files import aside_of, sync_directory
+from specs.records import TABLES, EventRow, Float32, Int32
+
+_ARROW = {
+    int: pa.int64(),
+    float: pa.float64(),
+    Float32: pa.float32(),
+    Int32: pa.int32(),
+    str: pa.string(),
+    bool: pa.bool_(),
+    datetime: pa.timestamp("us", tz="UTC"),
+}
+_NAMES = {row: table for table, row in TABLES.items()}
+
+
+def schema_of(row: type) -> pa.Schema:
+    """The Arrow schema of a row class of specs/records.py."""
+    return pa.schema([_field(name, hint) for name, hint in get_type_hints(row).items()])
+
+
+def _field(name: str, hint: Any) -> pa.Field:
+    choices = get_args(hint)
+    kind = next((choice for choice in choices if choice is not NoneType), hint)
+    return pa.field(name, _ARROW[kind], nullable=NoneType in choices)
+
+
+class SegmentWriter:
+    """Collects rows and writes them as `segments/<table>/a<attempt>-s<first step>-<last step>.parquet`.
+
+    Every row gets the run's id and the attempt. A table has at most one segment a flush; nothing is on disk before.
+    """
+
+    def __init__(self, run_dir: Path, run_id: str, attempt: int) -> None:
+        self._root = run_dir / "segments"
+        self._constants = {"run_id": run_id, "attempt": attempt}
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="segments")
+        self._pending: dict[str, list[pa.Table]] = {}
+        self._schemas = {table: schema_of(row) for table, row in TABLES.items()}
+
+    def columns(self, row: type, columns: Mapping[str, Any]) -> None:
+        """Adds many rows at once, column by column.
+
+        Args:
+            row: a row class of specs/records.py.
+            columns: every field but run_id and attempt: an array or list of values, or one value for all the rows; at
+                least one column must be an array or list; a str is one value.
+        """
+        table = _NAMES[row]
+        schema = self._schemas[table]
+        length = next(len(column) for column in columns.values() if _is_column(column))
+        given: dict[str, Any] = {**self._constants, **columns}
+        arrays = [_array(given[name], schema.field(name).type, length) for name in schema.names]
+        self._pending.setdefault(table, []).append(pa.Table.from_arrays(arrays, schema=schema))
+
+    def rows(self, rows: Iterable[Any]) -> None:
+        """Adds rows of one class, as they are."""
+        listed = list(rows)
+        if listed:
+            table = _NAMES[type(listed[0])]
+            self._pending.setdefault(table, []).append(
+                pa.Table.from_pylist([asdict(row) for row in listed], schema=self._schemas[table])
+            )
+
+    def event(self, step: int, kind: str, message: str) -> None:
+        """Adds a row that says what happened to the run."""
+        now = datetime.now(UTC)
+        self.columns(EventRow, {"step": [step], "kind": kind, "message": message, "recorded_at": now})
+
+    def flush(self) -> None:
+        """Writes and syncs what was added since the last flush; the tables side by side, since syncing is waiting."""
+        list(self._threads.map(self._write, self._pending.items()))
+        self._pending.clear()
+
+    def _write(self, pending: tuple[str, list[pa.Table]]) -> None:
+        table, parts = pending
+        whole = pa.concat_tables(parts)
+        steps = pc.min_max(whole.column("step"))
+        name = f"a{self._constants['attempt']:04}-s{steps['min'].as_py():06}-{steps['max'].as_py():06}.parquet"
+        _publish(self._root / table / name, whole)
+
+
+def _is_column(value: Any) -> bool:
+    return hasattr(value, "__len__") and not isinstance(value, str)
+
+
+def _array(value: Any, kind: pa.DataType, length: int) -> pa.Array:
+    if _is_column(value):
+        return value if isinstance(value, pa.Array) else pa.array(value, type=kind)
+    return pa.repeat(pa.scalar(value, type=kind), length)
+
+
+def _publish(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        raise FileExistsError(f"{path} is written already; a segment is never changed")
+    with aside_of(path) as aside:
+        with aside.open("wb") as file:
+            compact = {"compression": "zstd", "use_dictionary": ["run_id"]}
+            pq.write_table(table, file, write_statistics=["run_id", "step"], **compact)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    sync_directory(path.parent)

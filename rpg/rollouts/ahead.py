@@ -1,0 +1,124 @@
+"""Sampling in a thread of its own, batches ahead of the one that is trained on."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rpg.batches.batch import StepRollouts
+from rpg.checkpoints.pieces import load_values
+from rpg.rewards.score import Score
+from rpg.stopwatch import Stopwatch
+
+WAITING = "rollouts"
+"""Stem of their file in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The batch of a step to come."""
+
+    step: int
+    rollouts: StepRollouts
+    position: int
+    """Problems taken since the run began, this batch's included."""
+    sampling_seconds: float = 0.0
+    """What sampling it took on this rank."""
+
+
+MakeBatch = Callable[[int, Stopwatch], Waiting]
+"""(step, clock) -> the batch of the step. Its collective calls need a group of their own: the main thread may be in the
+middle of one."""
+
+
+class Ahead:
+    """A queue of batches, made one after another in the order of their steps."""
+
+    def __init__(self, make: MakeBatch, device: torch.device) -> None:
+        self._make = make
+        self._device = device
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling")
+        self._batches: dict[int, Future[Waiting]] = {}
+
+    def begin(self, last: int, *, after: int) -> None:
+        """Asks for every batch up to step `last` that is neither asked for yet nor of a step up to `after`."""
+        first = max(self._batches, default=after) + 1
+        for step in range(first, last + 1):
+            self._batches[step] = self._thread.submit(self._run, step)
+
+    def rest(self) -> None:
+        """Returns once nothing is under way, however it ended."""
+        wait(self._batches.values())
+
+    def failure(self) -> BaseException | None:
+        """What went wrong with the first batch that could not be made, of those that have ended."""
+        ended = (batch for _, batch in sorted(self._batches.items()) if batch.done())
+        return next((error for batch in ended if (error := batch.exception())), None)
+
+    def take(self, step: int) -> Waiting:
+        """The batch of a step, once it is there. Raises what went wrong with it."""
+        return self._batches.pop(step).result()
+
+    def waiting(self, last: int) -> list[Waiting]:
+        """The batches up to step `last` that are not taken yet, once they are there."""
+        return [batch.result() for step, batch in sorted(self._batches.items()) if step <= last]
+
+    def start_over(self, batches: Iterable[Waiting]) -> None:
+        """Forgets all that was asked for, once nothing is under way; these stand for the batches of their steps."""
+        for asked in self._batches.values():
+            asked.cancel()
+        self.rest()
+        self._batches.clear()
+        for batch in batches:
+            self._batches[batch.step] = Future()
+            self._batches[batch.step].set_result(batch)
+
+    def close(self) -> None:
+        """Ends the thread after the batch under way."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, step: int) -> Waiting:
+        clock = Stopwatch(torch.device("cpu"))  # it never waits for the GPU, which the learner shares
+        if self._device.type != "cuda":
+            return self._make(step, clock)
+        torch.cuda.set_device(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.default_stream(self._device))  # on which the weights were loaded
+        with torch.cuda.stream(stream):
+            return self._make(step, clock)
+
+
+def plain_waiting(batches: Sequence[Waiting]) -> list[dict[str, Any]]:
+    """Batches as tensors and plain values, for a checkpoint."""
+    return [{"step": batch.step, "position": batch.position, "rollouts": _plain(batch.rollouts)} for batch in batches]
+
+
+def load_waiting(directory: Path) -> list[Waiting]:
+    """Those that rank 0 gave to a checkpoint's copy under WAITING; none where it gave none."""
+    return [
+        Waiting(record["step"], _rollouts(record["rollouts"]), position=record["position"])
+        for record in load_values(directory, WAITING, rank=0) or []
+    ]
+
+
+def _plain(rollouts: StepRollouts) -> dict[str, Any]:
+    """The fields as tensors and plain values, which loading can check."""
+    values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
+    return {
+        **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in values.items()},
+        "prompts": [torch.from_numpy(prompt) for prompt in rollouts.prompts],
+        "scores": [asdict(score) for score in rollouts.scores],
+    }
+
+
+def _rollouts(plain: dict[str, Any]) -> StepRollouts:
+    values: dict[str, Any] = {
+        name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in plain.items()
+    }
+    values["prompts"] = tuple(prompt.numpy() for prompt in plain["prompts"])
+    values["scores"] = tuple(Score(**score) for score in plain["scores"])
+    return StepRollouts(**values)

@@ -1,0 +1,183 @@
+"""Where a step's rollouts come from: prompts taken in their order, sampled in groups, scored, shared by all ranks."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+
+from rpg.advantages import overlong_penalties
+from rpg.batches.batch import StepRollouts, collate, join
+from rpg.checkpoints.pieces import StateCopy
+from rpg.data.order import seed_of
+from rpg.parts import Parts
+from rpg.processes import ranks
+from rpg.rewards import Score
+from rpg.rollouts.ahead import WAITING, Ahead, Waiting, load_waiting, plain_waiting
+from rpg.rollouts.dynamic_sampling import refill
+from rpg.rollouts.scoring import Scoring
+from rpg.samplers.out_of_memory import memory_of_sampler
+from rpg.stopwatch import Stopwatch
+from rpg.types import Rollout, Sampling
+
+
+class RolloutSource:
+    """Makes one batch of rollouts after another. All ranks make the same calls and get the same batch.
+
+    With `max_staleness` n above 0 the batch of step i is sampled under the weights after step i - 1 - n (those of the
+    start, in the first steps) in a thread of its own, while the learner trains. That is a rule and no race: what is
+    sampled with which weights never depends on how long anything takes.
+
+    A batch that fails can therefore not be sampled later: once the step that trains meanwhile is done, only the sampler
+    has its weights. No checkpoint from that step on could be gone on from, so the run ends there, and goes on from the
+    one before.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._training = parts.spec.training
+        rollout = parts.spec.rollout
+        self._sampling = Sampling(
+            rollout.temperature, rollout.top_p, rollout.max_response_length, rollout.top_k, rollout.stop
+        )
+        self._dynamic = rollout.dynamic_sampling
+        self._staleness = rollout.max_staleness
+        self._ahead = Ahead(self._make, parts.device) if self._staleness else None
+        self._gather = ranks.Channel().gather if self._ahead else ranks.gather
+        self._position = parts.order.position
+
+    def go_on(self, step: int) -> None:
+        """Lets the batches begin that the weights after this step are for; the sampler holds them."""
+        if self._ahead:
+            self._ahead.begin(min(step + 1 + self._staleness, self._training.steps), after=step)
+
+    def rest(self) -> None:
+        """Returns once the sampler has nothing under way, so that it can be given weights."""
+        if self._ahead:
+            self._ahead.rest()
+
+    def failure(self) -> BaseException | None:
+        """What went wrong with a batch of a later step, once the sampler rests: then all ranks know of it."""
+        return self._ahead.failure() if self._ahead else None
+
+    def take(self, step: int, clock: Stopwatch) -> StepRollouts:
+        """The batch of a step, its reward included, the same on all ranks."""
+        if self._ahead is None:
+            batch = self._make(step, clock)
+        else:
+            self.go_on(step - 1)
+            with clock("rollout"):
+                batch = self._ahead.take(step)
+            clock.sampling_took(batch.sampling_seconds)
+        self._position = batch.position
+        return batch.rollouts
+
+    def save(self, step: int, copied: StateCopy) -> int:
+        """Copies the batches that wait for the steps after this one, once those under way are done. All ranks call.
+
+        Returns the data cursor that goes with them: problems taken up to the last of them.
+        """
+        if self._ahead is None:
+            return self._position
+        waiting = self._ahead.waiting(step + self._staleness)
+        if ranks.rank() == 0:  # they are the same on all
+            copied.values(WAITING, plain_waiting(waiting))
+        return waiting[-1].position if waiting else self._position
+
+    def load(self, directory: Path, position: int) -> None:
+        """Takes back what `save` copied and returned; what is sampled for steps after that is forgotten."""
+        if self._ahead:
+            self._ahead.start_over(load_waiting(directory))
+        self._position = self._parts.order.position = position
+
+    def _make(self, step: int, clock: Stopwatch) -> Waiting:
+        """The batch of a step, refilled until every group's scores vary where the spec asks for it."""
+
+        def sample(taken: int, count: int) -> StepRollouts:
+            return join(self._shares(lambda: self._share(step, taken, count, clock)))
+
+        if self._dynamic is None:
+            rollouts = sample(0, self._training.prompts_per_step)
+        else:
+            rollouts = refill(sample, groups=self._training.prompts_per_step, max_batches=self._dynamic.max_batches)
+        return Waiting(step, rollouts, self._parts.order.position, clock.seconds("rollout"))
+
+    def _shares(self, make: Callable[[], StepRollouts | None]) -> list[StepRollouts]:
+        """What each rank makes. Where one fails all do: the others would wait for its share for ever, and it, with
+        batches made beside the training, for them in the learner.
+
+        Raises:
+            Exception: this rank's own.
+            RuntimeError: another rank's, in words that tell its cause.
+        """
+        share, failure = None, None
+        try:
+            share = make()
+        except Exception as error:
+            failure = error
+        told = self._gather((share, f"{type(failure).__name__}: {failure}" if failure else ""))
+        if failure:
+            raise failure
+        for rank, (_, wrong) in enumerate(told):
+            if wrong:
+                raise RuntimeError(f"rank {rank} could not make its share of the rollouts: {wrong}")
+        return [part for part, _ in told if part]
+
+    def _share(self, step: int, taken: int, count: int, clock: Stopwatch) -> StepRollouts | None:
+        """Takes the next `count` prompts of the step; samples and scores those of this rank, if there are any.
+
+        A prompt's seed follows from the run's seed, the step and the prompt's place in it, so the responses do not
+        depend on the number of ranks.
+        """
+        indices = self._parts.order.take(count)
+        mine = np.array_split(np.arange(count), ranks.world_size())[ranks.rank()]
+        if not len(mine):
+            return None
+        problems = [indices[place] for place in mine]
+        asked = [self._parts.problems[problem] for problem in problems for _ in range(self._training.group_size)]
+        scoring = Scoring(self._parts.tokenizer, self._parts.scorer, asked)
+
+        def begin(index: int, rollout: Rollout) -> None:
+            with clock("reward", on_host=True):  # once a response: the engine's next tokens are under way
+                scoring.begin(index, rollout)
+
+        with clock("rollout"), memory_of_sampler(self._parts.spec.rollout, self._parts.device):
+            groups = self._parts.sampler.generate(
+                [self._parts.prompts[problem] for problem in problems],
+                group_size=self._training.group_size,
+                sampling=self._sampling,
+                seeds=[seed_of(self._parts.seed, step, taken + int(place)) for place in mine],
+                on_response=begin,
+            )
+        with clock("reward"):
+            rollouts = [rollout for group in groups for rollout in group.rollouts]
+            scores = self._penalized(scoring.scores(), rollouts)
+        return collate(groups, problems=problems, responses=scoring.texts(), scores=scores)
+
+    def _penalized(self, scores: list[Score], rollouts: list[Rollout]) -> list[Score]:
+        """The scores less what the spec takes off for length."""
+        overlong = self._parts.spec.reward.overlong
+        if overlong is None:
+            return scores
+        penalties = overlong.penalty * overlong_penalties(
+            torch.tensor([len(rollout.response_ids) for rollout in rollouts]),
+            max_response_length=self._sampling.max_response_length,
+            buffer=overlong.buffer,
+        )
+        return [replace(score, penalty=penalty) for score, penalty in zip(scores, penalties.tolist(), strict=True)]
+
+    def close(self) -> None:
+        """Ends the thread; what it has under way is lost."""
+        if self._ahead:
+            self._ahead.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

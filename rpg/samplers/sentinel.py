@@ -1,0 +1,94 @@
+"""Proof that the sampler holds the learner's weights: both give the logprobs of a probe, and these must agree.
+
+An engine that kept old weights raises no error anywhere else: training goes on, on samples of the wrong policy.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rpg.samplers.base import Sampler
+from specs.schema.rollout import VllmRollout
+
+LogprobsFn = Callable[[Sequence[int], int], Sequence[float]]
+"""(token ids, prompt length) -> logprobs of the tokens after the prompt, nats, at temperature 1."""
+
+_EXACT, _ROUNDED = 0.05, 0.5
+"""Nats, by default: in float32; in bfloat16, where a model of 12 layers was seen 0.1 apart from itself."""
+
+_ENOUGH = 8
+"""Tokens of the probe: where so many of the learner's logprobs move, the engine's do not all stay by chance."""
+
+
+class StaleEngineError(RuntimeError):
+    """The sampler's weights are not the learner's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Tokens whose logprobs are compared."""
+
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    """The logprobs of the tokens after it are compared; at least 1."""
+
+
+def open_sentinel(rollout: VllmRollout, probe: Probe, *, precision: str, device_type: str) -> "Sentinel":
+    """With the spec's bound, or that of the arithmetic: an engine on a GPU has the type of the base model's weights."""
+    on_cpu = device_type == "cpu"
+    bound = _EXACT if precision == "float32" and on_cpu else _ROUNDED
+    return Sentinel(
+        probe,
+        tolerance=rollout.sentinel_tolerance or bound,
+        sees_what_learner_sees=on_cpu or precision != "float32",
+    )
+
+
+class Sentinel:
+    """Compares one engine with its learner, load after load."""
+
+    def __init__(self, probe: Probe, *, tolerance: float, sees_what_learner_sees: bool = True) -> None:
+        """
+        Args:
+            tolerance: the largest difference allowed, nats.
+            sees_what_learner_sees: the engine's arithmetic is no coarser than the learner's, so that what moves the
+                learner's logprobs moves its own.
+        """
+        self._probe = probe
+        self.tolerance = tolerance
+        self._sees_what_learner_sees = sees_what_learner_sees
+        self._before: tuple[list[float], list[float]] | None = None
+        self.difference = 0.0
+        """What the last check returned."""
+
+    def check(self, sampler: Sampler, learner_logprobs: LogprobsFn) -> float:
+        """The largest difference between the sampler's and the learner's logprobs of the probe, nats.
+
+        Steps too small for the bound do not hide an engine that takes no weights: its logprobs stay the same bits
+        while the learner's move.
+
+        Raises:
+            StaleEngineError: the difference is above the tolerance, or not a number, or the engine stood still.
+        """
+        engine = list(sampler.logprobs(self._probe.token_ids, prompt_length=self._probe.prompt_length))
+        learner = list(learner_logprobs(self._probe.token_ids, self._probe.prompt_length))
+        difference = max(abs(one - other) for one, other in zip(engine, learner, strict=True))
+        stale = f"after load {sampler.policy_version} the sampler does not hold the learner's weights: "
+        if not difference <= self.tolerance:  # so that NaN fails
+            raise StaleEngineError(
+                f"{stale}logprobs of the probe differ by {difference:.3g} nats, allowed {self.tolerance:g}"
+                " (rollout.sentinel_tolerance)"
+            )
+        if self._stood_still(engine, learner):
+            raise StaleEngineError(
+                f"{stale}its logprobs of the probe are those of before the load in every bit, while the learner's moved"
+            )
+        self._before = engine, learner
+        self.difference = difference
+        return difference
+
+    def _stood_still(self, engine: list[float], learner: list[float]) -> bool:
+        """A few moved tokens could be rounding that went one way here and another there; most of the probe is not."""
+        if self._before is None or not self._sees_what_learner_sees:
+            return False
+        moved = sum(now != then for now, then in zip(learner, self._before[1], strict=True))
+        return engine == self._before[0] and moved >= max(_ENOUGH, len(learner) / 2)

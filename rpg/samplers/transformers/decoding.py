@@ -1,0 +1,222 @@
+"""One call of the transformers sampler: responses enter a slot of the cache, gain a token a step, leave at the end."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from rpg.samplers.base import response_limits
+from rpg.samplers.stop_texts import StopTextWatch
+from rpg.samplers.transformers.cache import KeysValues, SlotCache
+from rpg.samplers.transformers.draws import BLOCK, draw, uniforms
+from rpg.types import OnResponse, Rollout, Sampling
+
+_PREFILL_TOKENS = 8192
+"""Prompt tokens, padding included, that one prefill pass takes at most."""
+_FIRST_CAPACITY = 64
+"""Response positions that the cache has room for at first; it grows with what is sampled, not with the maximum."""
+
+WatchFn = Callable[[Sequence[int]], StopTextWatch]
+"""Prompt -> what looks for stop texts in one response to it."""
+
+
+class Decoding:
+    """The state of the loop. Control is NumPy on the host, one entry a slot; the first `active` slots are in use.
+
+    A prompt's keys and values are computed once, less its last token, and copied to the slots of its group. The last
+    token is the first that a slot is fed, so that the first response token comes out of the same step as all others.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        eos_ids: Sequence[int],
+        pad_id: int,
+        max_concurrent: int,
+        max_length: int,
+        watch: WatchFn | None = None,
+    ) -> None:
+        self.model, self.device = model, model.device
+        self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
+        self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
+        self.limits = np.array(response_limits(prompts, sampling, max_length=max_length), dtype=np.int64)
+        """Response tokens of each prompt at most."""
+        self.total = len(prompts) * group_size
+        self.entered = 0
+        """Responses are taken in order: response i is the (i mod group_size)-th to prompt i // group_size."""
+        slots = min(max_concurrent, self.total)
+        longest = int(self.limits.max(initial=0))
+        self.responses = np.zeros(slots, dtype=np.int64)
+        """Which response each slot holds."""
+        self.lengths = np.zeros(slots, dtype=np.int64)
+        """Positions of each slot in the cache, the token about to be fed not counted."""
+        self.counts = np.zeros(slots, dtype=np.int64)
+        """Response tokens sampled so far."""
+        self.feed = np.zeros(slots, dtype=np.int64)
+        """The token each slot is fed next."""
+        self.noise = np.zeros((slots, min(longest, BLOCK)))
+        self.watch = watch
+        """None where no text ends a response."""
+        self.watches = np.empty(slots if watch else 0, dtype=object)
+        self.active = 0
+        self.tokens = np.empty((self.total, longest), dtype=np.int64)
+        self.logprobs = np.empty((self.total, longest), dtype=np.float32)
+        capacity = max((len(prompt) for prompt in prompts), default=0) + min(longest, _FIRST_CAPACITY)
+        self.cache = SlotCache(model.config.num_hidden_layers, slots=slots, capacity=capacity)
+        self.prefilled: list[KeysValues] = []
+        self.prefilled_range = range(0)
+        """Prompts whose keys and values `prefilled` holds."""
+
+    def run(self, on_response: OnResponse | None = None) -> list[Rollout]:
+        """All responses, in order; each is told of as it ends."""
+        rollouts: list[Rollout | None] = [None] * self.total
+        self._admit(np.arange(len(self.responses)))
+        while self.active:
+            self._step()
+            ended = np.isin(self.feed[: self.active], self.eos_ids)
+            if self.watch:
+                fed = zip(self.watches[: self.active], self.feed[: self.active].tolist(), strict=True)
+                ended |= [watch.completes(token) for watch, token in fed]
+            done = ended | (self.counts[: self.active] >= self.limits[self.responses[: self.active] // self.group_size])
+            if done.any():
+                for slot in np.flatnonzero(done):
+                    response, rollout = int(self.responses[slot]), self._rollout(slot, stopped=bool(ended[slot]))
+                    rollouts[response] = rollout
+                    if on_response:
+                        on_response(response, rollout)
+                self._refill(np.flatnonzero(done))
+        assert all(rollout is not None for rollout in rollouts)
+        return rollouts  # type: ignore[return-value]  # just checked
+
+    def _rollout(self, slot: np.int64, *, stopped: bool) -> Rollout:
+        response, count = self.responses[slot], self.counts[slot]
+        tokens, logprobs = self.tokens[response, :count].tolist(), self.logprobs[response, :count].tolist()
+        return Rollout(tuple(tokens), tuple(logprobs), "stop" if stopped else "length")
+
+    def _step(self) -> None:
+        """One token for every active slot."""
+        active = self.active
+        lengths = self.lengths[:active]
+        width = int(lengths.max()) + 1
+        waiting = self.total - self.entered
+        self.cache.reserve(slots=len(self.responses) if waiting else active, width=width)
+        rows, ends = torch.arange(active, device=self.device), self._device(lengths)
+        self.cache.aim(rows, ends, width=width)
+        hidden = torch.arange(width, device=self.device) > ends[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.device)
+        mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)
+        logits = self.model(
+            input_ids=self._device(self.feed[:active])[:, None],
+            position_ids=ends[:, None],
+            attention_mask=mask[:, None, None],
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits[:, -1]
+        tokens, logprobs = draw(
+            logits.float(),
+            self._device(self.noise[np.arange(active), self.counts[:active] % BLOCK]),
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+        )
+        self._record(tokens.cpu().numpy(), logprobs.cpu().numpy())
+
+    def _device(self, values: NDArray[np.generic]) -> torch.Tensor:
+        # A copy: on the CPU the tensor would otherwise share memory with what the next step changes.
+        return torch.from_numpy(values.copy()).to(self.device, non_blocking=True)
+
+    def _record(self, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
+        active = self.active
+        self.tokens[self.responses[:active], self.counts[:active]] = tokens
+        self.logprobs[self.responses[:active], self.counts[:active]] = logprobs
+        self.feed[:active] = tokens
+        self.counts[:active] += 1
+        self.lengths[:active] += 1
+        for slot in np.flatnonzero(self.counts[:active] % BLOCK == 0):
+            self._renew_noise(int(slot))
+
+    def _renew_noise(self, slot: int) -> None:
+        prompt, member = divmod(int(self.responses[slot]), self.group_size)
+        block = int(self.counts[slot]) // BLOCK
+        self.noise[slot] = uniforms(self.seeds[prompt], member, block, self.noise.shape[1])
+
+    def _refill(self, free: NDArray[np.int64]) -> None:
+        """Gives free slots to waiting responses; what is left is closed up, the last active slots moving into it."""
+        admitted = self._admit(free)
+        left = free[admitted:]
+        keep = self.active - len(left)
+        targets = left[left < keep]
+        tail = np.arange(keep, self.active)
+        sources = tail[~np.isin(tail, left)]
+        if len(targets):
+            self.cache.move(self._device(sources), self._device(targets))
+            for values in (self.responses, self.lengths, self.counts, self.feed, self.noise):
+                values[targets] = values[sources]
+            if self.watch:
+                self.watches[targets] = self.watches[sources]
+        self.active = keep
+
+    def _admit(self, free: NDArray[np.int64]) -> int:
+        """Puts waiting responses into the first of the free slots; returns how many."""
+        number = min(len(free), self.total - self.entered)
+        done = 0
+        while done < number:
+            prompt = self.entered // self.group_size
+            if prompt not in self.prefilled_range:
+                self._prefill(prompt)
+            ready = self.prefilled_range.stop * self.group_size - self.entered
+            slots = free[done : min(done + ready, number)]
+            self._enter(slots, np.arange(self.entered, self.entered + len(slots)))
+            done += len(slots)
+        if number and int(free[:number].max()) >= self.active:
+            self.active = int(free[:number].max()) + 1
+        return number
+
+    def _enter(self, slots: NDArray[np.int64], responses: NDArray[np.int64]) -> None:
+        """Starts the responses, whose prompts are prefilled, in the slots."""
+        prompts = responses // self.group_size
+        self.responses[slots], self.counts[slots] = responses, 0
+        self.lengths[slots] = [len(self.prompts[prompt]) - 1 for prompt in prompts]
+        self.feed[slots] = [self.prompts[prompt][-1] for prompt in prompts]
+        for slot in slots:
+            self._renew_noise(int(slot))
+            if self.watch:
+                self.watches[slot] = self.watch(self.prompts[self.responses[slot] // self.group_size])
+        self.entered += len(slots)
+        longest = int(self.lengths[slots].max())
+        if longest:
+            source_rows = self._device(prompts - self.prefilled_range.start)
+            self.cache.admit(self._device(slots), self.prefilled, source_rows, length=longest)
+
+    def _prefill(self, first: int) -> None:
+        """The keys and values of as many prompts from `first` on as one pass takes, each less its last token."""
+        longest, stop = 0, first
+        for prompt in self.prompts[first:]:
+            longest = max(longest, len(prompt) - 1)
+            if stop > first and longest * (stop + 1 - first) > _PREFILL_TOKENS:
+                break
+            stop += 1
+        block = [list(prompt[:-1]) for prompt in self.prompts[first:stop]]
+        width = max(len(prompt) for prompt in block)
+        self.prefilled, self.prefilled_range = [], range(first, stop)
+        if width:
+            # Padding stands after the prompt, where causal attention keeps it out of the prompt's own states.
+            ids = torch.tensor([prompt + [self.pad_id] * (width - len(prompt)) for prompt in block], device=self.device)
+            cache = DynamicCache()
+            self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self.prefilled = [_states(layer) for layer in cache.layers]
+
+
+def _states(layer: object) -> KeysValues:
+    assert isinstance(layer, DynamicLayer)
+    assert layer.keys is not None
+    assert layer.values is not None
+    return layer.keys, layer.values

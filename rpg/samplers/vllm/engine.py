@@ -1,0 +1,204 @@
+"""Starting and ending vLLM in this process, and keeping the process as it was."""
+
+import gc
+import os
+import random
+import textwrap
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from specs.errors import Problem, SpecError
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+_BYTES_PER_GIB = 2**30
+
+Transfer = Literal["", "nccl", "ipc"]
+"""vLLM's own ways of handing weights to an engine in another process; none: from a directory, or in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine is started with."""
+
+    weights_dir: Path
+    """Config and safetensors of a transformers model, and its tokenizer where stop texts are asked for."""
+    eos_ids: tuple[int, ...]
+    """Any of them ends a response."""
+    device_type: str
+    """cpu or cuda."""
+    max_length: int
+    """Tokens of prompt and response together at most."""
+    max_concurrent: int
+    """Responses in flight at once."""
+    memory_fraction: float = 0.4
+    """Share of a GPU's memory that the engine may take."""
+    cpu_cache_gib: float = 1.0
+    """Its KV cache on a CPU, GiB."""
+    seed: int = 0
+    """The engine's own; responses have theirs."""
+    prefix_caching: bool = True
+    """Whether a prompt that comes again is not computed again."""
+    tensor_parallel_size: int = 1
+    """Processes over which each weight matrix is spread."""
+    sleeps: bool = False
+    """Whether it gives a GPU's memory back after each call of `generate`."""
+    transfer: Transfer = ""
+
+
+def start(settings: EngineSettings) -> "LLM":
+    """In this process, without a tokenizer, its logprobs those of the distribution that it samples from.
+
+    Raises:
+        SpecError: vLLM does not run this model, or not with these settings.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else the learner's threads are bound as well
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    on_cpu = settings.device_type == "cpu"
+    with our_process_untouched():
+        if on_cpu:
+            _check_head_size(settings.weights_dir)
+        from vllm import LLM
+
+        try:
+            return LLM(
+                model=str(settings.weights_dir),
+                dtype="float32" if on_cpu else "auto",
+                enforce_eager=on_cpu,
+                max_model_len=settings.max_length,
+                max_num_seqs=settings.max_concurrent,
+                seed=settings.seed,
+                skip_tokenizer_init=True,
+                use_tqdm_on_load=False,
+                generation_config="vllm",
+                logprobs_mode="processed_logprobs",
+                disable_log_stats=True,
+                enable_prefix_caching=settings.prefix_caching,
+                tensor_parallel_size=settings.tensor_parallel_size,
+                distributed_executor_backend=_executor(settings),
+                worker_extension_cls="rpg.samplers.vllm.worker.WorkerExtension",
+                **_device_settings(settings),
+            )
+        except ValueError as error:  # of what it is given: architecture, length, memory
+            said = " ".join(str(error).rpartition("Value error, ")[2].split())
+            hint = f"it says: {textwrap.shorten(said, 300)}"
+            raise SpecError(
+                Problem("vLLM does not start with this model and these settings", ("rollout",), hint=hint)
+            ) from error
+
+
+def _executor(settings: EngineSettings) -> str:
+    if settings.tensor_parallel_size > 1:
+        return "mp"
+    # A process group of several ranks is there already, and each of them has an engine of its own.
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    return "external_launcher" if several else "uni"
+
+
+def _device_settings(settings: EngineSettings) -> dict[str, Any]:
+    if settings.device_type == "cpu":
+        return {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * _BYTES_PER_GIB)}
+    chosen: dict[str, Any] = {"gpu_memory_utilization": settings.memory_fraction}
+    if settings.sleeps:
+        chosen["enable_sleep_mode"] = True
+    if settings.transfer:
+        chosen["weight_transfer_config"] = {"backend": settings.transfer}
+    return chosen
+
+
+def _check_head_size(weights_dir: Path) -> None:
+    """Raises SpecError where vLLM's attention for CPUs lacks the model's head size; else the first token would fail."""
+    from transformers import AutoConfig
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    config = AutoConfig.from_pretrained(weights_dir)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
+        raise SpecError(
+            Problem(
+                "vLLM on a CPU has no attention for the model's head size",
+                path=("rollout", "engine"),
+                given=f"head_dim {size}",
+                allowed=", ".join(map(str, sizes)),
+                hint="engine: transformers takes any",
+            )
+        )
+
+
+def shut_down(llm: "LLM", *, owns_distributed: bool) -> None:
+    """Ends the engine. A process group that was there before it stays."""
+    client = llm.llm_engine.engine_core
+    if owns_distributed:
+        client.shutdown()
+    else:
+        _shut_down_beside_learner(client)
+
+
+def _shut_down_beside_learner(client: Any) -> None:
+    """What the engine's own shutdown does, except that it destroys the default process group: here, the learner's."""
+    from vllm.distributed import destroy_model_parallel, parallel_state
+
+    client._finalizer.detach()
+    core = client.engine_core
+    core.structured_output_manager.clear_backend()
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
+    gc.unfreeze()
+    destroy_model_parallel()
+    parallel_state.get_world_group().destroy()
+    parallel_state._WORLD = None
+
+
+@contextmanager
+def our_process_untouched() -> Iterator[None]:
+    """vLLM in this process seeds the global generators, draws from them, and replaces torch.set_num_threads: undone."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        with (
+            torch.random.fork_rng(),
+            warnings.catch_warnings(action="ignore"),  # of what it uses that is deprecated
+            _on_its_stream(),
+        ):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(num_threads)
+
+
+@contextmanager
+def _on_its_stream() -> Iterator[None]:
+    """One CUDA stream for all that vLLM does here, in whatever thread, in order with the caller's.
+
+    vLLM keeps the stream of its first step and leaves the thread on it; what it samples on any other is copied to the
+    host without waiting for it.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    ours, its = torch.cuda.current_stream(), _stream(torch.cuda.current_device())
+    its.wait_stream(ours)
+    try:
+        with torch.cuda.stream(its):
+            yield
+    finally:
+        ours.wait_stream(its)
+
+
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,77 @@
+"""The other end of a DedicatedSampler: `python -m rpg.samplers.vllm.engine_process CONNECTION PARENT`.
+
+Takes the settings of an engine, then calls of its methods one after another, until the connection ends. It does not end
+by a signal that means the trainer: that one stops at the end of its step, for which it needs the engine.
+"""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rpg.processes.parent import die_with_parent, share_cores
+from specs.errors import SpecError
+
+Call = tuple[str, dict[str, Any]]
+"""Method and its arguments."""
+Reply = tuple[str, Any]
+"""response, and which it is and the response, while `generate` goes on; result, and what was returned; spec_error, and
+its problems; value_error, and its text; failed, and the traceback."""
+
+METHODS = frozenset({"generate", "logprobs", "load_directory", "call_workers", "finish_load", "wake"})
+"""Those of VllmSampler that may be called."""
+
+
+def main(connection: "Connection[Reply, Call]") -> None:
+    """Serves one engine."""
+    settings: Any = connection.recv()
+    from rpg.samplers.vllm.sampler import VllmSampler
+
+    try:
+        sampler = VllmSampler(settings)
+    except Exception as error:
+        connection.send(_failure(error))
+        return
+    connection.send(("result", None))
+    try:
+        while True:
+            method, arguments = connection.recv()
+            if arguments.get("on_response"):
+                arguments["on_response"] = lambda *response: connection.send(("response", response))
+            connection.send(_answer(sampler, method, arguments))
+    except (EOFError, ConnectionError):  # the trainer has closed its end, or is gone
+        sampler.close()
+        os._exit(0)  # what the interpreter would still tidy up takes seconds and is the system's to free
+
+
+def _answer(sampler: Any, method: str, arguments: dict[str, Any]) -> Reply:
+    assert method in METHODS, method
+    try:
+        return "result", getattr(sampler, method)(**arguments)
+    except Exception as error:
+        return _failure(error)
+
+
+def _failure(error: Exception) -> Reply:
+    if isinstance(error, SpecError):
+        return "spec_error", error.problems
+    if isinstance(error, ValueError):
+        return "value_error", str(error)
+    return "failed", traceback.format_exc()
+
+
+def _outlive_signals_to_the_trainer() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+
+if __name__ == "__main__":
+    assert threading.current_thread() is threading.main_thread()
+    share_cores()
+    die_with_parent(int(sys.argv[2]))
+    _outlive_signals_to_the_trainer()
+    os.dup2(2, 1)  # what vLLM prints is no result of the trainer's
+    main(Connection(int(sys.argv[1])))

@@ -1,0 +1,207 @@
+"""Sampling with a vLLM engine that lives in this process, so that new weights reach it without leaving memory."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rpg.samplers.base import check_prompts, response_limits
+from rpg.samplers.stop_texts import tokenizer_in
+from rpg.samplers.vllm.engine import EngineSettings, our_process_untouched, shut_down, start
+from rpg.types import FinishReason, OnResponse, Rollout, RolloutGroup, Sampling
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+
+
+class VllmSampler:
+    """A vLLM engine, one a rank.
+
+    Each response is a request with a seed of its own; vLLM's prefix caching shares the prompt. Weights are handed over
+    in this process, from the learner's tensors: vLLM's weight-transfer API (nccl, ipc) is for engines in processes of
+    their own, see rpg/samplers/vllm/dedicated.py.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Raises SpecError where vLLM does not run this model, or not with these settings."""
+        self._settings = settings
+        self._owns_distributed = not torch.distributed.is_initialized()
+        self._llm = start(settings)
+        self._asleep = False
+        self.policy_version = 0
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_response: OnResponse | None = None,
+    ) -> list[RolloutGroup]:
+        """`group_size` responses to each prompt; see Sampler. Batch-mates may change the last bits of the arithmetic.
+
+        Raises:
+            ValueError: a prompt that is empty or leaves no room for a response, seeds that do not match the prompts, or
+                stop texts without a tokenizer.
+        """
+        if sampling.stop:
+            self._need_tokenizer()
+        check_prompts(prompts, seeds, max_length=self._settings.max_length)
+        requests, parameters = self._requests(prompts, group_size, sampling, seeds)
+        rollouts: dict[int, Rollout] = {}
+
+        def finished(index: int, output: "RequestOutput") -> None:
+            rollouts[index] = _rollout(output, certain=sampling.temperature == 0)
+            if on_response:
+                on_response(index, rollouts[index])
+
+        self._run(requests, parameters, finished)
+        if self._settings.sleeps:
+            self._sleep()
+        return [
+            RolloutGroup(
+                tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), self.policy_version
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def _requests(
+        self, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> tuple[list[dict[str, list[int]]], list[Any]]:
+        """One a response, in order."""
+        from vllm import SamplingParams
+
+        limits = response_limits(prompts, sampling, max_length=self._settings.max_length)
+        requests, parameters = [], []
+        for prompt, seed, limit in zip(prompts, seeds, limits, strict=True):
+            for member in range(group_size):
+                requests.append({"prompt_token_ids": list(prompt)})
+                parameters.append(
+                    SamplingParams(
+                        temperature=sampling.temperature,
+                        top_p=sampling.top_p,
+                        top_k=sampling.top_k,
+                        stop=list(sampling.stop),
+                        max_tokens=limit,
+                        stop_token_ids=list(self._settings.eos_ids),
+                        seed=_response_seed(seed, member),
+                        logprobs=0,
+                        detokenize=bool(sampling.stop),
+                    )
+                )
+        return requests, parameters
+
+    def _need_tokenizer(self) -> None:
+        """Gives vLLM's search for stop texts the policy's tokenizer, which the engine starts without."""
+        processor = self._llm.llm_engine.output_processor
+        processor.tokenizer = processor.tokenizer or tokenizer_in(self._settings.weights_dir)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
+        """Copies the weights in, packs again those that a kernel keeps packed, and drops what the old ones cached."""
+        self.wake()
+        self._reload(weights)
+        self.finish_load(policy_version)
+
+    def load_directory(self, weights_dir: str, *, policy_version: int) -> None:
+        """The same, from the safetensors of a transformers directory."""
+        self.wake()
+        self.call_workers("reload_weights", {"weights_path": weights_dir})
+        self.finish_load(policy_version)
+
+    def finish_load(self, policy_version: int) -> None:
+        """What has to follow whichever way the weights came in.
+
+        Raises:
+            RuntimeError: requests are still running.
+        """
+        if self._settings.device_type == "cpu":
+            self._repack()
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache: requests are still running")
+        self.policy_version = policy_version
+
+    def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.call_workers("reload_weights", {"weights_iterator": weights})
+
+    def _repack(self) -> None:
+        self.call_workers("pack_weights_again")
+
+    def call_workers(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        """Calls a method of vLLM's workers by name."""
+        with our_process_untouched():
+            results: list[Any] = self._llm.collective_rpc(method, kwargs=arguments or {})
+        return results
+
+    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
+        """Of the tokens after the prompt, nats, by a prefill that reads no cache.
+
+        Raises:
+            ValueError: a temperature other than 1, which vLLM does not apply to given tokens.
+        """
+        from vllm import SamplingParams
+
+        if temperature != 1.0:
+            raise ValueError(f"vLLM gives the logprobs of given tokens at temperature 1 only, not {temperature}")
+        parameters = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs: list[RequestOutput] = []
+        self._run([{"prompt_token_ids": list(token_ids)}], [parameters], lambda _, output: outputs.append(output))
+        assert outputs[0].prompt_logprobs is not None
+        given = zip(token_ids, outputs[0].prompt_logprobs, strict=True)
+        return [entry[token].logprob for token, entry in given if entry is not None][prompt_length - 1 :]
+
+    def _run(
+        self,
+        requests: list[dict[str, list[int]]],
+        parameters: list[Any],
+        finished: "Callable[[int, RequestOutput], None]",
+    ) -> None:
+        """Tells of each request's place and output once it is finished. If that raises, the others are given up."""
+        self.wake()
+        engine = self._llm.llm_engine
+        with our_process_untouched():
+            names = self._llm.enqueue(requests, parameters, use_tqdm=False)
+            # The engine appends to a name what makes it unique, and leaves that out of its outputs.
+            places = {name.partition("-")[0]: place for place, name in enumerate(names)}
+            try:
+                while engine.has_unfinished_requests():
+                    for output in engine.step():
+                        if output.finished:
+                            finished(places.pop(output.request_id), output)
+            finally:
+                if places:
+                    engine.abort_request(list(places))
+
+    def _sleep(self) -> None:
+        """Gives the GPU's memory back; the weights wait in the host's."""
+        self._llm.sleep(level=1)
+        self._asleep = True
+
+    def wake(self) -> None:
+        """Takes the memory again, if the engine is asleep."""
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
+    def close(self) -> None:
+        """Ends the engine. A process group that was there before it stays."""
+        shut_down(self._llm, owns_distributed=self._owns_distributed)
+        del self._llm
+
+
+def _response_seed(seed: int, member: int) -> int:
+    """In [0, 2^63). vLLM's own for siblings is seed + member, which neighbouring seeds of prompts would share."""
+    state = np.random.SeedSequence([seed % 2**64, member]).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
+
+
+def _rollout(output: "RequestOutput", *, certain: bool) -> Rollout:
+    completion = output.outputs[0]
+    tokens = tuple(completion.token_ids)
+    assert completion.logprobs is not None
+    drawn = zip(tokens, completion.logprobs, strict=True)
+    logprobs = tuple(0.0 if certain else entry[token].logprob for token, entry in drawn)
+    reason: FinishReason = "stop" if completion.finish_reason == "stop" else "length"
+    return Rollout(tokens, logprobs, reason)

@@ -1,0 +1,177 @@
+"""Handing the learner's weights to an engine in another process: a directory on CPUs, vLLM's nccl and ipc on GPUs."""
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rpg.samplers.vllm.engine import EngineSettings
+
+CallFn = Callable[..., Any]
+"""(method, **arguments) -> what the engine's VllmSampler returns."""
+Weights = Iterable[tuple[str, Tensor]]
+
+
+class WeightTransfer(Protocol):
+    """One way of handing weights over."""
+
+    def send(self, weights: Weights, policy_version: int) -> None:
+        """Returns when the engine samples with them."""
+        ...
+
+    def close(self) -> None:
+        """Frees what it holds."""
+        ...
+
+
+def open_transfer(settings: EngineSettings, call: CallFn) -> WeightTransfer:
+    """The way that the settings name. For nccl and ipc this rank's GPU is the present CUDA device."""
+    if settings.transfer:
+        return VllmTransfer(settings, call)
+    return DirectoryTransfer(settings.weights_dir, call)
+
+
+class DirectoryTransfer:
+    """Writes safetensors into memory and has the engine read them from a directory that links there.
+
+    The memory is a file without a name, so that nothing stays behind when either process is killed.
+    """
+
+    def __init__(self, config_dir: Path, call: CallFn) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="rpg-weights-"))
+        self._call = call
+        shutil.copy(config_dir / "config.json", self._directory)
+
+    def send(self, weights: Weights, policy_version: int) -> None:
+        """At ZeRO 3 each weight is whole for a moment only, hence the copies."""
+        from safetensors.torch import save
+
+        tensors = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights}
+        memory, link = os.memfd_create("weights"), self._directory / "model.safetensors"
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                file.write(save(tensors, metadata={"format": "pt"}))
+            link.symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
+            self._call("load_directory", weights_dir=str(self._directory), policy_version=policy_version)
+        finally:
+            link.unlink(missing_ok=True)
+            os.close(memory)
+
+    def close(self) -> None:
+        """Removes the directory."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class VllmTransfer:
+    """vLLM's own API, this rank being the only sender to its engine.
+
+    nccl broadcasts to the engine's GPUs over a communicator of their own; ipc lets an engine on this rank's GPU read
+    the weights where they are.
+    """
+
+    def __init__(self, settings: EngineSettings, call: CallFn) -> None:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+        self._call = call
+        self._source = _source(settings.weights_dir)
+        self._sender: Any = WeightTransferTrainerFactory.trainer_init(
+            _init_info(settings), client=_Client(call), source=self._source
+        )
+
+    def send(self, weights: Weights, policy_version: int) -> None:
+        """The engine drops what the old weights cached before it says that it holds the new ones."""
+        self._call("wake")
+        self._source.take(weights)
+        self._sender.send_weights()
+        self._call("finish_load", policy_version=policy_version)
+
+    def close(self) -> None:
+        """Leaves the communicator."""
+        if hasattr(self._sender, "shutdown"):
+            self._sender.shutdown()
+
+
+def _init_info(settings: EngineSettings) -> Any:
+    """vLLM takes the sender to be rank 0; the engine's workers follow."""
+    if settings.transfer == "ipc":
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        return IPCTrainerInitInfo(rank=0)
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    return NCCLTrainerInitInfo(
+        master_address="127.0.0.1", master_port=port, world_size=1 + settings.tensor_parallel_size, rank=0
+    )
+
+
+class _Client:
+    """vLLM's weight-sync protocol over the engine's connection: its workers have these methods."""
+
+    def __init__(self, call: CallFn) -> None:
+        self._call = call
+
+    def _workers(self, method: str, **arguments: Any) -> None:
+        self._call("call_workers", method=method, arguments=arguments)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._workers("init_weight_transfer_engine", init_info=init_info)
+
+    def start_weight_update(self) -> None:
+        self._workers("start_weight_update")
+
+    def update_weights(self, update_info: Any) -> None:
+        self._workers("update_weights", update_info=update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        del weight_version
+        self._workers("finish_weight_update")
+
+
+def _source(weights_dir: Path) -> Any:
+    """A vLLM WeightSource whose weights come anew with each load."""
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    class Source(WeightSource):  # type: ignore[misc]  # vLLM is not typed
+        """Names and shapes are the model's own, so that no weight is gathered for them; the type is the first's."""
+
+        def __init__(self) -> None:
+            self._shapes = _shapes(weights_dir)
+            self._weights: Iterator[tuple[str, Tensor]] = iter(())
+            self._dtype = torch.float32
+
+        def take(self, weights: Weights) -> None:
+            given = iter(weights)
+            first = next(given)
+            self._dtype = first[1].dtype
+            self._weights = chain([first], given)
+
+        def metadata(self) -> list[Any]:
+            return [ParamMeta(name, self._dtype, shape) for name, shape in self._shapes.items()]
+
+        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            device = torch.device("cuda", torch.cuda.current_device())
+            for name, weight in self._weights:
+                yield name, weight.detach().to(device)
+
+    return Source()
+
+
+def _shapes(weights_dir: Path) -> dict[str, tuple[int, ...]]:
+    """Of each parameter of the transformers model, in its order."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            AutoConfig.from_pretrained(weights_dir)
+        )
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -1,0 +1,135 @@
+"""A spec file as a tree: what it extends laid under it, overrides laid over it, its paths made absolute."""
+
+import difflib
+import os
+from dataclasses import replace
+
+from pydantic import BaseModel
+
+from specs.errors import Path, Position, Problem, SpecError
+from specs.reading.tree import assign, merge
+from specs.reading.yaml import MAX_BYTES, Node, parse_bytes, parse_text
+from specs.schema.experiment import Experiment
+from specs.schema.fields import no_such_item, split, unknown
+from specs.schema.study import Study
+
+LOCAL_SOURCES = ("parquet", "jsonl")
+"""Sources whose path is a file; that of the others may be a Hub id."""
+
+
+def read_tree(path: str, schema: type[BaseModel]) -> Node:
+    """The file and all it extends, merged as the schema has it, paths absolute. Raises SpecError."""
+    return _absolute(_without_extends(path, (), None, schema))
+
+
+def override(root: Node, setting: str, schema: type[BaseModel]) -> Node:
+    """The tree with one `path.to.field=value` laid over it. Raises SpecError where the schema has no such path."""
+    name, equals, text = setting.partition("=")
+    at = Position(f"--set {setting}", 0, "")
+    if not equals:
+        raise SpecError(Problem("a setting needs a value", file=at.file, allowed="path.to.field=value"))
+    path = split(name.strip())
+    if problem := unknown(schema, path) or no_such_item(root.plain(), path):
+        raise SpecError(misplaced(replace(problem, file=at.file), schema))
+    node = parse_text(text, lambda _line: at)
+    return _absolute(assign(root, path, _on_one_line(node, at) if node else Node(None, at), [schema]))
+
+
+def _on_one_line(node: Node, at: Position) -> Node:
+    if isinstance(node.value, dict):
+        return Node({key: _on_one_line(child, at) for key, child in node.value.items()}, at)
+    if isinstance(node.value, list):
+        return Node([_on_one_line(child, at) for child in node.value], at)
+    return Node(node.value, at)
+
+
+def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | None, schema: type[BaseModel]) -> Node:
+    """The file's tree over that of the file it extends. `chain`: the files on the way here, real paths."""
+    real = os.path.realpath(path) if "\0" not in path else path
+    if real in chain:
+        names = [os.path.basename(file) for file in (*chain[chain.index(real) :], real)]
+        raise SpecError(_at(named_at, "extends itself", given=" -> ".join(names)))
+    root = _read(path, named_at)
+    assert isinstance(root.value, dict)
+    if "extends" not in root.value:
+        return root
+    extends = root.value["extends"]
+    if not isinstance(extends.value, str) or not extends.value:
+        raise SpecError(_at(extends.at, "must be text", allowed="the path of a spec file", path=("extends",)))
+    rest = Node({key: node for key, node in root.value.items() if key != "extends"}, root.at)
+    other = os.path.normpath(os.path.join(os.path.dirname(path), os.path.expanduser(extends.value)))
+    return merge(_without_extends(other, (*chain, real), extends.at, schema), rest, [schema])
+
+
+def _read(path: str, named_at: Position | None) -> Node:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise SpecError(_not_found(path, named_at)) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecError(_at(named_at or Position(path, 0, ""), f"cannot be read: {reason}")) from None
+    return parse_bytes(data, path)
+
+
+def _not_found(path: str, named_at: Position | None) -> Problem:
+    folder = os.path.dirname(path) or "."
+    try:
+        stems = {os.path.splitext(name)[0]: name for name in os.listdir(folder) if name.endswith((".yaml", ".yml"))}
+    except OSError:
+        return _at(named_at or Position(path, 0, ""), "no such file", hint=f"there is no directory {folder}")
+    close = difflib.get_close_matches(os.path.splitext(os.path.basename(path))[0], stems, n=1)
+    hint = f"did you mean `{stems[close[0]]}`?" if close else ""
+    return _at(named_at or Position(path, 0, ""), "no such file", given=path if named_at else "", hint=hint)
+
+
+def _at(
+    position: Position | None, message: str, *, given: str = "", allowed: str = "", hint: str = "", path: Path = ()
+) -> Problem:
+    where = position or Position("", 0, "")
+    path = path or (("extends",) if where.line else ())
+    return Problem(message, path, given, allowed, hint, where.file, where.line, where.snippet)
+
+
+def _absolute(root: Node) -> Node:
+    """The tree with every relative path made absolute against the file that names it, or the working directory."""
+    assert isinstance(root.value, dict)
+    entries = {key: _with_paths(node) for key, node in root.value.items()}
+    if "experiment" in entries:
+        entries["experiment"] = _path(entries["experiment"], "experiment")
+    return Node(entries, root.at)
+
+
+def _with_paths(node: Node) -> Node:
+    if isinstance(node.value, list):
+        return Node([_with_paths(child) for child in node.value], node.at)
+    if not isinstance(node.value, dict):
+        return node
+    entries = {key: _with_paths(child) for key, child in node.value.items()}
+    source = entries["source"].value if "source" in entries else None
+    if "path" in entries and isinstance(source, str):
+        entries["path"] = _path(entries["path"], source)
+    if "hostfile" in entries:
+        entries["hostfile"] = _path(entries["hostfile"], LOCAL_SOURCES[0])
+    for key, child in entries.items():
+        if key.endswith(".path") and isinstance(child.value, list):
+            entries[key] = Node([_path(item, "") for item in child.value], child.at)
+    return Node(entries, node.at)
+
+
+def _path(node: Node, source: str) -> Node:
+    if not isinstance(node.value, str) or not node.value:
+        return node
+    folder = os.path.dirname(node.at.file) if node.at.line else ""
+    full = os.path.abspath(os.path.join(folder, os.path.expanduser(node.value)))
+    local = source in (*LOCAL_SOURCES, "experiment") or node.value.startswith((".", "/", "~"))
+    return Node(full, node.at) if local or os.path.exists(full) else node
+
+
+def misplaced(problem: Problem, schema: type[BaseModel]) -> Problem:
+    """The problem, saying where the field belongs if that is what is wrong."""
+    name = str(problem.path[0]) if len(problem.path) == 1 else ""
+    if schema is not Study or problem.message != "unknown field" or name not in Experiment.model_fields:
+        return problem
+    return replace(problem, hint=f"a field of the study's experiment: write it under `overrides`, as overrides.{name}")

@@ -1,0 +1,62 @@
+"""Trees of nodes: laying one file over another, setting a value by its path, and taking positions out."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from specs.errors import Path, Positions
+from specs.reading.yaml import Node
+from specs.schema.fields import below, switches
+
+
+def merge(under: Node, over: Node, schema: Iterable[Any]) -> Node:
+    """`over` laid over `under`: mappings merge key by key; the rest replaces, a section that became another thing too.
+
+    Args:
+        schema: what the schema says may stand here, see `fields.below`.
+    """
+    if not isinstance(under.value, dict) or not isinstance(over.value, dict):
+        return over
+    if any(switches(schema, under.value, key, node.value, _value) for key, node in over.value.items()):
+        return over
+    entries = dict(under.value)
+    for key, node in over.value.items():
+        entries[key] = merge(entries[key], node, below(schema, key)) if key in entries else node
+    return Node(entries, over.at)
+
+
+def assign(root: Node, path: Path, node: Node, schema: Iterable[Any]) -> Node:
+    """The tree with the value at `path` replaced; mappings on the way are made where there are none."""
+    if not path:
+        return node
+    head, rest = path[0], path[1:]
+    under = below(schema, head)
+    if isinstance(root.value, list) and isinstance(head, int):
+        items = list(root.value)
+        items[head] = assign(items[head], rest, node, under)
+        return Node(items, root.at)
+    entries = dict(root.value) if isinstance(root.value, dict) else {}
+    if not rest and switches(schema, entries, str(head), node.value, _value):
+        entries = {}
+    entries[str(head)] = assign(entries.get(str(head), Node({}, node.at)), rest, node, under)
+    return Node(entries, root.at)
+
+
+def _value(node: Node) -> Any:
+    return node.value
+
+
+def positions_of(root: Node) -> Positions:
+    """The place of every key and list item, the root included."""
+    found: Positions = {}
+
+    def visit(node: Node, path: Path) -> None:
+        found[path] = node.at
+        if isinstance(node.value, dict):
+            for key, child in node.value.items():
+                visit(child, (*path, key))
+        elif isinstance(node.value, list):
+            for index, child in enumerate(node.value):
+                visit(child, (*path, index))
+
+    visit(root, ())
+    return found

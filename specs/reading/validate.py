@@ -1,0 +1,273 @@
+"""Pydantic's errors as problems in plain words, with paths as the file has them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from specs.errors import Path, Problem
+from specs.schema.fields import choose, is_model, literal_of, members, names, nearest, tag_of
+
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    dict: "a mapping",
+    list: "a list",
+    tuple: "a list",
+}
+SIGNS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def parse(schema: Any, data: Any) -> tuple[Any, list[Problem]]:
+    """The validated value, or None and everything wrong with it, paths relative to `data`."""
+    problems = [
+        Problem(
+            f"must be {kind_of(wrong.annotation)}",
+            wrong.path,
+            show(wrong.value),
+            describe(wrong.annotation, wrong.field),
+            hint_of(wrong.field),
+        )
+        for wrong in disguised(schema, data)
+    ]
+    value = None
+    try:
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            value = schema.model_validate(data)
+        else:
+            value = TypeAdapter(schema).validate_python(data)
+    except ValidationError as error:
+        known = {problem.path for problem in problems}
+        found = translate(error.errors(include_url=False), schema)
+        problems += [problem for problem in found if problem.path not in known]
+    return (None if problems else value), problems
+
+
+def translate(errors: Sequence[ErrorDetails], schema: Any) -> list[Problem]:
+    """One problem per place; a value that fits no alternative of a union is one problem, not one for each."""
+    problems: dict[tuple[Path, str], Problem] = {}
+    for error in errors:
+        if _after_the_fact(error):
+            continue
+        place = Place(schema, error["loc"])
+        problem = place.problem(error)
+        problems.setdefault((problem.path, "" if place.in_plain_union else problem.message), problem)
+    return list(problems.values())
+
+
+def _after_the_fact(error: ErrorDetails) -> bool:
+    """A list that is "too short" only because its items were refused."""
+    if error["type"] != "too_short" or not isinstance(error["input"], (list, tuple, dict)):
+        return False
+    return len(error["input"]) >= int(error["ctx"]["min_length"])
+
+
+class Place:
+    """Where an error is: the path without the union tags that pydantic puts into it, and what the schema says there."""
+
+    def __init__(self, schema: Any, loc: Sequence[str | int]) -> None:
+        self.path: Path = ()
+        self.in_plain_union = False
+        self.annotation: Any = schema
+        self.field: FieldInfo | None = None
+        self.owner: Any = None
+        parts = list(loc)
+        while parts:
+            if self._chosen(parts):
+                continue
+            if self.in_plain_union:
+                break
+            self._descend(parts.pop(0))
+
+    def _chosen(self, parts: list[str | int]) -> bool:
+        """Takes a union's tag off the front."""
+        alternatives = members(self.annotation)
+        if len(alternatives) < 2:
+            return False
+        model = choose(self.annotation, parts[0])
+        if model is None:
+            self.in_plain_union = True
+            return False
+        self.annotation = model
+        parts.pop(0)
+        return True
+
+    def _descend(self, part: str | int) -> None:
+        here: Any = next(iter(members(self.annotation)), None)
+        self.path = (*self.path, part)
+        self.owner = here
+        if is_model(here) and part in here.model_fields:
+            self.field = here.model_fields[part]
+            self.annotation = self.field.annotation
+        elif get_origin(here) is dict:
+            self._item(get_args(here)[1])
+        elif get_origin(here) in (list, tuple):
+            self._item(get_args(here)[0])
+        else:
+            self.field, self.annotation = None, None
+
+    def _item(self, annotation: Any) -> None:
+        self.field, self.annotation = FieldInfo.from_annotation(annotation), annotation
+
+    def problem(self, error: ErrorDetails) -> Problem:
+        """The error in plain words."""
+        kind = error["type"]
+        if kind == "extra_forbidden":
+            allowed = names([self.owner])
+            return Problem(
+                "unknown field", self.path, allowed=", ".join(allowed), hint=nearest(str(self.path[-1]), allowed)
+            )
+        if kind == "missing":
+            return Problem(
+                "missing", self.path, allowed=describe(self.annotation, self.field), hint=hint_of(self.field)
+            )
+        if kind in ("union_tag_not_found", "union_tag_invalid"):
+            return self._tag(error)
+        given = show(error["input"])
+        if kind == "literal_error":
+            allowed = [str(value) for value in literal_of(self.field)] if self.field else []
+            hint = nearest(str(error["input"]), allowed) or hint_of(self.field)
+            return Problem("not one of the values allowed", self.path, given, ", ".join(allowed), hint)
+        if kind in ("value_error", "assertion_error"):
+            return Problem(str(error["ctx"]["error"]), self.path, "" if isinstance(error["input"], dict) else given)
+        message = self._message(kind, error.get("ctx", {}))
+        return Problem(message, self.path, given, describe(self.annotation, self.field), hint_of(self.field))
+
+    def _message(self, kind: str, context: dict[str, Any]) -> str:
+        bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+        if kind in bounds:
+            return f"must be {SIGNS[bounds[kind]]} {number(context[bounds[kind]])}"
+        if kind == "too_short":
+            return f"must have at least {context['min_length']} item{'' if context['min_length'] == 1 else 's'}"
+        if kind == "too_long":
+            return f"must have at most {context['max_length']} items"
+        if kind == "string_too_short":
+            return "must not be empty"
+        if kind == "string_pattern_mismatch":
+            return "is not written as it must be"
+        if kind == "finite_number":
+            return "must be a finite number"
+        return f"must be {kind_of(self.annotation)}"
+
+    def _tag(self, error: ErrorDetails) -> Problem:
+        models = [part for part in members(self.annotation) if is_model(part)]
+        name = tag_of(models)
+        if name is None:
+            forms = ", ".join("{" + ", ".join(model.model_fields) + "}" for model in models)
+            return Problem("of no known form", self.path, show(error["input"]), allowed=f"one of {forms}")
+        allowed = [str(value) for model in models for value in literal_of(model.model_fields[name])]
+        path = (*self.path, name)
+        if error["type"] == "union_tag_not_found":
+            return Problem("missing", path, allowed=", ".join(allowed), hint=f"say which {name} it is")
+        tag = str(error["ctx"]["tag"])
+        return Problem(f"unknown {name}", path, show(tag), ", ".join(allowed), nearest(tag, allowed))
+
+
+def hint_of(field: FieldInfo | None) -> str:
+    """The field's documentation, on one line."""
+    return " ".join(((field.description or "") if field else "").split())
+
+
+def show(value: Any) -> str:
+    """A value as a user would write it, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, float) else number(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def number(value: float) -> str:
+    """Without a needless `.0`."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
+
+
+def kind_of(annotation: Any) -> str:
+    """What a value must be, in words."""
+    words: list[str] = []
+    for part in members(annotation):
+        if get_origin(part) is not None and str(get_origin(part)) == "typing.Literal":
+            word = "one of the values allowed"
+        elif is_model(part):
+            word = "a mapping of fields"
+        else:
+            word = KINDS.get(get_origin(part) or part, "another value")
+        if word not in words:
+            words.append(word)
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "another value"
+
+
+def describe(annotation: Any, field: FieldInfo | None) -> str:
+    """What a field may be: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a section's fields."""
+    if field and (values := literal_of(field)):
+        return ", ".join(str(value) for value in values)
+    models = [part for part in members(annotation) if is_model(part)]
+    if models:
+        return "the fields " + ", ".join(names(models))
+    return kind_of(annotation) + bounds_of(field)
+
+
+def bounds_of(field: FieldInfo | None) -> str:
+    """` in (0, 1)`, `, at least 1`, ` like /^[a-z]+$/`, or nothing."""
+    found: dict[str, Any] = {}
+    for rule in field.metadata if field else ():
+        for name in (*SIGNS, "min_length", "pattern"):
+            if getattr(rule, name, None) is not None:
+                found[name] = getattr(rule, name)
+    low = next((name for name in ("gt", "ge") if name in found), None)
+    high = next((name for name in ("lt", "le") if name in found), None)
+    if low and high:
+        brackets = "(" if low == "gt" else "[", ")" if high == "lt" else "]"
+        return f" in {brackets[0]}{number(found[low])}, {number(found[high])}{brackets[1]}"
+    if low or high:
+        name = str(low or high)
+        return f", {SIGNS[name]} {number(found[name])}"
+    if "pattern" in found:
+        return f" like {found['pattern']}"
+    return f", at least {found['min_length']} long" if "min_length" in found else ""
+
+
+@dataclass(frozen=True)
+class Disguised:
+    """One such value, and what the schema says of its place."""
+
+    path: Path
+    value: Any
+    annotation: Any
+    field: FieldInfo | None
+
+
+def disguised(annotation: Any, value: Any, path: Path = (), field: FieldInfo | None = None) -> Iterator[Disguised]:
+    """Such values in `value`, which is to become an `annotation`."""
+    alternatives = members(annotation)
+    if len(alternatives) > 1:
+        models = [part for part in alternatives if is_model(part)]
+        tag = tag_of(models)
+        chosen = choose(annotation, value.get(tag)) if tag and isinstance(value, dict) else None
+        if chosen is None:
+            return
+        alternatives = (chosen,)
+    here: Any = alternatives[0] if alternatives else None
+    if is_model(here) and isinstance(value, dict):
+        for name, field in here.model_fields.items():
+            if name in value:
+                yield from disguised(field.annotation, value[name], (*path, name), field)
+    elif get_origin(here) in (tuple, list) and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from disguised(get_args(here)[0], item, (*path, index), field)
+    elif get_origin(here) is dict and isinstance(value, dict):
+        for key, item in value.items():
+            yield from disguised(get_args(here)[1], item, (*path, key), field)
+    elif _differs(here, value):
+        yield Disguised(path, value, here, field)
+
+
+def _differs(annotation: Any, value: Any) -> bool:
+    if get_origin(annotation) is Literal:
+        return isinstance(value, bool) and not any(isinstance(choice, bool) for choice in get_args(annotation))
+    if annotation is bool:
+        return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    return annotation in (int, float) and isinstance(value, (bool, str))

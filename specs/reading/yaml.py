@@ -1,0 +1,234 @@
+"""YAML 1.2 text -> a tree of nodes that know their line. Refuses tags, deep nesting, huge files and alias bombs."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+from ruamel.yaml.reader import ReaderError
+
+from specs.errors import Position, Problem, SpecError
+
+MAX_BYTES = 1 << 18
+MAX_DEPTH = 32
+MAX_NODES = 50_000
+MAX_DIGITS = 400
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and the line of its key (or, in a list, of the value itself)."""
+
+    value: "Scalar | dict[str, Node] | list[Node]"
+    at: Position
+
+    def plain(self) -> Any:
+        """The value as plain data."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+
+def parse_bytes(data: bytes, file: str) -> Node:
+    """The root mapping of a file. Raises SpecError with the place of whatever makes it unreadable."""
+    if len(data) > MAX_BYTES:
+        raise SpecError(Problem("the file is too large", file=file, allowed=f"at most {MAX_BYTES} bytes"))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        given = f"byte 0x{data[error.start]:02x}"
+        raise SpecError(
+            Problem("not UTF-8 text", file=file, line=line, given=given, hint="save the file as UTF-8")
+        ) from None
+    lines = text.split("\n")
+    root = parse_text(text, lambda line: position_in(file, lines, line))
+    if root is None or root.value is None:
+        raise SpecError(Problem("the file is empty", file=file, hint="`rpg init` writes a spec to start from"))
+    if not isinstance(root.value, dict):
+        raise SpecError(_at(root.at, "must be a mapping of fields", allowed="lines such as `name: my-experiment`"))
+    return Node(root.value, Position(file, 1, ""))
+
+
+def position_in(file: str, lines: list[str], line: int) -> Position:
+    """The position of line `line` (from 1), its text made safe to print."""
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    return Position(file, line, "".join(char if char.isprintable() else " " for char in text)[:160])
+
+
+def parse_text(text: str, position: Callable[[int], Position]) -> Node | None:
+    """The tree of one YAML document; None where there is none. `position` gives the place of a line (from 1)."""
+    try:
+        return _Composer(YAML(typ="safe", pure=True).parse(text), position).document()
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = position(mark.line + 1 if mark else 1)
+        raise SpecError(_at(where, f"not valid YAML: {error.problem or error.context}")) from None
+    except ReaderError as error:
+        where = position(text.count("\n", 0, error.position) + 1)
+        raise SpecError(_at(where, "not valid YAML: a character that no text file may hold")) from None
+    except YAMLError as error:
+        raise SpecError(_at(position(1), f"not valid YAML: {error}")) from None
+    except RecursionError:
+        raise SpecError(_too_deep(position(1))) from None
+
+
+def _at(position: Position, message: str, *, given: str = "", allowed: str = "", hint: str = "") -> Problem:
+    return Problem(message, (), given, allowed, hint, position.file, position.line, position.snippet)
+
+
+def _too_deep(position: Position) -> Problem:
+    return _at(position, "nested too deeply", allowed=f"at most {MAX_DEPTH} levels")
+
+
+class _Composer:
+    """Events -> nodes. Collects duplicate keys, so that all are reported; stops at what cannot be read on."""
+
+    def __init__(self, events: Iterator[Event], position: Callable[[int], Position]) -> None:
+        self._events = events
+        self._position = position
+        self._anchors: dict[str, Node | None] = {}
+        self._sizes: dict[str, int] = {}
+        self._num_nodes = 0
+        self._problems: list[Problem] = []
+
+    def document(self) -> Node | None:
+        root: Node | None = None
+        num_documents = 0
+        for event in self._events:
+            if isinstance(event, DocumentStartEvent):
+                num_documents += 1
+                if num_documents > 1:
+                    raise SpecError(_at(self._where(event), "a second document", allowed="one document per file"))
+                root = self._node(self._next(), None, 1)
+        if self._problems:
+            raise SpecError(*self._problems)
+        return root
+
+    def _next(self) -> Any:
+        return next(self._events)
+
+    def _where(self, event: Event) -> Position:
+        return self._position(event.start_mark.line + 1)
+
+    def _node(self, event: Any, key: Position | None, depth: int) -> Node:
+        at = key or self._where(event)
+        if depth > MAX_DEPTH:
+            raise SpecError(_too_deep(self._where(event)))
+        self._count(1, event)
+        if isinstance(event, AliasEvent):
+            return self._alias(event, at)
+        if event.tag is not None:
+            raise SpecError(
+                _at(self._where(event), "tags are not allowed", given=str(event.tag), hint="write the value plainly")
+            )
+        if event.anchor:
+            self._anchors[event.anchor] = None
+        before = self._num_nodes
+        if isinstance(event, ScalarEvent):
+            node = Node(self._scalar(event), at)
+        elif isinstance(event, SequenceStartEvent):
+            node = Node(self._sequence(depth), at)
+        else:
+            node = Node(self._mapping(depth), at)
+        if event.anchor:
+            self._anchors[event.anchor] = node
+            self._sizes[event.anchor] = self._num_nodes - before + 1
+        return node
+
+    def _count(self, number: int, event: Event) -> None:
+        self._num_nodes += number
+        if self._num_nodes > MAX_NODES:
+            hint = "aliases count as often as they are used"
+            raise SpecError(_at(self._where(event), "too many values", allowed=f"at most {MAX_NODES}", hint=hint))
+
+    def _alias(self, event: AliasEvent, at: Position) -> Node:
+        node = self._anchors.get(event.anchor)
+        if node is None:
+            what = "refers to itself" if event.anchor in self._anchors else "is not defined"
+            raise SpecError(_at(self._where(event), f"the alias *{event.anchor} {what}"))
+        self._count(self._sizes[event.anchor], event)
+        return Node(node.value, at)
+
+    def _sequence(self, depth: int) -> list[Node]:
+        items: list[Node] = []
+        while not isinstance(event := self._next(), SequenceEndEvent):
+            items.append(self._node(event, None, depth + 1))
+        return items
+
+    def _mapping(self, depth: int) -> dict[str, Node]:
+        entries: dict[str, Node] = {}
+        while not isinstance(event := self._next(), MappingEndEvent):
+            if not isinstance(event, ScalarEvent) or event.tag is not None:
+                raise SpecError(_at(self._where(event), "a key must be plain text"))
+            at, key = self._where(event), self._text(event)
+            node = self._node(self._next(), at, depth + 1)
+            if earlier := entries.get(key):
+                self._problems.append(
+                    _at(at, f"the key `{key}` is given twice", hint=f"first given on line {earlier.at.line}")
+                )
+            else:
+                entries[key] = node
+        return entries
+
+    def _text(self, event: ScalarEvent) -> str:
+        text = str(event.value)
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise SpecError(
+                _at(self._where(event), "half a character", hint="a \\u escape in D800 to DFFF is no character")
+            )
+        return text
+
+    def _scalar(self, event: ScalarEvent) -> Scalar:
+        text = self._text(event)
+        if not event.implicit[0]:
+            return text
+        if len(text) > MAX_DIGITS and _INTEGER.fullmatch(text):
+            raise SpecError(_at(self._where(event), "a number of too many digits", allowed=f"at most {MAX_DIGITS}"))
+        return resolve(text)
+
+
+# The core schema of YAML 1.2.2, section 10.3.2.
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_WORDS: dict[str, Scalar] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+
+
+def resolve(text: str) -> Scalar:
+    """A plain scalar by YAML 1.2's rules: 1e-4 is a number, `no` and 12:30 are text, 08 is eight.
+
+    >>> resolve("1e-4"), resolve("no"), resolve("08"), resolve("0x10"), resolve("~")
+    (0.0001, 'no', 8, 16, None)
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _BASED.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if _INFINITE.fullmatch(text):
+        return float(text.replace(".", "", 1))
+    return text

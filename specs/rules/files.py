@@ -1,0 +1,67 @@
+"""Files that a spec names: that they exist, and what a model's config says of its context."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from specs.errors import Problem
+from specs.schema.data import JsonlSource, ParquetSource, ReasoningGymSource
+from specs.schema.experiment import Experiment
+from specs.schema.fields import nearest
+from specs.schema.model import PretrainedModel, ScratchModel
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
+"""What transformers configs call the longest sequence."""
+
+
+def missing_files(experiment: Experiment) -> list[Problem]:
+    """Data files and model directories that are not there."""
+    return [*_data(experiment), *_model(experiment)]
+
+
+def _data(experiment: Experiment) -> Iterator[Problem]:
+    for split, sources in (("train", experiment.data.train), ("evaluation", experiment.data.evaluation)):
+        for index, source in enumerate(sources):
+            if isinstance(source, ReasoningGymSource):
+                continue
+            where, path = ("data", split, index, "path"), source.path
+            if isinstance(source, (ParquetSource, JsonlSource)) and not os.path.isfile(path):
+                message = "is a directory, not a file" if os.path.isdir(path) else "no such file"
+                yield Problem(message, where, path, hint=_sibling(path))
+            elif os.path.isabs(path) and not os.path.exists(path):
+                yield Problem("no such dataset directory", where, path, hint=_sibling(path))
+
+
+def _model(experiment: Experiment) -> Iterator[Problem]:
+    model = experiment.model
+    if not isinstance(model, PretrainedModel) or not os.path.isabs(model.path):
+        return
+    where = ("model", "path")
+    if not os.path.isdir(model.path):
+        hint = _sibling(model.path) or "a Hub id is written without a leading dot or slash: Qwen/Qwen3-4B-Base"
+        yield Problem("no such model directory", where, model.path, hint=hint)
+    elif not os.path.isfile(os.path.join(model.path, "config.json")):
+        yield Problem("the directory holds no model", where, model.path, allowed="a directory with a config.json")
+
+
+def _sibling(path: str) -> str:
+    folder, name = os.path.split(path)
+    try:
+        return nearest(name, os.listdir(folder), cutoff=0.8)
+    except (OSError, ValueError):
+        return f"there is no directory {folder}"
+
+
+def context_length(model: PretrainedModel | ScratchModel) -> int:
+    """Tokens that the model can attend to; 0 where the files do not say."""
+    config: object = {}
+    if isinstance(model, ScratchModel):
+        config = model.config
+    elif Path(model.path).is_absolute():
+        try:
+            config = json.loads((Path(model.path) / "config.json").read_bytes())
+        except (OSError, ValueError):
+            return 0
+    found = [config.get(key) for key in CONTEXT_KEYS] if isinstance(config, dict) else []
+    return next((value for value in found if isinstance(value, int) and value > 0), 0)

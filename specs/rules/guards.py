@@ -1,0 +1,75 @@
+"""Guards that can never act, and knobs of theirs that have no effect."""
+
+from collections.abc import Iterator
+
+from specs.errors import Problem
+from specs.rules.objective import on_policy
+from specs.schema.experiment import Experiment
+from specs.schema.guard import Guard
+
+_FRACTIONS = ("clip_fraction/", "truncated_fraction", "zero_std_fraction", "ratio/ess")
+_NEVER_NEGATIVE = (*_FRACTIONS, "kl/", "entropy", "grad_norm", "ratio/", "weight/variance", "reward/std", "response_")
+
+
+def _idle_guards(experiment: Experiment) -> Iterator[Problem]:
+    """Bounds that no value can leave."""
+    for index, guard in enumerate(experiment.training.guards):
+        for name, value in (("above", guard.above), ("below", guard.below)):
+            if value is not None and (why := _never(experiment, guard, name, value)):
+                yield Problem(
+                    "the guard can never fire",
+                    ("training", "guards", index, name),
+                    given=f"{guard.metric} {name} {value:g}: {why}",
+                )
+        if guard.for_steps > experiment.training.steps:
+            yield Problem(
+                "the guard can never fire",
+                ("training", "guards", index, "for_steps"),
+                given=f"{guard.for_steps} steps of trouble in a run of {experiment.training.steps}",
+            )
+
+
+def _never(experiment: Experiment, guard: Guard, name: str, value: float) -> str:
+    """Why the figure cannot leave this bound; empty where it can."""
+    metric, longest = guard.metric, experiment.rollout.max_response_length
+    if name == "below":
+        return "it is never negative" if metric.startswith(_NEVER_NEGATIVE) and value <= 0 else ""
+    if metric.startswith(_FRACTIONS) and value >= 1:
+        return "it is at most 1"
+    if metric.startswith("response_length/") and value >= longest:
+        return f"rollout.max_response_length is {longest}"
+    if on_policy(experiment) and metric.startswith("clip_fraction/"):
+        return "with 1 minibatch x 1 epoch every ratio is 1"
+    if on_policy(experiment) and metric == "kl/behaviour" and value >= 0:
+        return "with 1 minibatch x 1 epoch the policy that is trained is the one that sampled"
+    return ""
+
+
+def _idle_roll_back(experiment: Experiment) -> Iterator[Problem]:
+    """What only a roll-back reads, and roll-backs without a checkpoint to go to."""
+    training = experiment.training
+    for index, guard in enumerate(training.guards):
+        path = ("training", "guards", index)
+        if guard.action != "roll_back":
+            for name in sorted({"learning_rate_factor", "at_most"} & guard.model_fields_set):
+                yield Problem(f"{name} has no effect", (*path, name), given=f"action {guard.action}")
+            continue
+        saved = training.checkpoint
+        if saved.every_steps + guard.for_steps > training.steps:
+            yield Problem(
+                "the guard has nothing to roll back to",
+                (*path, "action"),
+                given=f"a checkpoint every {saved.every_steps} of {training.steps} steps, {guard.for_steps} of trouble",
+                hint="lower training.checkpoint.every_steps",
+            )
+        elif guard.for_steps - 1 > (saved.keep_last - 1) * saved.every_steps:
+            yield Problem(
+                "the checkpoints from before the trouble may be gone when the guard acts",
+                (*path, "for_steps"),
+                given=f"{guard.for_steps} steps, with the last {saved.keep_last} checkpoints of every"
+                f" {saved.every_steps} steps kept",
+                hint="raise training.checkpoint.keep_last",
+            )
+
+
+IDLE_KNOBS = (_idle_guards, _idle_roll_back)

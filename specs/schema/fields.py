@@ -1,0 +1,144 @@
+"""What the schema says of a path: which fields there are, what a value may be. Walks annotations, unions included."""
+
+import difflib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from specs.errors import Path, Problem
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation, with Annotated, unions and None taken apart."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return tuple(member for part in get_args(annotation) for member in members(part))
+    return () if annotation is type(None) else (annotation,)
+
+
+def is_model(annotation: Any) -> bool:
+    """Whether it is a section of the schema."""
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def literal_of(field: FieldInfo) -> tuple[Any, ...]:
+    """The values that a Literal field may have; empty for others."""
+    return tuple(value for part in members(field.annotation) if get_origin(part) is Literal for value in get_args(part))
+
+
+def tag_of(models: Iterable[type[BaseModel]]) -> str | None:
+    """The field whose value tells these models apart."""
+    found = list(models)
+    for name in ("type", "source", "engine"):
+        if found and all(name in model.model_fields for model in found):
+            return name
+    return None
+
+
+def choose(annotation: Any, tag: Any) -> type[BaseModel] | None:
+    """The model of a union whose tag field has this value."""
+    models = [part for part in members(annotation) if is_model(part)]
+    name = tag_of(models)
+    if name is None:  # a union told apart by the key that is there, such as a study's ranges
+        return next((model for model in models if tag in _required(model)), None)
+    return next((model for model in models if tag in literal_of(model.model_fields[name])), None)
+
+
+def _required(model: type[BaseModel]) -> list[str]:
+    return [name for name, field in model.model_fields.items() if field.is_required()]
+
+
+def below(annotations: Iterable[Any], part: str | int) -> tuple[Any, ...]:
+    """The alternatives of what stands under `part`; empty where nothing can."""
+    found: list[Any] = []
+    for annotation in annotations:
+        if is_model(annotation) and part in annotation.model_fields:
+            found += members(annotation.model_fields[str(part)].annotation)
+        elif annotation is Any:
+            found.append(Any)
+        elif get_origin(annotation) is dict:
+            found += members(get_args(annotation)[1])
+        elif get_origin(annotation) in (list, tuple) and isinstance(part, int):
+            found += members(get_args(annotation)[0])
+    return tuple(found)
+
+
+def names(annotations: Iterable[Any]) -> list[str]:
+    """The fields that may stand here, sorted."""
+    models = (annotation for annotation in annotations if is_model(annotation))
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def switches(
+    annotations: Iterable[Any],
+    section: Mapping[str, Any],
+    key: str,
+    value: Any,
+    read: Callable[[Any], Any] = lambda it: it,
+) -> bool:
+    """Whether giving `key` this value makes the section another thing, whose other fields do not carry over.
+
+    True for a `source`, and for a `type` that chooses between classes; not for an `engine`, a way to do the same.
+    """
+    models = [annotation for annotation in annotations if is_model(annotation)]
+    # Where it is not known yet what stands around the section, others may fit there that have no such field.
+    chosen_by = [model for model in models if key in model.model_fields and literal_of(model.model_fields[key])]
+    if key not in section or not ((key == "source" and chosen_by) or (key == "type" and len(chosen_by) > 1)):
+        return False
+    return bool(read(section[key]) != value)
+
+
+def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
+    """A hint that names the closest of the allowed words; empty where none is close."""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=cutoff)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+DOTTED_BELOW = (("matrix", "product"), ("matrix", "zip"), ("overrides",))
+"""Mappings whose keys are themselves paths."""
+
+
+def split(text: str) -> Path:
+    """`data.train.0.size` as a path; whole numbers are places in a list, and a matrix path stays one key.
+
+    >>> split("data.train.0.size"), split("matrix.product.objective.kl_coef")
+    (('data', 'train', 0, 'size'), ('matrix', 'product', 'objective.kl_coef'))
+    """
+    parts = text.split(".")
+    for prefix in DOTTED_BELOW:
+        if tuple(parts[: len(prefix)]) == prefix and len(parts) > len(prefix):
+            return (*prefix, ".".join(parts[len(prefix) :]))
+    return tuple(int(part) if part.isdecimal() and len(part) < 10 else part for part in parts)
+
+
+def unknown(root: type[BaseModel], path: Path) -> Problem | None:
+    """The problem with a path that the schema does not have; None where it has it."""
+    here: tuple[Any, ...] = (root,)
+    for index, part in enumerate(path):
+        under = below(here, part)
+        if not under:
+            allowed = names(here)
+            if not allowed:
+                return Problem("has no fields", path[:index])
+            return Problem(
+                "unknown field", path[: index + 1], allowed=", ".join(allowed), hint=nearest(str(part), allowed)
+            )
+        here = under
+    return None
+
+
+def no_such_item(data: Any, path: Path) -> Problem | None:
+    """The problem with a path that goes beyond the end of a list of `data`; None where it does not."""
+    for index, part in enumerate(path):
+        if isinstance(data, list):
+            if not isinstance(part, int) or part >= len(data):
+                return Problem("no such item", path[: index + 1], allowed=f"0 to {len(data) - 1}")
+            data = data[part]
+        else:
+            data = data.get(str(part)) if isinstance(data, dict) else None
+    return None
