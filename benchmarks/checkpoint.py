@@ -62,7 +62,7 @@ def train(directory: Path, name: str, pairs: int) -> None:
     from rpg import train as process
     from rpg.base.stage import make
     from rpg.data import staging
-    from rpg.processes.stopping import StopRequest
+    from rpg.processes.stopping import StopAfterStep
     from rpg.trainer import Trainer
     from specs.schema.experiment import Experiment
 
@@ -78,7 +78,7 @@ def train(directory: Path, name: str, pairs: int) -> None:
     (directory / "inputs.json").write_text(json.dumps(inputs))
     at, step = [], Trainer.step
 
-    def timed(trainer: Trainer, stop: StopRequest) -> bool:
+    def timed(trainer: Trainer, stop: StopAfterStep) -> bool:
         at.append((time.perf_counter(), time.process_time()))
         return step(trainer, stop)
 

@@ -46,7 +46,7 @@ def main() -> None:
 
     from rpg import train
     from rpg.keeper import Keeper
-    from rpg.recording.progress import Progress
+    from rpg.recording.progress import ProgressFile
     from rpg.samplers.sentinel import Sentinel
     from rpg.trainer import Trainer
 
@@ -54,7 +54,7 @@ def main() -> None:
     for owner, name, what in (
         (Keeper, "rollouts", "recording"),
         (Keeper, "finish_step", "recording"),
-        (Progress, "step", "logging"),
+        (ProgressFile, "step", "logging"),
         (Sentinel, "check", "sentinel"),
         (Trainer, "step", "step"),
     ):

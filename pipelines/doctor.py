@@ -128,7 +128,7 @@ def _profile(home: Home) -> Iterator[Finding]:
         try:
             yield Finding("profile", "ok", api_url(home, name))
         except SpecError as error:
-            yield Finding("profile", "broken", f"RPG_PROFILE={name}: {error.problems[0].message}")
+            yield Finding("profile", "broken", f"RPG_PROFILE={name}: {error.issues[0].message}")
 
 
 def _services(home: Home) -> Iterator[Finding]:

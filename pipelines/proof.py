@@ -21,7 +21,7 @@ from pipelines.state import read_json, write_json
 from rpg.checkpoints.checkpoint import MANIFEST, defect
 from rpg.files import digest, files_under
 from rpg.processes.stopping import STOPPED
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from storage import Store
 
 _ROWS = {"metrics": "step, name", "rollouts": "step, rollout_id", "tokens": "step, rollout_id, position"}
@@ -62,7 +62,7 @@ def prove(home: Home, run_id: str, steps: int = 0) -> Proof:
         StageError: the replay failed.
     """
     if status_of(home, run_id) == "running":
-        raise SpecError(Problem("a run that is running cannot be proven", given=run_id, hint="wait for its end"))
+        raise SpecError(Issue("a run that is running cannot be proven", given=run_id, hint="wait for its end"))
     start, end = _span(home, run_id, steps)
     execution = Execution(frozen_document(home, run_id), run_id, home)
     with _scratch(home, run_id, start, end) as scratch:
@@ -78,12 +78,12 @@ def _span(home: Home, run_id: str, steps: int) -> tuple[int, int]:
     if steps:
         start, end = max((step for step in [0, *saved] if step + steps <= last), default=-1), 0
         if start < 0:
-            raise SpecError(Problem("the run has not so many steps", given=str(steps), allowed=f"at most {last}"))
+            raise SpecError(Issue("the run has not so many steps", given=str(steps), allowed=f"at most {last}"))
         return start, start + steps
     known = [0, *saved]
     start, end = (known[-2], known[-1]) if saved else (0, last)
     if start == end:
-        raise SpecError(Problem("nothing is recorded that could be replayed", given=run_id))
+        raise SpecError(Issue("nothing is recorded that could be replayed", given=run_id))
     return start, end
 
 

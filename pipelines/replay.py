@@ -10,7 +10,7 @@ import numpy as np
 from pipelines.home import Home
 from pipelines.state import read_json
 from rpg.advantages import needs_logprobs
-from rpg.replay.comparison import Comparison, Furthest
+from rpg.replay.comparison import Furthest, GradientComparison
 from rpg.replay.figures import Tally
 from rpg.replay.replay import RecordedStep, Weights, replay, response_advantages
 from specs.errors import RpgError
@@ -143,7 +143,7 @@ def replay_run(
     found = Replay(run_id, with_objective(spec, ""), with_objective(spec, objective, overrides))
     if found.recorded.training.epochs == 1:
         found.reproduction.loss = 0.0
-    ours, theirs, apart, furthest = Tally(), Tally(), Comparison(), Furthest()
+    ours, theirs, apart, furthest = Tally(), Tally(), GradientComparison(), Furthest()
     with Store.open(home.root) as store:
         losses = dict(store.query(_LOSSES, [run_id]).rows)
         for recorded, columns in _recorded_steps(store, run_id, first, last, only):
@@ -163,7 +163,7 @@ def replay_run(
 
 
 def _step(step: int, one: Weights, other: Weights, updates: int) -> dict[str, Any]:
-    ours, theirs, apart = Tally(), Tally(), Comparison()
+    ours, theirs, apart = Tally(), Tally(), GradientComparison()
     ours.add(one, updates)
     theirs.add(other, updates)
     apart.add(one, other)

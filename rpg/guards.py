@@ -47,7 +47,7 @@ class GuardStoppedError(RuntimeError):
     """A guard ends the run."""
 
 
-class TroubleError(Exception):
+class RollBackRequested(Exception):  # noqa: N818  # a request, no error
     """A guard asks to go back; for the loop, which does so."""
 
     def __init__(self, fired: Fired) -> None:

@@ -36,7 +36,7 @@ _RANDOM = "random"
 
 
 @dataclass
-class RunState:
+class TrainingState:
     """Counters of a run; the rest of its state lies with the parts that it belongs to."""
 
     step: int = 0
@@ -128,7 +128,7 @@ class Keeper:
         if failed:
             self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
 
-    def save(self, state: RunState, *, stopping: bool) -> None:
+    def save(self, state: TrainingState, *, stopping: bool) -> None:
         """Writes weights and copies the state where they are due; `finish_step` has it written."""
         training = self._parts.spec.training
         last = state.step == training.steps
@@ -143,7 +143,7 @@ class Keeper:
         if self._ending:
             self.event(state.step, "finished" if last else "stopped", "" if last else "asked to, after this step")
 
-    def finish_step(self, state: RunState, figures: dict[str, float]) -> None:
+    def finish_step(self, state: TrainingState, figures: dict[str, float]) -> None:
         """Puts the step's rows on disk, then has the copied state written; only the last is waited for.
 
         Raises:
@@ -160,7 +160,7 @@ class Keeper:
         if self._ending:
             self._checkpoints.wait()
 
-    def roll_back(self, state: RunState, *, up_to: int) -> int:
+    def roll_back(self, state: TrainingState, *, up_to: int) -> int:
         """Sets a run back to its newest whole checkpoint of a step up to `up_to`. All ranks call it between two steps.
 
         Parts and state are then as they were, and an attempt begins that supersedes the rows of later steps. Later
@@ -184,7 +184,7 @@ class Keeper:
         self._copy, self._means, self._ending = None, Means(), False
         return step
 
-    def finish(self, state: RunState, fingerprint: str) -> None:
+    def finish(self, state: TrainingState, fingerprint: str) -> None:
         """Writes the objective's certificate, and train.json, which says that training is done."""
         if not self._first:
             return

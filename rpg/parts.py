@@ -23,8 +23,7 @@ from rpg.samplers import open_sampler
 from rpg.samplers.base import Sampler
 from rpg.samplers.sentinel import Probe, Sentinel, open_sentinel
 from rpg.types import Problem
-from specs.errors import Problem as SpecProblem
-from specs.errors import SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import TransformersRollout, VllmRollout
 
@@ -156,12 +155,12 @@ def _seed_everything(seed: int) -> None:
 def _check(spec: Experiment, base: Path, max_length: int) -> None:
     from transformers import AutoConfig
 
-    wrong: list[SpecProblem] = []
+    wrong: list[Issue] = []
     context = getattr(AutoConfig.from_pretrained(base), "max_position_embeddings", None)
     if context is not None and max_length > context:
         longest = max_length - spec.rollout.max_response_length
         wrong.append(
-            SpecProblem(
+            Issue(
                 "the model's context is too short for the longest prompt and a whole response",
                 path=("rollout", "max_response_length"),
                 given=f"{longest} + {spec.rollout.max_response_length} tokens",
@@ -171,7 +170,7 @@ def _check(spec: Experiment, base: Path, max_length: int) -> None:
         )
     if ranks.world_size() > spec.training.prompts_per_step:
         wrong.append(
-            SpecProblem(
+            Issue(
                 "more ranks than prompts in a step",
                 path=("training", "ranks"),
                 given=str(ranks.world_size()),

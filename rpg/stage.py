@@ -29,7 +29,7 @@ def main(job_file: str) -> int:
     try:
         run(job)
     except SpecError as error:
-        listed = [dataclasses.asdict(problem) for problem in error.problems]
+        listed = [dataclasses.asdict(problem) for problem in error.issues]
         Path(job["problems"]).write_text(json.dumps(listed))
         print(f"{job['stage']}: {error}", flush=True)
         return USER_ERROR

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rpg.processes.exit_cause import cause_of, note
 from rpg.processes.parent import die_with_parent, share_cores
-from rpg.processes.stopping import STOPPED, StopRequest
+from rpg.processes.stopping import STOPPED, StopAfterStep
 from specs.errors import SpecError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def main(run_dir: Path) -> int:
     """Trains the run, or goes on from its last checkpoint, and returns the exit code."""
     die_with_parent()
     share_cores()
-    stop = StopRequest()
+    stop = StopAfterStep()
     started = time.monotonic()
     from rpg.files import DiskError, explained
     from rpg.recording.run_directory import RunDirectory
@@ -45,7 +45,7 @@ def main(run_dir: Path) -> int:
         print(f"train: {error}", file=sys.stderr)
         return 1
     except SpecError as error:
-        listed = [asdict(problem) for problem in error.problems]
+        listed = [asdict(problem) for problem in error.issues]
         (run.path / "problems.json").write_text(json.dumps(listed), encoding="utf-8")
         print(f"train: {error}", file=sys.stderr)
         return USER_ERROR
@@ -54,7 +54,7 @@ def main(run_dir: Path) -> int:
         raise
 
 
-def _train(run: "RunDirectory", stop: StopRequest, started: float) -> int:
+def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
     """Joins the other ranks, opens the parts, trains."""
     spec, inputs = run.spec(), run.inputs()
     spec = with_budget(spec, inputs.get("microbatch_tokens", 0))
@@ -91,14 +91,14 @@ def with_budget(spec: "Experiment", microbatch_tokens: int) -> "Experiment":
     return spec.model_copy(update={"training": training})
 
 
-def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: StopRequest, started: float) -> int:
+def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: StopAfterStep, started: float) -> int:
     """Takes up the run where it stands, trains, and says how it ended."""
     from rpg.checkpoints.checkpoint import Checkpoints
     from rpg.checkpoints.retention import Retention
     from rpg.guards import GuardStoppedError
-    from rpg.keeper import Keeper, RunState
+    from rpg.keeper import Keeper, TrainingState
     from rpg.processes import ranks
-    from rpg.recording.progress import Progress
+    from rpg.recording.progress import ProgressFile
     from rpg.recording.segments import SegmentWriter
     from rpg.samplers.out_of_memory import SamplerOutOfMemoryError
     from rpg.samplers.sentinel import StaleEngineError
@@ -106,14 +106,14 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
 
     run, first = parts.run, ranks.rank() == 0
     checkpoints = Checkpoints(run.checkpoints, Retention.of(parts.spec.training.checkpoint))
-    state = RunState()
+    state = TrainingState()
     resumed = checkpoints.latest()
     attempt = ranks.from_first(run.new_attempt(resumed) if first else 0)
     keeper = Keeper(parts, source, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt))
     keeper.event(resumed, "resumed" if resumed else "started", f"attempt {attempt}, {ranks.world_size()} rank(s)")
     if inputs.get("failure"):
         keeper.event(resumed, "attempt_failed", inputs["failure"])
-    progress = Progress(run, steps=parts.spec.training.steps, speaks=first)
+    progress = ProgressFile(run, steps=parts.spec.training.steps, speaks=first)
     trainer = Trainer(parts, source, state, keeper, progress)
     try:
         if resumed:

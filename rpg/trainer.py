@@ -30,16 +30,16 @@ from rpg.advantages import needs_logprobs, response_means, token_advantages
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, trained_fraction
-from rpg.guards import Fired, GuardStoppedError, TroubleError
-from rpg.keeper import Keeper, RunState
+from rpg.guards import Fired, GuardStoppedError, RollBackRequested
+from rpg.keeper import Keeper, TrainingState
 from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, staleness_metrics
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.correction import correction_weight, mismatch_diagnostics, rollout_ratio
 from rpg.parts import Parts
 from rpg.processes import ranks
-from rpg.processes.stopping import StopRequest
-from rpg.recording.progress import Progress
+from rpg.processes.stopping import StopAfterStep
+from rpg.recording.progress import ProgressFile
 from rpg.rollouts.source import RolloutSource
 from rpg.schedule import learning_rate
 from rpg.stopwatch import Stopwatch
@@ -53,7 +53,7 @@ class Trainer:
     """Trains one run. Every rank runs the same code over the same rollouts, and trains on its share of them."""
 
     def __init__(
-        self, parts: Parts, source: RolloutSource, state: RunState, keeper: Keeper, progress: Progress
+        self, parts: Parts, source: RolloutSource, state: TrainingState, keeper: Keeper, progress: ProgressFile
     ) -> None:
         self.parts = parts
         self.source = source
@@ -67,20 +67,20 @@ class Trainer:
         self.clock: Stopwatch | None = None
         self.largest_pass = 0  # tokens, padding included
 
-    def train(self, stop: StopRequest) -> bool:
+    def train(self, stop: StopAfterStep) -> bool:
         """Steps until the last one. False: it was asked to stop before that, and saved its state."""
         with stop.held_until_asked():
             while self.state.step < self.training.steps:
                 try:
                     stopping = self.step(stop)
-                except TroubleError as trouble:
+                except RollBackRequested as trouble:
                     self.go_back(trouble.fired)
                     continue
                 if stopping and self.state.step < self.training.steps:
                     return False
         return True
 
-    def step(self, stop: StopRequest) -> bool:
+    def step(self, stop: StopAfterStep) -> bool:
         """One batch of rollouts: sampled, scored, trained on, recorded. Returns whether to stop after it."""
         self.clock = clock = Stopwatch(self.parts.device, self.clock)
         self.state.step += 1
@@ -113,7 +113,7 @@ class Trainer:
         self.keeper.rollouts(
             self.state.step, rollouts, means, ledger, trained_version=version, reference_version=schedule.version
         )
-        if trouble := self.heed(figures) or self.source.failure():
+        if trouble := self.check_guards(figures) or self.source.failure():
             self.keeper.finish_step(self.state, figures | clock.figures(rollouts, trained=trained))
             raise trouble
         self.move_reference(figures["kl/reverse"])
@@ -250,7 +250,7 @@ class Trainer:
         self.source.rest()
         self.parts.give_sampler_weights(self.state.policy_version)
 
-    def heed(self, figures: dict[str, float]) -> Exception | None:
+    def check_guards(self, figures: dict[str, float]) -> Exception | None:
         """Notes the guards that warn. Returns what ends the step, if a guard stops the run or goes back."""
         found = None
         for fired in self.parts.guards.after_step(self.state.step, figures):
@@ -264,7 +264,7 @@ class Trainer:
     def verdict(self, fired: Fired) -> Exception:
         """What a guard that does not only warn raises."""
         if fired.guard.action == "roll_back" and not self.parts.guards.exhausted(fired):
-            return TroubleError(fired)
+            return RollBackRequested(fired)
         tried = f", after {fired.guard.at_most} roll-back(s)" if fired.guard.action == "roll_back" else ""
         ending = DivergedError if fired.guard.metric == "not_finite" else GuardStoppedError
         return ending(f"{fired.message}{tried}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specs.document import Document
-    from specs.errors import Problem, SpecError
+    from specs.errors import Issue, SpecError
     from specs.loader import load_document, load_experiment, load_study, load_study_document, parse_objective
     from specs.schema.experiment import Experiment
     from specs.schema.study import Study
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Document": "specs.document",
     "Experiment": "specs.schema.experiment",
-    "Problem": "specs.errors",
+    "Issue": "specs.errors",
     "SpecError": "specs.errors",
     "Study": "specs.schema.study",
     "StudyDocument": "specs.study_document",
@@ -31,7 +31,7 @@ _HOMES = {
 __all__ = [
     "Document",
     "Experiment",
-    "Problem",
+    "Issue",
     "SpecError",
     "Study",
     "StudyDocument",

@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
-from specs.errors import Path, Positions, Problem
+from specs.errors import Issue, Path, Positions
 from specs.reading.validate import parse, show
-from specs.rules import problems_of, warnings_of
+from specs.rules import issues_of, warnings_of
 from specs.schema.experiment import Experiment, Matrix
 from specs.schema.fields import below, no_such_item, split, switches, unknown
 
@@ -90,8 +90,8 @@ def _set(target: Any, path: Path, value: Any) -> None:
 
 def base_of(source: dict[str, Any]) -> dict[str, Any]:
     """The source, with the first cell's value where the matrix alone supplies a field."""
-    matrix, problems = parse(Matrix, source.get("matrix") or {})
-    if problems or list(_matrix_problems(matrix, source)):
+    matrix, issues = parse(Matrix, source.get("matrix") or {})
+    if issues or list(_matrix_issues(matrix, source)):
         return source
     first = next(iter(combinations(matrix)), {})
     return with_values(source, {path: value for path, value in first.items() if not _present(source, split(path))})
@@ -109,46 +109,46 @@ def _present(source: Any, path: Path) -> bool:
 
 def check_cells(
     source: dict[str, Any], experiment: Experiment, positions: Positions
-) -> tuple[list[Problem], list[Problem]]:
+) -> tuple[list[Issue], list[Issue]]:
     """What makes any run impossible, and warnings; each once, at the matrix's line where the matrix is to blame."""
-    problems = list(_matrix_problems(experiment.matrix, source)) if experiment.matrix else []
-    if problems:
-        return problems, []
-    found: tuple[dict[Problem, list[dict[str, Any]]], dict[Problem, list[dict[str, Any]]]] = ({}, {})
+    issues = list(_matrix_issues(experiment.matrix, source)) if experiment.matrix else []
+    if issues:
+        return issues, []
+    found: tuple[dict[Issue, list[dict[str, Any]]], dict[Issue, list[dict[str, Any]]]] = ({}, {})
     cells = combinations(experiment.matrix)
     if len(cells) * len(experiment.seeds) > MAX_RUNS:
         given = f"{len(cells)} cells x {len(experiment.seeds)} seeds"
-        return [Problem("too many runs", ("matrix",), given, f"at most {MAX_RUNS}")], []
+        return [Issue("too many runs", ("matrix",), given, f"at most {MAX_RUNS}")], []
     for values in cells:
-        run, problems = parse(Experiment, cell_source(source, values))
-        for problem in problems or problems_of(run):
-            found[0].setdefault(problem, []).append(values)
-        for warning in [] if problems else warnings_of(run):
+        run, issues = parse(Experiment, cell_source(source, values))
+        for issue in issues or issues_of(run):
+            found[0].setdefault(issue, []).append(values)
+        for warning in [] if issues else warnings_of(run):
             found[1].setdefault(warning, []).append(values)
     located = [
-        [_blame(problem, where, len(cells), experiment.matrix, positions) for problem, where in part.items()]
+        [_blame(issue, where, len(cells), experiment.matrix, positions) for issue, where in part.items()]
         for part in found
     ]
     return located[0], located[1]
 
 
 def _blame(
-    problem: Problem, where: list[dict[str, Any]], num_cells: int, matrix: Matrix | None, positions: Positions
-) -> Problem:
-    """The problem at the line of the matrix value that causes it; where it stands if no value does."""
+    issue: Issue, where: list[dict[str, Any]], num_cells: int, matrix: Matrix | None, positions: Positions
+) -> Issue:
+    """The issue at the line of the matrix value that causes it; where it stands if no value does."""
     if matrix is None:
-        return problem
+        return issue
     values = where[0]
-    related = [path for path in values if _related(split(path), problem.path)]
+    related = [path for path in values if _related(split(path), issue.path)]
     if not related and len(where) == num_cells:
-        return problem
+        return issue
     common = {path: value for path, value in values.items() if all(cell[path] == value for cell in where)}
     path = max(related or common or values, key=lambda text: len(split(text)))
     place = positions.get(_place(matrix, path, values[path])) or positions.get(("matrix",))
     if not related:
         cell = ", ".join(f"{name}={show(value)}" for name, value in (common or values).items())
-        problem = replace(problem, message=f"{problem.message} (in the run with {cell})")
-    return replace(problem, file=place.file, line=place.line, snippet=place.snippet) if place else problem
+        issue = replace(issue, message=f"{issue.message} (in the run with {cell})")
+    return replace(issue, file=place.file, line=place.line, snippet=place.snippet) if place else issue
 
 
 def _related(path: Path, other: Path) -> bool:
@@ -161,64 +161,62 @@ def _place(matrix: Matrix, path: str, value: Any) -> Path:
     return ("matrix", section, path, (matrix.product | matrix.zip)[path].index(value))
 
 
-def _matrix_problems(matrix: Matrix, source: Mapping[str, Any]) -> Iterator[Problem]:
+def _matrix_issues(matrix: Matrix, source: Mapping[str, Any]) -> Iterator[Issue]:
     for section in ("product", "zip"):
         for path, values in getattr(matrix, section).items():
-            yield from _axis_problems(section, path, values, source)
+            yield from _axis_issues(section, path, values, source)
     for path in matrix.product.keys() & matrix.zip.keys():
-        yield Problem("varies in product and in zip", ("matrix", "zip", path), hint="keep one of the two")
+        yield Issue("varies in product and in zip", ("matrix", "zip", path), hint="keep one of the two")
     lengths = {path: len(values) for path, values in matrix.zip.items()}
     if len(set(lengths.values())) > 1:
         given = ", ".join(f"{path} {length}" for path, length in lengths.items())
-        yield Problem("lists of unequal length", ("matrix", "zip"), given, hint="zip takes them row by row")
+        yield Issue("lists of unequal length", ("matrix", "zip"), given, hint="zip takes them row by row")
         return
     rows = list(zip(*matrix.zip.values(), strict=True))
     for index, row in enumerate(rows):
         if row in rows[:index]:
             where = ("matrix", "zip", next(iter(matrix.zip)), index)
-            yield Problem("the row is given twice", where, show(list(row)))
-    yield from _label_problems(matrix.labels, len(rows))
-    yield from _exclude_problems(matrix)
+            yield Issue("the row is given twice", where, show(list(row)))
+    yield from _label_issues(matrix.labels, len(rows))
+    yield from _exclude_issues(matrix)
 
 
-def _label_problems(labels: tuple[str, ...], num_rows: int) -> Iterator[Problem]:
+def _label_issues(labels: tuple[str, ...], num_rows: int) -> Iterator[Issue]:
     if labels and len(labels) != num_rows:
         given, allowed = f"{len(labels)} labels", f"{num_rows}, the rows of zip"
-        yield Problem("not one label for each row", ("matrix", "labels"), given, allowed)
+        yield Issue("not one label for each row", ("matrix", "labels"), given, allowed)
     for index, label in enumerate(labels):
         if not label.strip():
-            yield Problem("the label is empty", ("matrix", "labels", index), show(label))
+            yield Issue("the label is empty", ("matrix", "labels", index), show(label))
         elif label in labels[:index]:
-            yield Problem("the label is given twice", ("matrix", "labels", index), show(label))
+            yield Issue("the label is given twice", ("matrix", "labels", index), show(label))
 
 
-def _axis_problems(section: str, path: str, values: list[Any], source: Mapping[str, Any]) -> Iterator[Problem]:
+def _axis_issues(section: str, path: str, values: list[Any], source: Mapping[str, Any]) -> Iterator[Issue]:
     where = ("matrix", section, path)
     parts = split(path)
     if parts[0] in FIXED:
-        yield Problem(f"`{parts[0]}` cannot vary", where, hint="it belongs to the experiment as a whole")
-    elif problem := unknown(Experiment, parts) or no_such_item(source, parts):
-        yield replace(problem, path=where)
+        yield Issue(f"`{parts[0]}` cannot vary", where, hint="it belongs to the experiment as a whole")
+    elif issue := unknown(Experiment, parts) or no_such_item(source, parts):
+        yield replace(issue, path=where)
     if not values:
-        yield Problem("must have at least 1 item", where, "[]")
+        yield Issue("must have at least 1 item", where, "[]")
     if section == "product":
         for index, value in enumerate(values):
             if any(value == other and type(value) is type(other) for other in values[:index]):
-                yield Problem("the value is given twice", (*where, index), show(value))
+                yield Issue("the value is given twice", (*where, index), show(value))
 
 
-def _exclude_problems(matrix: Matrix) -> Iterator[Problem]:
+def _exclude_issues(matrix: Matrix) -> Iterator[Issue]:
     axes = matrix.product | matrix.zip
     for index, entry in enumerate(matrix.exclude):
         where = ("matrix", "exclude", index)
         if not entry:
-            yield Problem("excludes everything", where, "{}")
+            yield Issue("excludes everything", where, "{}")
         for path, value in entry.items():
             if path not in axes:
-                yield Problem(
-                    "does not vary", (*where, path), allowed=", ".join(axes), hint="exclude names matrix paths"
-                )
+                yield Issue("does not vary", (*where, path), allowed=", ".join(axes), hint="exclude names matrix paths")
             elif value not in axes[path]:
-                yield Problem("excludes nothing", (*where, path), show(value), ", ".join(map(show, axes[path])))
+                yield Issue("excludes nothing", (*where, path), show(value), ", ".join(map(show, axes[path])))
     if all(axes.values()) and not combinations(matrix):
-        yield Problem("every combination is excluded", ("matrix", "exclude"))
+        yield Issue("every combination is excluded", ("matrix", "exclude"))

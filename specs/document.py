@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specs.cells import base_of, cell_label, cell_source, check_cells, combinations, with_values
-from specs.errors import Position, Positions, Problem, SpecError, in_file_order, locate
+from specs.errors import Issue, Position, Positions, SpecError, in_file_order, locate
 from specs.reading.validate import parse
 from specs.schema.experiment import Experiment
 from specs.schema.fields import no_such_item, split, unknown
@@ -21,23 +21,23 @@ class Document:
     source: dict[str, Any]
     """What the files say, merged, paths absolute. A cell starts from it, so published settings follow its objective."""
     positions: Positions
-    warnings: tuple[Problem, ...] = ()
+    warnings: tuple[Issue, ...] = ()
     """Located."""
 
-    def locate(self, problem: Problem) -> Problem:
-        """The problem with file, line and snippet, from its path or the nearest ancestor that stands in the file."""
-        return locate(problem, self.positions)
+    def locate(self, issue: Issue) -> Issue:
+        """The issue with file, line and snippet, from its path or the nearest ancestor that stands in the file."""
+        return locate(issue, self.positions)
 
     def with_values(self, values: Mapping[str, Any], at: Position) -> "Document":
         """The document with fields set by their dotted paths, checked like a file. Raises SpecError.
 
         Args:
             values: path -> value, e.g. {"objective.kl_coef": 0.01}.
-            at: where problems with these values are said to stand.
+            at: where issues with these values are said to stand.
         """
         for path in values:
-            if problem := unknown(Experiment, split(path)) or no_such_item(self.source, split(path)):
-                raise SpecError(dataclasses.replace(problem, file=at.file, line=at.line, snippet=at.snippet))
+            if issue := unknown(Experiment, split(path)) or no_such_item(self.source, split(path)):
+                raise SpecError(dataclasses.replace(issue, file=at.file, line=at.line, snippet=at.snippet))
         changed = tuple(split(path) for path in values)
         positions = {
             path: place
@@ -61,25 +61,25 @@ class Document:
         positions: Positions = {
             tuple(path): Position(file, line, snippet) for path, file, line, snippet in data["positions"]
         }
-        warnings = tuple(Problem(**{**item, "path": tuple(item["path"])}) for item in data["warnings"])
+        warnings = tuple(Issue(**{**item, "path": tuple(item["path"])}) for item in data["warnings"])
         return cls(_base(data["source"], positions), data["source"], positions, warnings)
 
 
 def checked(source: dict[str, Any], positions: Positions) -> Document:
-    """The document of a source, its runs checked one by one. Raises SpecError with every problem, in file order."""
+    """The document of a source, its runs checked one by one. Raises SpecError with every issue, in file order."""
     experiment = _base(source, positions)
-    problems, warnings = check_cells(source, experiment, positions)
-    if problems:
-        raise SpecError(*in_file_order([locate(problem, positions) for problem in problems]))
+    issues, warnings = check_cells(source, experiment, positions)
+    if issues:
+        raise SpecError(*in_file_order([locate(issue, positions) for issue in issues]))
     return Document(
         experiment, source, positions, tuple(in_file_order([locate(warning, positions) for warning in warnings]))
     )
 
 
 def _base(source: dict[str, Any], positions: Positions) -> Experiment:
-    experiment, problems = parse(Experiment, base_of(source))
-    if problems:
-        raise SpecError(*in_file_order([locate(problem, positions) for problem in problems]))
+    experiment, issues = parse(Experiment, base_of(source))
+    if issues:
+        raise SpecError(*in_file_order([locate(issue, positions) for issue in issues]))
     assert isinstance(experiment, Experiment)
     return experiment
 
@@ -101,9 +101,9 @@ def expand(document: Document) -> list[Cell]:
     """The runs in the order of the file: product (last path fastest), then the rows of zip, then the seeds."""
     cells: list[Cell] = []
     for values in combinations(document.experiment.matrix):
-        experiment, problems = parse(Experiment, cell_source(document.source, values))
-        if problems:
-            raise SpecError(*in_file_order([document.locate(problem) for problem in problems]))
+        experiment, issues = parse(Experiment, cell_source(document.source, values))
+        if issues:
+            raise SpecError(*in_file_order([document.locate(issue) for issue in issues]))
         label = cell_label(document.experiment.matrix, values)
         for seed in document.experiment.seeds:
             cells.append(Cell(values, label, seed, experiment.model_copy(update={"seeds": (seed,)})))

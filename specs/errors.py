@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Problem:
+class Issue:
     """One thing wrong with what the user gave."""
 
     message: str
@@ -31,18 +31,18 @@ NOTHING_DONE = "nothing was run"
 
 
 class SpecError(RpgError):
-    """One or more problems with a spec, or with the data or model it names, in file order."""
+    """One or more issues with a spec, or with the data or model it names, in file order."""
 
-    def __init__(self, *problems: Problem, done: str = NOTHING_DONE) -> None:
-        super().__init__(problems)
-        self.problems = problems
+    def __init__(self, *issues: Issue, done: str = NOTHING_DONE) -> None:
+        super().__init__(issues)
+        self.issues = issues
         self.done = done
         """What had been done when they were found, in words."""
 
     def __str__(self) -> str:
         from specs.errors import render_one
 
-        return "\n".join(render_one(problem) for problem in self.problems)
+        return "\n".join(render_one(issue) for issue in self.issues)
 
 
 Path = tuple[str | int, ...]
@@ -63,20 +63,20 @@ class Position:
 Positions = dict[Path, Position]
 
 
-def locate(problem: Problem, positions: Mapping[Path, Position]) -> Problem:
-    """The problem with file, line and snippet of its path, or of the nearest ancestor that stands in a file."""
-    if problem.file:
-        return problem
-    for length in range(len(problem.path), -1, -1):
-        if position := positions.get(problem.path[:length]):
-            return replace(problem, file=position.file, line=position.line, snippet=position.snippet)
-    return problem
+def locate(issue: Issue, positions: Mapping[Path, Position]) -> Issue:
+    """The issue with file, line and snippet of its path, or of the nearest ancestor that stands in a file."""
+    if issue.file:
+        return issue
+    for length in range(len(issue.path), -1, -1):
+        if position := positions.get(issue.path[:length]):
+            return replace(issue, file=position.file, line=position.line, snippet=position.snippet)
+    return issue
 
 
-def in_file_order(problems: list[Problem]) -> list[Problem]:
-    """By file in order of appearance, then by line; each problem once."""
-    files = list(dict.fromkeys(problem.file for problem in problems))
-    return sorted(dict.fromkeys(problems), key=lambda problem: (files.index(problem.file), problem.line))
+def in_file_order(issues: list[Issue]) -> list[Issue]:
+    """By file in order of appearance, then by line; each issue once."""
+    files = list(dict.fromkeys(issue.file for issue in issues))
+    return sorted(dict.fromkeys(issues), key=lambda issue: (files.index(issue.file), issue.line))
 
 
 def dotted(path: Path) -> str:
@@ -88,25 +88,25 @@ def dotted(path: Path) -> str:
     return text
 
 
-def render(problems: Sequence[Problem], *, noun: str = "error", done: str = NOTHING_DONE) -> str:
-    """All problems in the order given, then their number and what was done; readable without colour."""
-    count = f"{len(problems)} {noun}{'' if len(problems) == 1 else 's'}"
+def render(issues: Sequence[Issue], *, noun: str = "error", done: str = NOTHING_DONE) -> str:
+    """All issues in the order given, then their number and what was done; readable without colour."""
+    count = f"{len(issues)} {noun}{'' if len(issues) == 1 else 's'}"
     ending = f"{count}; {done}" if noun == "error" else count
-    return "\n".join([*(render_one(problem) for problem in problems), ending])
+    return "\n".join([*(render_one(issue) for issue in issues), ending])
 
 
-def render_one(problem: Problem) -> str:
-    """One problem, of one to five lines."""
-    place = f"{problem.file}:{problem.line}" if problem.line else problem.file
-    lines = [": ".join(part for part in (place, dotted(problem.path), problem.message) if part)]
-    if problem.line and problem.snippet:
-        lines.append(f"    {problem.line} | {problem.snippet.rstrip()}")
-    facts = [f"given: {problem.given}"] if problem.given else []
-    facts += [f"allowed: {problem.allowed}"] if problem.allowed else []
+def render_one(issue: Issue) -> str:
+    """One issue, of one to five lines."""
+    place = f"{issue.file}:{issue.line}" if issue.line else issue.file
+    lines = [": ".join(part for part in (place, dotted(issue.path), issue.message) if part)]
+    if issue.line and issue.snippet:
+        lines.append(f"    {issue.line} | {issue.snippet.rstrip()}")
+    facts = [f"given: {issue.given}"] if issue.given else []
+    facts += [f"allowed: {issue.allowed}"] if issue.allowed else []
     if facts:
         lines.append("  " + "    ".join(facts))
-    if problem.hint:
-        lines.append(f"  hint: {problem.hint}")
+    if issue.hint:
+        lines.append(f"  hint: {issue.hint}")
     return "\n".join(_printable(line) for line in lines)
 
 

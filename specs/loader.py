@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from specs.document import Document, checked
-from specs.errors import Path, Position, Positions, Problem, SpecError, in_file_order, locate
+from specs.errors import Issue, Path, Position, Positions, SpecError, in_file_order, locate
 from specs.reading.files import override, read_tree
 from specs.reading.tree import positions_of
 from specs.reading.validate import parse
-from specs.reading.yaml import Node, parse_bytes, parse_text
+from specs.reading.yaml import YamlNode, parse_bytes, parse_text
 from specs.schema.experiment import Experiment
 from specs.schema.objective import Objective
 from specs.schema.study import Study
@@ -33,30 +33,30 @@ FilePath = str | os.PathLike[str]
 
 
 def load_document(path: FilePath, overrides: Iterable[str] = ()) -> Document:
-    """Reads an experiment's file, with `path.to.field=value` overrides. Raises SpecError with every problem."""
+    """Reads an experiment's file, with `path.to.field=value` overrides. Raises SpecError with every issue."""
     source, positions = _source(path, overrides, Experiment)
     if _is_study(source):
-        problem = Problem("this is a study, not an experiment", file=os.fspath(path), hint=f"`rpg study run {path}`")
-        raise SpecError(problem)
+        issue = Issue("this is a study, not an experiment", file=os.fspath(path), hint=f"`rpg study run {path}`")
+        raise SpecError(issue)
     return checked(source, positions)
 
 
 def load_experiment(path: FilePath, overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment that a file describes. Raises SpecError with every problem as file:line."""
+    """The experiment that a file describes. Raises SpecError with every issue as file:line."""
     return load_document(path, overrides).experiment
 
 
 def load_study_document(path: FilePath, overrides: Iterable[str] = ()) -> StudyDocument:
-    """Reads a study's file and that of its experiment. Raises SpecError with every problem as file:line."""
+    """Reads a study's file and that of its experiment. Raises SpecError with every issue as file:line."""
     source, positions = _source(path, overrides, Study)
     if not _is_study(source):
-        problem = Problem("this is an experiment, not a study", file=os.fspath(path), hint=f"`rpg run {path}`")
-        raise SpecError(problem)
+        issue = Issue("this is an experiment, not a study", file=os.fspath(path), hint=f"`rpg run {path}`")
+        raise SpecError(issue)
     return checked_study(source, positions, load_document)
 
 
 def load_study(path: FilePath, overrides: Iterable[str] = ()) -> Study:
-    """The study that a file describes. Raises SpecError with every problem as file:line."""
+    """The study that a file describes. Raises SpecError with every issue as file:line."""
     return load_study_document(path, overrides).study
 
 
@@ -72,27 +72,27 @@ def _is_study(source: Mapping[str, Any]) -> bool:
 
 def parse_objective(data: Mapping[str, Any]) -> Objective:
     """The objective that a mapping describes, validated as in a file. Raises SpecError."""
-    objective, problems = parse(Objective, dict(data))
-    if problems:
-        raise SpecError(*(_below(problem, ("objective",)) for problem in problems))
+    objective, issues = parse(Objective, dict(data))
+    if issues:
+        raise SpecError(*(_below(issue, ("objective",)) for issue in issues))
     assert isinstance(objective, BaseModel)
     return objective  # type: ignore[return-value]
 
 
-def _below(problem: Problem, prefix: Path) -> Problem:
-    return Problem(problem.message, (*prefix, *problem.path), problem.given, problem.allowed, problem.hint)
+def _below(issue: Issue, prefix: Path) -> Issue:
+    return Issue(issue.message, (*prefix, *issue.path), issue.given, issue.allowed, issue.hint)
 
 
 def _source(path: FilePath, overrides: Iterable[str], schema: type[BaseModel]) -> tuple[dict[str, Any], Positions]:
     root = read_tree(os.fspath(path), schema)
-    problems: list[Problem] = []
+    issues: list[Issue] = []
     for setting in overrides:
         try:
             root = override(root, setting, schema)
         except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(*problems)
+            issues += error.issues
+    if issues:
+        raise SpecError(*issues)
     return root.plain(), positions_of(root)
 
 
@@ -109,7 +109,7 @@ def with_objective(spec: Mapping[str, Any], given: str, overrides: Iterable[str]
         given: a mapping (`{type: grpo}`), a file that holds one, or an experiment's spec file. Empty: the run's own.
         overrides: `objective.kl_coef=0.1`, `advantage.scale=none`.
     Raises:
-        SpecError: every problem with what was given.
+        SpecError: every issue with what was given.
     """
     own = _tree(json.dumps(spec), "the run's spec")
     assert isinstance(own.value, dict)
@@ -117,20 +117,20 @@ def with_objective(spec: Mapping[str, Any], given: str, overrides: Iterable[str]
     kept = dict(own.value)
     if "objective" in sections and _type(sections["objective"]) != _type(own.value["objective"]):
         del kept["advantage"]
-    root = Node({**kept, **sections}, own.at)
+    root = YamlNode({**kept, **sections}, own.at)
     for setting in overrides:
         if setting.partition(".")[0] not in _SECTIONS:
             message, allowed = "a replay changes these alone", "objective.FIELD=VALUE, advantage.FIELD=VALUE"
-            raise SpecError(Problem(message, file=f"--set {setting}", allowed=allowed))
+            raise SpecError(Issue(message, file=f"--set {setting}", allowed=allowed))
         root = override(root, setting, Experiment)
-    experiment, problems = parse(Experiment, root.plain())
-    if problems:
-        raise SpecError(*in_file_order([locate(problem, positions_of(root)) for problem in problems]))
+    experiment, issues = parse(Experiment, root.plain())
+    if issues:
+        raise SpecError(*in_file_order([locate(issue, positions_of(root)) for issue in issues]))
     assert isinstance(experiment, Experiment)
     return experiment
 
 
-def _given(text: str) -> dict[str, Node]:
+def _given(text: str) -> dict[str, YamlNode]:
     """The sections that a mapping or a file gives."""
     if text.lstrip().startswith("{"):
         return {"objective": _tree(text, f"--objective {text}")}
@@ -143,17 +143,17 @@ def _given(text: str) -> dict[str, Node]:
     assert isinstance(root.value, dict)
     if "objective" not in root.value:
         raise SpecError(
-            Problem("has no objective", file=text, allowed="an experiment's spec, or the fields of an objective")
+            Issue("has no objective", file=text, allowed="an experiment's spec, or the fields of an objective")
         )
     return {name: root.value[name] for name in _SECTIONS if name in root.value}
 
 
-def _tree(text: str, name: str) -> Node:
+def _tree(text: str, name: str) -> YamlNode:
     at = Position(name, 0, "")
     node = parse_text(text, lambda _line: at)
-    return node if node else Node({}, at)
+    return node if node else YamlNode({}, at)
 
 
-def _type(objective: Node) -> Any:
+def _type(objective: YamlNode) -> Any:
     plain = objective.plain()
     return plain.get("type", "rpg") if isinstance(plain, dict) else None

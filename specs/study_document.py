@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specs.document import Document
-from specs.errors import Path, Position, Positions, Problem, SpecError, in_file_order, locate
+from specs.errors import Issue, Path, Position, Positions, SpecError, in_file_order, locate
 from specs.reading.files import misplaced
 from specs.reading.validate import parse, show
 from specs.schema.experiment import Experiment
@@ -27,7 +27,7 @@ class StudyDocument:
     """Of the study's own file."""
 
     @property
-    def warnings(self) -> tuple[Problem, ...]:
+    def warnings(self) -> tuple[Issue, ...]:
         """The experiment's, less those about a field that the study varies."""
         varied = [split(path) for path in self.study.parameters]
         return tuple(
@@ -36,9 +36,9 @@ class StudyDocument:
             if not any(warning.path[: len(path)] == path[: len(warning.path)] for path in varied)
         )
 
-    def locate(self, problem: Problem) -> Problem:
-        """The problem with file, line and snippet of the study's file."""
-        return locate(problem, self.positions)
+    def locate(self, issue: Issue) -> Issue:
+        """The issue with file, line and snippet of the study's file."""
+        return locate(issue, self.positions)
 
     def trial(self, values: Mapping[str, Any]) -> Document:
         """The experiment with a trial's values (path -> value), checked like a file. Raises SpecError."""
@@ -66,14 +66,14 @@ class StudyDocument:
 def checked_study(
     source: dict[str, Any], positions: Positions, load_document: Callable[[str], Document]
 ) -> StudyDocument:
-    """The document of a study's source. Raises SpecError with every problem, located."""
+    """The document of a study's source. Raises SpecError with every issue, located."""
     study = _study(source, positions)
     _refuse(
-        _path_problems(study, lambda section, path: unknown(Experiment, split(path)) or _fixed(section, path)),
+        _path_issues(study, lambda section, path: unknown(Experiment, split(path)) or _fixed(section, path)),
         positions,
     )
     experiment = load_document(study.experiment)
-    _refuse(_path_problems(study, lambda _, path: no_such_item(experiment.source, split(path))), positions)
+    _refuse(_path_issues(study, lambda _, path: no_such_item(experiment.source, split(path))), positions)
     if study.overrides:
         experiment = experiment.with_values(study.overrides, positions[("overrides",)])
     document = StudyDocument(study, experiment, source, positions)
@@ -81,56 +81,54 @@ def checked_study(
     return document
 
 
-def _refuse(problems: list[Problem], positions: Positions) -> None:
-    if problems:
-        raise SpecError(*in_file_order([locate(problem, positions) for problem in problems]))
+def _refuse(issues: list[Issue], positions: Positions) -> None:
+    if issues:
+        raise SpecError(*in_file_order([locate(issue, positions) for issue in issues]))
 
 
-def _path_problems(study: Study, check: Callable[[str, str], Problem | None]) -> list[Problem]:
+def _path_issues(study: Study, check: Callable[[str, str], Issue | None]) -> list[Issue]:
     """What `check(section, path)` finds wrong with the paths that a study names, told at those paths."""
     return [
-        dataclasses.replace(problem, path=(section, path))
+        dataclasses.replace(issue, path=(section, path))
         for section, paths in (("overrides", study.overrides), ("parameters", study.parameters))
         for path in paths
-        if (problem := check(section, path))
+        if (issue := check(section, path))
     ]
 
 
 def _study(source: dict[str, Any], positions: Positions) -> Study:
-    study, problems = parse(Study, source)
-    _refuse([misplaced(problem, Study) for problem in problems], positions)
+    study, issues = parse(Study, source)
+    _refuse([misplaced(issue, Study) for issue in issues], positions)
     assert isinstance(study, Study)
     return study
 
 
-def _fixed(section: str, path: str) -> Problem | None:
+def _fixed(section: str, path: str) -> Issue | None:
     if section == "parameters" and split(path)[0] in ("name", "question", "seeds", "matrix"):
-        return Problem("cannot be searched", hint="it belongs to the experiment as a whole")
+        return Issue("cannot be searched", hint="it belongs to the experiment as a whole")
     return None
 
 
-def _goal(study: Study, experiment: Experiment) -> Iterator[Problem]:
+def _goal(study: Study, experiment: Experiment) -> Iterator[Issue]:
     if experiment.matrix is not None:
         hint = "a study varies fields itself; write overrides: {matrix: null}"
-        yield Problem("the experiment has a matrix", ("experiment",), hint=hint)
+        yield Issue("the experiment has a matrix", ("experiment",), hint=hint)
     evaluated = experiment.evaluation.datasets or tuple(source.name for source in experiment.data.evaluation)
     if study.goal.dataset not in evaluated:
         allowed = ", ".join(evaluated) or "none: data.evaluation is empty"
-        yield Problem("no such evaluation set", ("goal", "dataset"), show(study.goal.dataset), allowed)
+        yield Issue("no such evaluation set", ("goal", "dataset"), show(study.goal.dataset), allowed)
     measure, _, digits = study.goal.metric.partition("@")
     k, samples = int(digits), experiment.evaluation.samples_per_problem
     if k > samples:
         hint = "raise evaluation.samples_per_problem"
-        yield Problem(
-            "more samples than are taken", ("goal", "metric"), study.goal.metric, f"k at most {samples}", hint
-        )
+        yield Issue("more samples than are taken", ("goal", "metric"), study.goal.metric, f"k at most {samples}", hint)
     elif measure != "mean" and k != samples and k & (k - 1):
         powers = [2**exponent for exponent in range(samples.bit_length())]
         allowed = ", ".join(f"{measure}@{size}" for size in sorted({*powers, samples}))
-        yield Problem("is not among the measures that are taken", ("goal", "metric"), study.goal.metric, allowed)
+        yield Issue("is not among the measures that are taken", ("goal", "metric"), study.goal.metric, allowed)
 
 
-def _ends(document: StudyDocument) -> Iterator[Problem]:
+def _ends(document: StudyDocument) -> Iterator[Issue]:
     """Each range's ends and each choice, tried alone and all lowest or all highest together."""
     candidates = {path: _candidates(item) for path, item in document.study.parameters.items()}
     lowest = {path: values[0] for path, values in candidates.items()}
@@ -141,10 +139,10 @@ def _ends(document: StudyDocument) -> Iterator[Problem]:
         try:
             document.trial(values)
         except SpecError as error:
-            for problem in error.problems:
-                if (problem.path, problem.message) not in seen:
-                    seen.add((problem.path, problem.message))
-                    yield _at_parameter(problem, values)
+            for issue in error.issues:
+                if (issue.path, issue.message) not in seen:
+                    seen.add((issue.path, issue.message))
+                    yield _at_parameter(issue, values)
 
 
 def _candidates(item: FloatRange | IntRange | Choice) -> list[Any]:
@@ -153,10 +151,10 @@ def _candidates(item: FloatRange | IntRange | Choice) -> list[Any]:
     return list(item.float if isinstance(item, FloatRange) else item.int)
 
 
-def _at_parameter(problem: Problem, values: Mapping[str, Any]) -> Problem:
-    path = next((path for path in values if problem.path[: len(split(path))] == split(path)), "")
+def _at_parameter(issue: Issue, values: Mapping[str, Any]) -> Issue:
+    path = next((path for path in values if issue.path[: len(split(path))] == split(path)), "")
     where: Path = ("parameters", path) if path else ("parameters",)
-    message = problem.message
+    message = issue.message
     if not path:
         message += f" (for {', '.join(f'{name}={show(value)}' for name, value in values.items())})"
-    return Problem(message, where, problem.given, problem.allowed, problem.hint)
+    return Issue(message, where, issue.given, issue.allowed, issue.hint)

@@ -28,7 +28,7 @@ def main() -> None:
     except SpecError as error:
         from specs.errors import render
 
-        print(render(error.problems, done=error.done), file=sys.stderr)
+        print(render(error.issues, done=error.done), file=sys.stderr)
         sys.exit(2)
     except RpgError as error:
         print(error, file=sys.stderr)

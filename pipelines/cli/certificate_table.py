@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from rpg.certificate.catalogue import label
-from rpg.certificate.certificate import Certificate, Finding
+from rpg.certificate.certificate import Certificate, GradientFinding
 from specs.schema.objective import Objective
 
 PREAMBLE = """\
@@ -92,7 +92,7 @@ def _error(error: float, tolerance: float) -> str:
     return "exact" if error <= tolerance else f"{100 * error:.0f} %"
 
 
-def _parts(on_policy: Finding, off_policy: Finding) -> str:
+def _parts(on_policy: GradientFinding, off_policy: GradientFinding) -> str:
     """What the divergence's part is the gradient of; once where it is the same on policy and off it."""
     if not on_policy.divergence_error:
         return ""

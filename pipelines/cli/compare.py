@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pipelines.report.compare import Comparison
+    from pipelines.report.compare import RunComparison
     from pipelines.report.statistics import Interval
 
 
@@ -55,7 +55,7 @@ def report(
         typer.echo(write_run_report(home, groups[0].run_ids[0], output))
 
 
-def _print(found: Comparison) -> None:
+def _print(found: RunComparison) -> None:
     import sys
 
     from rich.console import Console
@@ -71,7 +71,7 @@ def _print(found: Comparison) -> None:
         console.print("Second lines: difference from the first column; * its interval excludes 0.")
 
 
-def _spec_table(found: Comparison) -> Table:
+def _spec_table(found: RunComparison) -> Table:
     from pipelines.report.evidence import show
 
     table = _table("spec", *(group.label for group in found.groups))
@@ -80,7 +80,7 @@ def _spec_table(found: Comparison) -> Table:
     return table
 
 
-def _result_table(found: Comparison) -> Table:
+def _result_table(found: RunComparison) -> Table:
     """A row per figure; every group but the first also shows its difference from the first."""
     labels = [group.label for group in found.groups]
     rows: dict[str, dict[str, str]] = {}

@@ -104,6 +104,6 @@ def _words(found: "Replay") -> str:
         return "gradient weights: one of the two objectives has none"
     return (
         f"gradient weights, one entry a token, aggregation included: cosine {overall['cosine']:.4f},"
-        f" length x{overall['length']:.3g}; {overall['turned']:.1%} of the tokens change sign,"
-        f" {overall['silenced']:.1%} fall silent, {overall['woken']:.1%} wake"
+        f" length x{overall['length']:.3g}; {overall['flipped']:.1%} of the tokens change sign,"
+        f" {overall['zeroed']:.1%} fall silent, {overall['activated']:.1%} wake"
     )

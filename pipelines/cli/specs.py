@@ -39,18 +39,18 @@ def validate(
     import json
     import sys
 
-    from specs.errors import Problem, SpecError, render
+    from specs.errors import Issue, SpecError, render
     from specs.loader import load_either
 
     findings: list[dict[str, Any]] = []
-    problems: list[Problem] = []
-    warnings: list[Problem] = []
+    problems: list[Issue] = []
+    warnings: list[Issue] = []
     for file in files:
         try:
             document = load_either(file, tuple(overrides or ()))
         except SpecError as error:
-            problems += error.problems
-            findings.append(_finding(file, problems=error.problems))
+            problems += error.issues
+            findings.append(_finding(file, problems=error.issues))
         else:
             warnings += document.warnings
             findings.append(_finding(file, document=document, problems=()))
@@ -113,7 +113,7 @@ def schema(kind: Annotated[Kind, typer.Argument(help="experiment or study")] = K
 def init(directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path()) -> None:
     """Writes a commented spec to start from, and a .gitignore. Overwrites nothing."""
     import specs
-    from specs.errors import Problem, SpecError
+    from specs.errors import Issue, SpecError
 
     starter = Path(specs.__file__).parent / "experiments" / "starter.yaml"
     try:
@@ -123,9 +123,7 @@ def init(directory: Annotated[Path, typer.Argument(help="Where to write.")] = Pa
             _write_new(directory / ".gitignore", IGNORED),
         ]
     except OSError as error:
-        raise SpecError(
-            Problem(f"cannot be written: {error.strerror}", file=str(error.filename or directory))
-        ) from None
+        raise SpecError(Issue(f"cannot be written: {error.strerror}", file=str(error.filename or directory))) from None
     if written[0]:
         print(f"next: rpg run {directory / STARTER}")
 

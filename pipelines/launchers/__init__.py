@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from specs.schema.experiment import Experiment
+if TYPE_CHECKING:
+    from specs.schema.experiment import Experiment
 
 
 class Launcher(Protocol):
@@ -13,7 +14,7 @@ class Launcher(Protocol):
     signal_children: bool
     """SIGTERM goes to the command's children (the ranks), not to the command, which would kill them."""
 
-    def command(self, run_directory: Path, experiment: Experiment, slots: Sequence[str]) -> list[str]:
+    def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
         """The command line. Resuming is the trainer's affair: it finds the last checkpoint in the run's directory.
 
         What it chooses (addresses, ports, environment) it records in the run's launch.json.
@@ -23,7 +24,7 @@ class Launcher(Protocol):
         """
         ...
 
-    def environment(self, experiment: Experiment) -> dict[str, str]:
+    def environment(self, experiment: "Experiment") -> dict[str, str]:
         """On top of the present environment."""
         ...
 
@@ -32,11 +33,11 @@ class Launcher(Protocol):
         ...
 
 
-def launcher_of(experiment: Experiment) -> Launcher:
+def launcher_of(experiment: "Experiment") -> Launcher:
     """The launcher that a spec names."""
-    from pipelines.launchers.local import LocalLauncher
+    from pipelines.launchers.local import LocalRanks
     from pipelines.launchers.slurm import SlurmRanks
     from pipelines.launchers.ssh import SshRanks
 
-    launchers: dict[str, type[Launcher]] = {"local": LocalLauncher, "ssh": SshRanks, "slurm": SlurmRanks}
+    launchers: dict[str, type[Launcher]] = {"local": LocalRanks, "ssh": SshRanks, "slurm": SlurmRanks}
     return launchers[experiment.launcher.type]()

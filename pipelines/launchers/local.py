@@ -11,7 +11,7 @@ from pipelines.launchers.ranks import free_port
 from specs.schema.experiment import Experiment
 
 
-class LocalLauncher:
+class LocalRanks:
     """As many ranks as the spec asks for, in one process group."""
 
     signal_children = True

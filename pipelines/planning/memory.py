@@ -6,7 +6,7 @@ Upper bounds from the spec alone; nothing is loaded. Sizes are in bytes unless a
 from dataclasses import dataclass
 
 from pipelines.planning.model_shape import ModelShape, model_shape
-from specs.errors import Problem
+from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import TransformersRollout, VllmRollout
 from specs.schema.training import Lora, Training
@@ -150,7 +150,7 @@ def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
     return shape.layers * lora.rank * sum(widths.get(name, hidden + inner) for name in lora.target_modules or widths)
 
 
-def memory_warnings(experiment: Experiment) -> list[Problem]:
+def memory_warnings(experiment: Experiment) -> list[Issue]:
     """Says where the estimate does not fit what the spec asks for."""
     asked = experiment.resources.memory_gib
     shape = model_shape(experiment)
@@ -160,7 +160,7 @@ def memory_warnings(experiment: Experiment) -> list[Problem]:
     if estimate.total <= asked * GIB:
         return []
     return [
-        Problem(
+        Issue(
             f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit",
             path=("resources", "memory_gib"),
             given=f"{asked:g}",

@@ -205,10 +205,10 @@ def _reason(
 
 
 def _at(document: "Document", path: str) -> str:
-    from specs.errors import Problem
+    from specs.errors import Issue
 
     parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
-    problem = document.locate(Problem("", path=parts))
+    problem = document.locate(Issue("", path=parts))
     if problem.line:
         return f" ({Path(problem.file).name}:{problem.line})"
     return " (--set)" if problem.file.startswith("--set") else ""

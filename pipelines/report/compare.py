@@ -7,13 +7,13 @@ from typing import Any
 from pipelines.home import Home
 from pipelines.report import evidence
 from pipelines.report.answer import Outcome, outcomes
-from pipelines.report.endings import Measure, endings
+from pipelines.report.endings import LastStep, endings
 from pipelines.report.evidence import Group
 from storage import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """The first group is the one that the others are held against."""
 
     groups: tuple[Group, ...]
@@ -21,7 +21,7 @@ class Comparison:
     """Fields that differ: path -> one value per group."""
     outcomes: tuple[Outcome, ...]
     """Accuracy on the evaluation sets."""
-    measures: tuple[Measure, ...]
+    measures: tuple[LastStep, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; where there is no interval its ends are NaN."""
@@ -37,7 +37,7 @@ class Comparison:
         }
 
 
-def compare(home: Home, names: Sequence[str]) -> Comparison:
+def compare(home: Home, names: Sequence[str]) -> RunComparison:
     """Holds runs and experiments against each other; each cell of an experiment's matrix is a group of its own.
 
     Raises:
@@ -50,7 +50,7 @@ def compare(home: Home, names: Sequence[str]) -> Comparison:
         results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
         curves = evidence.metric_curves(store, run_ids)
     spec = evidence.differences([group.runs[0].spec for group in groups])
-    return Comparison(tuple(groups), spec, tuple(results), tuple(endings(groups, curves, confidence=confidence)))
+    return RunComparison(tuple(groups), spec, tuple(results), tuple(endings(groups, curves, confidence=confidence)))
 
 
 def _distinct(groups: Sequence[Group]) -> list[Group]:

@@ -13,7 +13,7 @@ LAST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class LastStep:
     """One training metric of one group, and how it differs from the first group's."""
 
     metric: str
@@ -24,7 +24,7 @@ class Measure:
     """None for the first group itself, and where nothing differs."""
 
 
-def endings(groups: Sequence[Group], curves: Curves, *, confidence: float = 0.95) -> list[Measure]:
+def endings(groups: Sequence[Group], curves: Curves, *, confidence: float = 0.95) -> list[LastStep]:
     """A measure for each metric that a report draws and each group that has it, in that order."""
     measures = []
     for metric in TITLES:
@@ -35,7 +35,7 @@ def endings(groups: Sequence[Group], curves: Curves, *, confidence: float = 0.95
             if figures:
                 moves = max(first + figures) - min(first + figures) > 1e-9 * abs(figures[0])
                 against = seed_difference(first, figures, confidence=confidence) if first and moves else None
-                measures.append(Measure(metric, group.label, seed_mean(figures, confidence=confidence), against))
+                measures.append(LastStep(metric, group.label, seed_mean(figures, confidence=confidence), against))
                 first = first or figures
     return measures
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.home import Home
 from pipelines.runs import find_run, status_of
 from pipelines.state import read_json
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from storage import Store
 
 JsonObject = dict[str, Any]
@@ -80,7 +80,7 @@ def experiment_groups(home: Home, name: str) -> list[Group]:
         Group(labels.get(runs[0].run_id) or cell_label(runs[0].values) or name, tuple(runs)) for runs in cells.values()
     ]
     if not groups:
-        raise SpecError(Problem(f"experiment {name!r} has no runs yet", given=name, hint="`rpg run` it first"))
+        raise SpecError(Issue(f"experiment {name!r} has no runs yet", given=name, hint="`rpg run` it first"))
     return groups
 
 

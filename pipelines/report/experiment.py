@@ -11,7 +11,7 @@ from pipelines.home import Home
 from pipelines.report import evidence
 from pipelines.report.answer import Outcome, headline, outcomes
 from pipelines.report.curves import TITLES, learning_curves
-from pipelines.report.endings import LAST_STEPS, Measure, endings
+from pipelines.report.endings import LAST_STEPS, LastStep, endings
 from pipelines.report.evidence import Group, Run, trouble_of
 from pipelines.report.page import publish, render
 from pipelines.report.plots import Mark, interval_chart
@@ -109,9 +109,9 @@ def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
     return [("; ".join(sharing), json.loads(text)) for text, sharing in labels.items()]
 
 
-def _endings(measures: Sequence[Measure]) -> dict[str, list[tuple[str, Measure]]]:
+def _endings(measures: Sequence[LastStep]) -> dict[str, list[tuple[str, LastStep]]]:
     """Title -> (label, measure) of each group, for the metrics that differ between groups."""
-    found: dict[str, list[tuple[str, Measure]]] = {}
+    found: dict[str, list[tuple[str, LastStep]]] = {}
     for measure in measures:
         if measure.metric in ENDINGS:
             found.setdefault(TITLES[measure.metric], []).append((measure.label, measure))

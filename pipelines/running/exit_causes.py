@@ -21,7 +21,7 @@ _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class StageEnding:
     """How a process ended before it was done."""
 
     cause: Cause
@@ -52,7 +52,7 @@ def oom_kills() -> int:
     return 0
 
 
-def ending(code: int, said: str, exits: Path, *, killed_for_memory: bool) -> Ending:
+def ending(code: int, said: str, exits: Path, *, killed_for_memory: bool) -> StageEnding:
     """How a process ended.
 
     Args:
@@ -68,18 +68,18 @@ def ending(code: int, said: str, exits: Path, *, killed_for_memory: bool) -> End
     notes.sort(key=lambda note: 1 + last.index(note["cause"]) if note.get("cause") in last else 0)
     killed = code in _KILLED
     if killed and killed_for_memory:
-        return Ending("out_of_memory", "the kernel killed it for memory")
+        return StageEnding("out_of_memory", "the kernel killed it for memory")
     if notes and notes[0].get("cause") != "other":
         first = notes[0]
-        return Ending(first["cause"], str(first.get("message", "")), int(first.get("microbatch_tokens") or 0))
+        return StageEnding(first["cause"], str(first.get("message", "")), int(first.get("microbatch_tokens") or 0))
     cause = cause_said(said)
     if notes and not signalled and cause in ("lost_peer", "other"):
-        return Ending("other", str(notes[0].get("message", "")))
+        return StageEnding("other", str(notes[0].get("message", "")))
     if cause != "other":
-        return Ending(cause)
+        return StageEnding(cause)
     if killed or "return code = -9" in said:
-        return Ending("lost_peer", "a process was killed by SIGKILL")
-    return Ending("preempted" if code in _TERMINATED else "other")
+        return StageEnding("lost_peer", "a process was killed by SIGKILL")
+    return StageEnding("preempted" if code in _TERMINATED else "other")
 
 
 def cause_of_error(error: BaseException | None) -> Cause:

@@ -7,7 +7,7 @@ from pipelines.home import Home
 from pipelines.planning.plan import Plan, RunPlan, make_plan
 from pipelines.processes.stop import Stop
 from pipelines.processes.supervisor import StageStoppedError
-from pipelines.running.progress import Progress, Silent
+from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.running.run import Execution, RunBusyError, prepared, register_experiment
 from specs.errors import RpgError
 
@@ -29,7 +29,7 @@ class RunOutcome:
 
 
 def execute_document(
-    document: "Document", home: Home, *, progress: Progress | None = None, stop: Stop | None = None
+    document: "Document", home: Home, *, progress: ProgressReporter | None = None, stop: Stop | None = None
 ) -> tuple[RunOutcome, ...]:
     """Runs all runs of an experiment and writes the experiment's report. Main thread; `server.Api.connected` around it.
 
@@ -42,7 +42,7 @@ def execute_document(
 
 
 def execute_plan(
-    plan: Plan, home: Home, *, only: str = "", progress: Progress | None = None, stop: Stop | None = None
+    plan: Plan, home: Home, *, only: str = "", progress: ProgressReporter | None = None, stop: Stop | None = None
 ) -> tuple[RunOutcome, ...]:
     """As `execute_document`, for a plan that is made already.
 

@@ -156,7 +156,7 @@ def error_text(error: Exception) -> str:
     if isinstance(error, SpecError):
         from specs.errors import render
 
-        return render(error.problems, done=error.done)
+        return render(error.issues, done=error.done)
     return str(error) or type(error).__name__
 
 

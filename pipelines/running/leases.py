@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pipelines.processes.supervisor import StageError, StageStoppedError
 from pipelines.running.run import Execution
 from rpg.processes.gpu_slots import OF_RUN, TooFewSlotsError, leased, slots_here, slots_wanted
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 
 ON_A_GPU = ("base", "train", "evaluate")
 """Stages that compute with the model."""
@@ -41,7 +41,7 @@ def gpu_slots(execution: Execution, stage: str) -> Iterator[list[str]]:
         if engines:
             hint = "name GPUs of the ranks in rollout.engine_gpus, or write placement: colocated"
         raise SpecError(
-            execution.document.locate(Problem("too many for this machine", ("training", "ranks"), given, hint=hint))
+            execution.document.locate(Issue("too many for this machine", ("training", "ranks"), given, hint=hint))
         )
     waiting = _waiting(execution) if experiment.resources.when_taken == "wait" else None
     try:

@@ -13,7 +13,7 @@ _PLAIN_SECONDS = 10.0
 _SHOWN = {"reward/mean": "reward", "kl/reverse": "kl", "entropy": "entropy", "response_length/mean": "length"}
 
 
-class Progress(Protocol):
+class ProgressReporter(Protocol):
     """Told what happens while an experiment runs."""
 
     def run_started(self, run_id: str, name: str, position: int, total: int) -> None: ...

@@ -15,9 +15,9 @@ from filelock import FileLock, Timeout
 from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.processes.stop import Stop, StopRequest, clear_request
-from pipelines.running.progress import Progress, Silent
+from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.state import RunState, now, read_json, write_json, write_once
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from storage.liveness import start_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Execution:
         home: Home,
         *,
         stop: Stop | None = None,
-        progress: Progress | None = None,
+        progress: ProgressReporter | None = None,
     ) -> None:
         self.document = document
         self.home = home
@@ -116,7 +116,7 @@ def _run_of(document: "Document", run_id: str, home: Home) -> RunPlan:
     runs = {run.run_id: run for run in make_plan(document, home).runs}
     if run_id not in runs:
         message = "the spec gives other runs here: a file it names has another content, or the code another version"
-        raise SpecError(Problem(message, given=run_id, allowed=", ".join(runs), hint="submit or run the spec again"))
+        raise SpecError(Issue(message, given=run_id, allowed=", ".join(runs), hint="submit or run the spec again"))
     return runs[run_id]
 
 

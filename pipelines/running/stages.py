@@ -19,7 +19,7 @@ from pipelines.running.leases import gpu_slots, visible
 from pipelines.running.publish import damage, filling, locked, publish
 from pipelines.running.run import Execution
 from pipelines.state import now, read_json, write_json
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 
 _SHOWN_SECONDS = 0.5
 Outcome = Literal["cached", "done"]
@@ -240,11 +240,11 @@ def _done(execution: Execution, stage: StagePlan) -> str:
     return f"the {stage.stage} stage ended with it, nothing after it was run{kept}"
 
 
-def read_problems(path: Path) -> list[Problem]:
+def read_problems(path: Path) -> list[Issue]:
     """What a stage's process found wrong with what the user gave; empty where it left nothing readable."""
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))
-        return [Problem(**{**fields, "path": tuple(fields["path"])}) for fields in listed]
+        return [Issue(**{**fields, "path": tuple(fields["path"])}) for fields in listed]
     except (OSError, ValueError, TypeError, KeyError):
         return []
 

@@ -8,7 +8,7 @@ from pipelines.launchers.slurm import SlurmRanks
 from pipelines.processes.reap import ProcessRecord, end
 from pipelines.processes.stop import request_cancel
 from pipelines.state import RunState, now, read_json
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from storage import liveness
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def frozen_document(home: Home, run_id: str) -> "Document":
 
     frozen = read_json(home.run(run_id) / "document.json")
     if not frozen:
-        raise SpecError(Problem("the run has no frozen spec", given=run_id, hint="`rpg run FILE` goes on with it"))
+        raise SpecError(Issue("the run has no frozen spec", given=run_id, hint="`rpg run FILE` goes on with it"))
     return Document.from_json(frozen)
 
 
@@ -42,7 +42,7 @@ def cancel_run(home: Home, run_id: str, grace: float) -> str:
         state.update(status="cancelled", reason="cancelled before it began", ended_at=now())
         return f"{run_id} was waiting and is cancelled"
     if state.status != "running":
-        raise SpecError(Problem(f"the run is not running but {state.status}", given=run_id))
+        raise SpecError(Issue(f"the run is not running but {state.status}", given=run_id))
     if not _executing(state):
         _end_child(home, run_id)
         state.update(status="cancelled", reason="cancelled after a crash", ended_at=now(), pid=None, pid_started=None)

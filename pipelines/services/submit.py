@@ -12,7 +12,7 @@ from pipelines.running.experiment import flow_run_name, flow_tags
 from pipelines.running.run import register_experiment, register_run
 from pipelines.services.server import client_settings, is_healthy, running_services
 from pipelines.state import RunState
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from storage import liveness
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def ensure_deployment(client: "SyncPrefectClient", pool: str = POOL) -> UUID:
 def cancel_flow_run(home: Home, url: str, flow_run_id: str) -> None:
     """Takes a flow run that no worker has taken up yet off the server."""
     if not is_healthy(url, timeout=10.0):
-        raise SpecError(Problem(f"the Prefect server at {url}, which has the run, does not answer"))
+        raise SpecError(Issue(f"the Prefect server at {url}, which has the run, does not answer"))
     with client_settings(home, url):
         from prefect.client.orchestration import get_client
         from prefect.states import Cancelled
@@ -125,14 +125,14 @@ def api_url(home: Home, profile: str) -> str:
     if not profile:
         services = running_services(home)
         if services is None:
-            raise SpecError(Problem("no Prefect server", hint="start one with `rpg up`, or name one with --profile"))
+            raise SpecError(Issue("no Prefect server", hint="start one with `rpg up`, or name one with --profile"))
         url = services.url
     elif "://" in profile:
         url = profile.rstrip("/") if profile.rstrip("/").endswith("/api") else f"{profile.rstrip('/')}/api"
     else:
         url = _profile_url(profile)
     if not is_healthy(url, timeout=10.0):
-        raise SpecError(Problem(f"no Prefect server answers at {url}", given=profile))
+        raise SpecError(Issue(f"no Prefect server answers at {url}", given=profile))
     return url
 
 
@@ -142,10 +142,8 @@ def _profile_url(name: str) -> str:
     if path.is_file():
         profiles = tomllib.loads(path.read_text(encoding="utf-8")).get("profiles", {})
     if name not in profiles:
-        raise SpecError(
-            Problem("no such Prefect profile", given=name, allowed=", ".join(profiles) or f"none in {path}")
-        )
+        raise SpecError(Issue("no such Prefect profile", given=name, allowed=", ".join(profiles) or f"none in {path}"))
     url = profiles[name].get("PREFECT_API_URL")
     if not url:
-        raise SpecError(Problem("the Prefect profile has no PREFECT_API_URL", given=name))
+        raise SpecError(Issue("the Prefect profile has no PREFECT_API_URL", given=name))
     return str(url).rstrip("/")

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from pipelines.home import Home
 from pipelines.state import now, read_json, write_json
 from pipelines.studies import space
-from specs.errors import Problem, RpgError, SpecError
+from specs.errors import Issue, RpgError, SpecError
 from specs.schema.base import identity_of
 from specs.schema.study import Study
 from specs.study_document import StudyDocument
@@ -124,14 +124,14 @@ def experiment_digest(document: StudyDocument) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def _changes(before: Mapping[str, Any], about: Mapping[str, Any], study: Study) -> list[Problem]:
+def _changes(before: Mapping[str, Any], about: Mapping[str, Any], study: Study) -> list[Issue]:
     problems = space.changes(before["parameters"], study.parameters)
     hint = f"trials judged otherwise do not compare: give the study another name than {study.name!r}"
     if before["goal"] != about["goal"]:
         given, allowed = (json.dumps(side["goal"]) for side in (about, before))
-        problems.append(Problem("differs from the stored study", ("goal",), given=given, allowed=allowed, hint=hint))
+        problems.append(Issue("differs from the stored study", ("goal",), given=given, allowed=allowed, hint=hint))
     if before["experiment"] != about["experiment"]:
-        problems.append(Problem("is not the experiment of the stored study any more", ("experiment",), hint=hint))
+        problems.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
     return problems
 
 

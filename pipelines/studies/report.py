@@ -17,7 +17,7 @@ from pipelines.report.plots import Dot, Mark, Upright, bar_chart, interval_chart
 from pipelines.report.statistics import Interval, bootstrap_difference
 from pipelines.state import read_json
 from pipelines.studies import space
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from storage import Store
 
 Record = dict[str, Any]
@@ -57,7 +57,7 @@ def read_record(home: Home, name: str) -> Record:
     """A study's record. Raises SpecError where there is none."""
     record = read_json(home.study(name) / "study.json")
     if not record:
-        raise SpecError(Problem("no such study", given=name, hint="`rpg study list` lists them"))
+        raise SpecError(Issue("no such study", given=name, hint="`rpg study list` lists them"))
     return record
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from specs.errors import Problem
+from specs.errors import Issue
 from specs.schema.study import Choice, FloatRange, IntRange
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def own_values(experiment: Mapping[str, Any], space: Space) -> dict[str, Any] | 
     return values if all(_holds(space[path], value) for path, value in values.items()) else None
 
 
-def changes(before: Mapping[str, Any], space: Space) -> list[Problem]:
+def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:
     """Why a stored study cannot go on with this space. Numeric ranges may move, all else may not.
 
     Args:
@@ -57,18 +57,18 @@ def changes(before: Mapping[str, Any], space: Space) -> list[Problem]:
     """
     now = plain(space)
     problems = [
-        Problem("is searched by the stored study and no longer here", ("parameters",), given=path, hint=_HINT)
+        Issue("is searched by the stored study and no longer here", ("parameters",), given=path, hint=_HINT)
         for path in before
         if path not in now
     ]
     for path, searched in now.items():
         kept = before.get(path)
         if kept is None:
-            problems.append(Problem("is not searched by the stored study", ("parameters", path), hint=_HINT))
+            problems.append(Issue("is not searched by the stored study", ("parameters", path), hint=_HINT))
         elif _fixed(kept) != _fixed(searched):
             given, allowed = json.dumps(_fixed(searched)), json.dumps(_fixed(kept))
             problems.append(
-                Problem("differs from the stored study", ("parameters", path), given=given, allowed=allowed, hint=_HINT)
+                Issue("differs from the stored study", ("parameters", path), given=given, allowed=allowed, hint=_HINT)
             )
     return problems
 

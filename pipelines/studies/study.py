@@ -168,7 +168,7 @@ def _run_trial(document: StudyDocument, values: Mapping[str, Any], home: Home, e
 def _blames(error: SpecError, values: Mapping[str, Any]) -> bool:
     """Whether the values of this trial are at fault, and not what all trials share."""
     searched = [tuple(path.split(".")) for path in values]
-    blamed = [tuple(map(str, problem.path)) for problem in error.problems]
+    blamed = [tuple(map(str, problem.path)) for problem in error.issues]
     return any(path and (path[: len(s)] == s or s[: len(path)] == path) for path in blamed for s in searched)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from rpg.data import load_problems
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
@@ -98,7 +98,7 @@ def _facts(config: "PretrainedConfig", parameters: int) -> dict[str, Any]:
 def _check_answers(problems: list[Any]) -> None:
     if not any(problem.answer for problem in problems):
         raise SpecError(
-            Problem(
+            Issue(
                 "a warm-up learns gold answers, and the training problems have none",
                 path=("warm_up",),
                 hint="leave warm_up out, or train on a set with answers",
@@ -172,7 +172,7 @@ def _blaming(spec: PretrainedModel) -> Iterator[None]:
 
 
 def _no_model(message: str, spec: PretrainedModel, hint: str) -> SpecError:
-    return SpecError(Problem(message, path=("model", "path"), given=spec.path, hint=hint))
+    return SpecError(Issue(message, path=("model", "path"), given=spec.path, hint=hint))
 
 
 def _count(directory: Path) -> int:
@@ -208,7 +208,7 @@ def _from_scratch(spec: ScratchModel, data_dir: Path | None) -> "tuple[PreTraine
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         message = f"transformers cannot build {spec.model_type} with these settings: {reason}"
-        raise SpecError(Problem(message, path=("model", "config"), given=_shown(spec.config))) from error
+        raise SpecError(Issue(message, path=("model", "config"), given=_shown(spec.config))) from error
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
@@ -223,11 +223,11 @@ def _config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "Pretra
     if spec.model_type not in known_types:
         message = "transformers knows no such decoder architecture"
         hint = nearest(spec.model_type, known_types)
-        raise SpecError(Problem(message, path=("model", "model_type"), given=spec.model_type, hint=hint))
+        raise SpecError(Issue(message, path=("model", "model_type"), given=spec.model_type, hint=hint))
     defaults = AutoConfig.for_model(spec.model_type)
     known = set(defaults.to_dict()) | set(defaults.attribute_map) | set(inspect.signature(type(defaults)).parameters)
     problems = [
-        Problem(
+        Issue(
             f"{spec.model_type} has no such setting" if key not in _FROM_TOKENIZER else "follows from the tokenizer",
             path=("model", "config", key),
             given=str(value),

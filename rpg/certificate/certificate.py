@@ -27,7 +27,7 @@ NAMED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GradientFinding:
     """What was found in one situation: the worst case for errors and cosines, the mean of the cases for the
     variance."""
 
@@ -66,13 +66,13 @@ class Certificate:
     length_cosine: float
     """What the aggregation does to the on-policy gradient: the smallest cosine to the exact one when it divides by
     each response's own length (sequence_mean); 1 for the others, which only scale it."""
-    findings: tuple[Finding, ...]
+    findings: tuple[GradientFinding, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
 
-    def finding(self, policy: str, reference: str) -> Finding:
+    def finding(self, policy: str, reference: str) -> GradientFinding:
         """That of one situation."""
         return next(found for found in self.findings if (found.policy, found.reference) == (policy, reference))
 
@@ -157,7 +157,7 @@ def _claimed(objective: Objective, divergence: str) -> str:
 
 def _finding(
     cases: Cases, situation: int, slopes: Tensor, exact: Tensor, penalty: Tensor | None, divergence: str
-) -> Finding:
+) -> GradientFinding:
     here = cases.situation == situation
     gradient = cases.expected(slopes)
     errors, gradient_of = {}, ""
@@ -166,7 +166,7 @@ def _finding(
         for level in ("token", "sequence"):
             errors[level] = cases.relative_error(part, cases.exact[divergence, level])[here].max().item()
         gradient_of = _gradient_of(cases, here, part)
-    return Finding(
+    return GradientFinding(
         policy=SITUATIONS[situation][0],
         reference=SITUATIONS[situation][1],
         error=cases.relative_error(gradient, exact)[here].max().item(),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rpg.data.problems import Message, SourceProblem
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.data import Columns
 from specs.schema.fields import nearest
 
@@ -35,7 +35,7 @@ def missing(column: str, role: str, known: Sequence[str], path: Path, where: str
     inside = next((name for name in known if name.split(".")[-1] == column.split(".")[-1]), "")
     hint = f"did you mean `{inside}`?" if inside else nearest(column, known)
     return SpecError(
-        Problem(
+        Issue(
             f"{where} has no column `{column}`",
             path=(*path, "columns", role),
             given=column,
@@ -75,7 +75,7 @@ def _prompt(value: Any, column: str, path: Path, where: str) -> str | list[Messa
     if isinstance(value, list) and value and all(_is_message(message) for message in value):
         return [{"role": message["role"], "content": message["content"]} for message in value]
     raise SpecError(
-        Problem(
+        Issue(
             f"{where}: `{column}` holds no prompt",
             path=(*path, "columns", "prompt"),
             given=repr(value)[:120],
@@ -92,7 +92,7 @@ def _answer(value: Any, column: str, path: Path, where: str) -> str:
     if isinstance(value, (str, int, float)) and str(value).strip():
         return str(value)
     raise SpecError(
-        Problem(
+        Issue(
             f"{where}: `{column}` holds no answer",
             path=(*path, "columns", "answer"),
             given=repr(value)[:120],

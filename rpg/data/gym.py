@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rpg.data.problems import SourceProblem
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.data import ReasoningGymSource
 from specs.schema.fields import nearest
 
@@ -21,7 +21,7 @@ def read(source: ReasoningGymSource, path: Path) -> Iterator[SourceProblem]:
             entry = task[index]
         except Exception as error:
             raise SpecError(
-                Problem(
+                Issue(
                     f"reasoning_gym cannot generate item {index} of {source.task}: {type(error).__name__}: {error}",
                     path=(*path, "config"),
                     hint="the task's settings may contradict each other",
@@ -48,7 +48,7 @@ def _open(source: ReasoningGymSource, path: Path) -> Any:
     except (AssertionError, ValueError, TypeError) as error:
         reason = str(error) or "a value is out of its range"
         raise SpecError(
-            Problem(
+            Issue(
                 f"reasoning_gym rejects the settings of {source.task}: {reason}",
                 path=(*path, "config"),
                 given=", ".join(f"{key}: {value}" for key, value in source.config.items()),
@@ -56,8 +56,8 @@ def _open(source: ReasoningGymSource, path: Path) -> Any:
         ) from error
 
 
-def _unknown(what: str, given: str, known: list[str], path: Path) -> Problem:
-    return Problem(
+def _unknown(what: str, given: str, known: list[str], path: Path) -> Issue:
+    return Issue(
         f"unknown {what}",
         path=path,
         given=given,

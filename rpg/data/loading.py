@@ -46,7 +46,7 @@ def _rendered(prompts: list[str], tokenizer: Any, data: Data) -> list[str]:
         return prompts
     if not tokenizer.chat_template:
         raise errors.SpecError(
-            errors.Problem(
+            errors.Issue(
                 "the model's tokenizer has no chat template",
                 path=("data", "prompt", "type"),
                 given="chat",
@@ -69,7 +69,7 @@ def _too_long(split: str, problems: list[Problem], lengths: list[int], data: Dat
     count = sum(length > data.max_prompt_length for length in lengths)
     which = "every training prompt is" if split == "train" else f"{count} of {len(problems)} evaluation prompts are"
     return errors.SpecError(
-        errors.Problem(
+        errors.Issue(
             f"{which} longer than max_prompt_length; the longest has {lengths[longest]} tokens",
             path=("data", "max_prompt_length"),
             given=str(data.max_prompt_length),

@@ -4,7 +4,7 @@ import json
 import string
 
 from rpg.data.problems import Message, SourceProblem, StagedProblem, content_id, text_of
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.data import ChatPrompt, TemplatePrompt
 from specs.schema.fields import nearest
 
@@ -67,4 +67,4 @@ def _value(field: str, problem: SourceProblem, template: str) -> str:
 
 
 def _template_error(message: str, template: str, allowed: str = "", hint: str = "") -> SpecError:
-    return SpecError(Problem(message, path=_TEMPLATE_PATH, given=template, allowed=allowed, hint=hint))
+    return SpecError(Issue(message, path=_TEMPLATE_PATH, given=template, allowed=allowed, hint=hint))

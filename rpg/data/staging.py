@@ -13,7 +13,7 @@ from rpg.data import gym, metadata, tables
 from rpg.data.columns import Path
 from rpg.data.problems import SourceProblem, StagedProblem
 from rpg.data.prompts import check_template, staged
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.data import Data, HubSource, ParquetSource, ReasoningGymSource, Source
 
 SPLITS = ("train", "evaluation")
@@ -68,7 +68,7 @@ def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
         seen[item.problem_id] = item.answer
         result.problems.append(item)
     if not result.read:
-        raise SpecError(Problem("the set holds no problems", path=path, given=getattr(source, "path", "")))
+        raise SpecError(Issue("the set holds no problems", path=path, given=getattr(source, "path", "")))
     # Cut only now: the counts are of the whole set.
     if source.limit:
         result.problems = result.problems[: source.limit]
@@ -97,7 +97,7 @@ def _check_names(sets: list[StagedSet]) -> None:
         for name in {problem.dataset for problem in each.problems}:
             if owner.setdefault(name, each) is not each:
                 raise SpecError(
-                    Problem(
+                    Issue(
                         f"two evaluation sets are called `{name}`",
                         path=(*each.path, "name"),
                         given=name,
@@ -109,7 +109,7 @@ def _check_names(sets: list[StagedSet]) -> None:
 def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool) -> None:
     """No training problem may be an evaluation problem: an error, or dropped from training."""
     held_out = {problem.problem_id: problem.dataset for each in evaluation for problem in each.problems}
-    errors: list[Problem] = []
+    errors: list[Issue] = []
     for each in train:
         shared = [problem for problem in each.problems if problem.problem_id in held_out]
         if shared and not drop:
@@ -121,7 +121,7 @@ def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool
     if not any(each.problems for each in train):
         total = sum(each.overlapping for each in train)
         raise SpecError(
-            Problem(
+            Issue(
                 f"no training problem is left: all {total} are in the evaluation sets too",
                 path=("data", "train"),
                 hint="give training and evaluation sets that differ",
@@ -129,10 +129,10 @@ def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool
         )
 
 
-def _overlap(train: StagedSet, shared: list[StagedProblem], evaluation_set: str) -> Problem:
+def _overlap(train: StagedSet, shared: list[StagedProblem], evaluation_set: str) -> Issue:
     example = shared[0].prompt if len(shared[0].prompt) <= 100 else shared[0].prompt[:97] + "..."
     verb = "problem is" if len(shared) == 1 else "problems are"
-    return Problem(
+    return Issue(
         f"{len(shared)} of {len(train.problems)} training {verb} in the evaluation sets too",
         path=train.path,
         given=f"{example!r}, in `{evaluation_set}`",

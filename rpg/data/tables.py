@@ -9,7 +9,7 @@ from typing import Any
 from rpg.data import columns
 from rpg.data.columns import Path
 from rpg.data.problems import SourceProblem
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.data import HubSource, JsonlSource, ParquetSource
 from specs.schema.fields import nearest
 
@@ -76,14 +76,14 @@ def _load_hub(source: HubSource, path: Path) -> Any:
     try:
         return datasets.load_dataset(source.path, split=source.split, **revision)
     except datasets.exceptions.DatasetNotFoundError as error:
-        problem = Problem(
+        problem = Issue(
             f"no such dataset: {error}",
             path=(*path, "path"),
             given=source.path,
             hint="a directory with data files, or the id of a dataset on the Hub",
         )
     except ConnectionError as error:
-        problem = Problem(
+        problem = Issue(
             f"the Hub cannot be reached: {error}",
             path=(*path, "path"),
             given=source.path,
@@ -92,7 +92,7 @@ def _load_hub(source: HubSource, path: Path) -> Any:
     except Exception as error:
         # `datasets` wraps what its readers raise in classes of its own and reports an unknown split as a ValueError.
         split = "split" in str(error)
-        problem = Problem(
+        problem = Issue(
             f"the dataset cannot be loaded: {str(error).splitlines()[0]}",
             path=(*path, "split" if split else "path"),
             given=source.split if split else source.path,
@@ -129,7 +129,7 @@ def _existing(given: str, path: Path) -> FilePath:
     directory = file.parent.is_dir()
     hint = nearest(file.name, os.listdir(file.parent)) if directory else f"there is no directory {file.parent}"
     message = "is a directory, not a file" if file.is_dir() else "no such file"
-    raise SpecError(Problem(message, path=(*path, "path"), given=given, hint=hint))
+    raise SpecError(Issue(message, path=(*path, "path"), given=given, hint=hint))
 
 
 def _check_parquet(file: FilePath, path: Path) -> None:
@@ -146,8 +146,8 @@ def _check_parquet(file: FilePath, path: Path) -> None:
 def _unreadable(message: str, file: FilePath, path: Path) -> SpecError:
     hint = "copy or download it again" if "Parquet file " in message else "use the source that fits the file: jsonl"
     size = f"{file} ({file.stat().st_size} bytes)"
-    return SpecError(Problem(message, path=(*path, "path"), given=size, hint=hint))
+    return SpecError(Issue(message, path=(*path, "path"), given=size, hint=hint))
 
 
 def _bad_line(message: str, line: bytes, path: Path) -> SpecError:
-    return SpecError(Problem(message, path=(*path, "path"), given=line.decode("utf-8", "replace").strip()[:80]))
+    return SpecError(Issue(message, path=(*path, "path"), given=line.decode("utf-8", "replace").strip()[:80]))

@@ -50,7 +50,7 @@ def _of_chosen_sets(problems: list[Problem], spec: Experiment) -> list[Problem]:
     unknown = [name for name in wanted if name not in there]
     if unknown:
         raise errors.SpecError(
-            errors.Problem(
+            errors.Issue(
                 "no such evaluation set",
                 path=("evaluation", "datasets"),
                 given=", ".join(unknown),
@@ -68,7 +68,7 @@ def _check_context(spec: Experiment, base_dir: Path, inputs: EvaluationInputs) -
         return
     section = "evaluation" if spec.evaluation.max_response_length else "rollout"
     raise errors.SpecError(
-        errors.Problem(
+        errors.Issue(
             "the model's context is too short for the longest evaluation prompt and a whole response",
             path=(section, "max_response_length"),
             given=f"{inputs.max_length - inputs.max_response_length} + {inputs.max_response_length} tokens",

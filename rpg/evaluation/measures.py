@@ -20,7 +20,7 @@ _MOST_SUBSETS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class EvaluationMeasure:
     """A metric's value on a set, and its interval."""
 
     metric: str
@@ -32,7 +32,7 @@ class Measure:
 
 def measures(
     correct: Correct, votes: Sequence[Sequence[Hashable | None]], *, confidence: float, seed: int
-) -> list[Measure]:
+) -> list[EvaluationMeasure]:
     """Every measure of one checkpoint on one set: mean@n, and pass@k and maj@k for k = 1, 2, 4, ... and n.
 
     Args:
@@ -45,7 +45,10 @@ def measures(
     tables = {f"mean@{num_samples}": mean_at_k(correct)}
     tables |= {f"pass@{k}": pass_at_k(correct, k) for k in sizes(num_samples)}
     tables |= {f"maj@{k}": majority_at_k(correct, votes, k, seed=seed) for k in sizes(num_samples)}
-    return [Measure(metric, *interval(values, confidence=confidence, seed=seed)) for metric, values in tables.items()]
+    return [
+        EvaluationMeasure(metric, *interval(values, confidence=confidence, seed=seed))
+        for metric, values in tables.items()
+    ]
 
 
 def sizes(num_samples: int) -> list[int]:

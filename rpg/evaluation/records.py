@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rpg.evaluation.measures import Measure, mean_at_k, measures
+from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
 from rpg.types import Problem, Rollout
@@ -52,7 +52,7 @@ class Recorder:
         self.writer.flush()
         return summary
 
-    def _measure(self, step: int, dataset: str, num_problems: int, measure: Measure) -> EvaluationRow:
+    def _measure(self, step: int, dataset: str, num_problems: int, measure: EvaluationMeasure) -> EvaluationRow:
         return EvaluationRow(
             run_id=self.run_id,
             fingerprint=self.fingerprint,
@@ -85,7 +85,11 @@ class Recorder:
 
 
 def _summary(
-    step: int, dataset: str, groups: Sequence[list[Answered]], measured: Sequence[Measure], means: Sequence[float]
+    step: int,
+    dataset: str,
+    groups: Sequence[list[Answered]],
+    measured: Sequence[EvaluationMeasure],
+    means: Sequence[float],
 ) -> dict[str, Any]:
     responses = [each for group in groups for each in group]
     return {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class MeasuredPolicy:
     """A policy to measure."""
 
     step: int
@@ -67,14 +67,14 @@ def evaluate(spec: Experiment, inputs: dict[str, Path], out: Path, *, run_id: st
     (out / "summary.json").write_text(json.dumps({"checkpoints": summary}, indent=1))
 
 
-def chosen(evaluation: Evaluation, base: Path, run: Path | None) -> list[Checkpoint]:
+def chosen(evaluation: Evaluation, base: Path, run: Path | None) -> list[MeasuredPolicy]:
     """The checkpoints that the spec asks for, by step."""
     weights = json.loads((run / "train.json").read_text())["weights"] if run is not None else {}
-    trained = [Checkpoint(int(step), run / path) for step, path in weights.items()] if run is not None else []
+    trained = [MeasuredPolicy(int(step), run / path) for step, path in weights.items()] if run is not None else []
     trained.sort(key=lambda checkpoint: checkpoint.step)
     if evaluation.checkpoints == "all":
-        return [Checkpoint(0, base), *trained]
-    return trained[-1:] if evaluation.checkpoints == "final" else [Checkpoint(0, base), *trained[-1:]]
+        return [MeasuredPolicy(0, base), *trained]
+    return trained[-1:] if evaluation.checkpoints == "final" else [MeasuredPolicy(0, base), *trained[-1:]]
 
 
 def _answers(
@@ -119,8 +119,8 @@ def _answers(
 
 
 def _samplers(
-    spec: Experiment, checkpoints: Sequence[Checkpoint], max_length: int
-) -> Iterator[tuple[Checkpoint, Sampler]]:
+    spec: Experiment, checkpoints: Sequence[MeasuredPolicy], max_length: int
+) -> Iterator[tuple[MeasuredPolicy, Sampler]]:
     """One engine, holding each checkpoint's weights in turn."""
     from transformers import AutoModelForCausalLM
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Conv1D, PreTrainedModel
 
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.training import Lora
 
 if TYPE_CHECKING:  # importing PEFT takes a second, which a run without adapters need not wait for
@@ -54,7 +54,7 @@ def _check_targets(model: PreTrainedModel, lora: Lora) -> None:
         if isinstance(module, (nn.Linear, Conv1D)) and module is not head
     }
     wrong = [
-        Problem(
+        Issue(
             "the model has no such linear module",
             path=("training", "lora", "target_modules", index),
             given=name,

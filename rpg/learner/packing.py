@@ -23,7 +23,7 @@ LONG = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PackedSegment:
     """A piece of a row: a prompt, a response, or both in one."""
 
     length: int
@@ -98,14 +98,14 @@ class Packing:
         return known[:queries, :keys]
 
 
-def _segments(families: tuple[tuple[int, ...], ...]) -> Iterator[Segment]:
+def _segments(families: tuple[tuple[int, ...], ...]) -> Iterator[PackedSegment]:
     start = 0
     for prompt, *responses in families:
         if len(responses) < 2:
-            yield Segment(prompt + sum(responses))
+            yield PackedSegment(prompt + sum(responses))
         else:
-            yield Segment(prompt)
-            yield from (Segment(length, range(start, start + prompt)) for length in responses)
+            yield PackedSegment(prompt)
+            yield from (PackedSegment(length, range(start, start + prompt)) for length in responses)
         start += prompt + sum(responses)
 
 

@@ -11,7 +11,7 @@ from rpg.learner.adapters import add_adapters
 from rpg.learner.logprobs import token_logprobs
 from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.sharded_loading import read_on_first_rank
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 
 
@@ -87,7 +87,7 @@ def check_logits(config: PretrainedConfig) -> None:
         value = getattr(config, name, None)
         if value not in (None, 1):
             raise SpecError(
-                Problem(
+                Issue(
                     "this architecture scales or caps its logits, which training does not support",
                     path=("model",),
                     given=f"{config.model_type} with {name} = {value}",

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.execution import Resources
 
 
@@ -14,9 +14,7 @@ def choose_device(resources: Resources) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise SpecError(
-            Problem("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu")
-        )
+        raise SpecError(Issue("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu"))
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device

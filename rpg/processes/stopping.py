@@ -10,7 +10,7 @@ STOPPED = 143
 """Exit code of a trainer that was asked to stop: 128 + SIGTERM."""
 
 
-class StopRequest:
+class StopAfterStep:
     """Listens from its creation on. Outside of `held_until_asked`, where no step is under way, a signal ends all."""
 
     def __init__(self) -> None:

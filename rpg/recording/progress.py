@@ -8,7 +8,7 @@ from rpg.files import now
 from rpg.recording.run_directory import RunDirectory
 
 
-class Progress:
+class ProgressFile:
     """Reports to stderr and to the run's directory."""
 
     def __init__(self, run: RunDirectory, *, steps: int, speaks: bool) -> None:

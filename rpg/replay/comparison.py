@@ -10,16 +10,16 @@ from rpg.replay.replay import RecordedStep, Weights
 
 
 @dataclass(slots=True)
-class Comparison:
+class GradientComparison:
     """Sums over tokens and steps of what two objectives give the same tokens; `one` was recorded, `other` replayed."""
 
     dot: float = 0.0
     one_squared: float = 0.0
     other_squared: float = 0.0
     tokens: float = 0.0
-    turned: float = 0.0
-    silenced: float = 0.0
-    woken: float = 0.0
+    flipped: float = 0.0
+    zeroed: float = 0.0
+    activated: float = 0.0
 
     def add(self, one: Weights, other: Weights) -> None:
         """One step."""
@@ -28,22 +28,22 @@ class Comparison:
         self.one_squared += float(first.square().sum())
         self.other_squared += float(second.square().sum())
         self.tokens += float(one.known.sum())
-        self.turned += float((first * second < 0).sum())
-        self.silenced += float(((first != 0) & (second == 0)).sum())
-        self.woken += float(((first == 0) & (second != 0)).sum())
+        self.flipped += float((first * second < 0).sum())
+        self.zeroed += float(((first != 0) & (second == 0)).sum())
+        self.activated += float(((first == 0) & (second != 0)).sum())
 
     def figures(self) -> dict[str, float | None]:
         """cosine: of the two vectors of gradient weights, one entry a token, aggregation included; None where one of
-        them is 0. length: the replayed vector's over the recorded one's. turned, silenced, woken: shares of the
+        them is 0. length: the replayed vector's over the recorded one's. flipped, zeroed, activated: shares of the
         tokens whose weight changes sign, becomes 0, or was 0."""
         product = (self.one_squared * self.other_squared) ** 0.5
         tokens = self.tokens or 1.0
         return {
             "cosine": self.dot / product if product else None,
             "length": (self.other_squared / self.one_squared) ** 0.5 if self.one_squared else None,
-            "turned": self.turned / tokens,
-            "silenced": self.silenced / tokens,
-            "woken": self.woken / tokens,
+            "flipped": self.flipped / tokens,
+            "zeroed": self.zeroed / tokens,
+            "activated": self.activated / tokens,
         }
 
 

@@ -18,7 +18,7 @@ class Scoring:
         """`problems` has one entry a response, in the order of the sampler's responses."""
         self._tokenizer = tokenizer
         self._scorer = scorer
-        self._problems = problems
+        self._issues = problems
         self._texts: dict[int, str] = {}
         self._verdicts: dict[int, Future[Score]] = {}
 
@@ -26,12 +26,12 @@ class Scoring:
         """Begins to score a response."""
         text = str(self._tokenizer.decode(list(rollout.response_ids), skip_special_tokens=True))
         self._texts[index] = text
-        self._verdicts[index] = self._scorer.submit(self._problems[index], text)
+        self._verdicts[index] = self._scorer.submit(self._issues[index], text)
 
     def texts(self) -> list[str]:
         """Of all responses, in order."""
-        return [self._texts[index] for index in range(len(self._problems))]
+        return [self._texts[index] for index in range(len(self._issues))]
 
     def scores(self) -> list[Score]:
         """Of all responses, in order, once they are there."""
-        return [self._verdicts[index].result() for index in range(len(self._problems))]
+        return [self._verdicts[index].result() for index in range(len(self._issues))]

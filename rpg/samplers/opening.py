@@ -10,7 +10,7 @@ import torch
 from rpg.samplers.base import Sampler
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.samplers.vllm.engine import EngineSettings
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.rollout import Rollout, VllmRollout
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def special_tokens(weights_dir: Path) -> SpecialTokens:
         pad = tokenizer.pad_token_id if pad is None else pad
     if eos is None:
         hint = "name eos_token in its tokenizer, or eos_token_id in its generation_config.json"
-        raise SpecError(
-            Problem("the model has no end-of-text token", path=("model",), given=str(weights_dir), hint=hint)
-        )
+        raise SpecError(Issue("the model has no end-of-text token", path=("model",), given=str(weights_dir), hint=hint))
     eos_ids = (eos,) if isinstance(eos, int) else tuple(eos)
     return SpecialTokens(eos_ids, eos_ids[0] if pad is None else pad)
 
@@ -129,14 +127,14 @@ def _check_stop_texts(weights_dir: Path) -> None:
         tokenizer_in(weights_dir)
     except ValueError as error:
         hint = "leave rollout.stop out, or take a model with a tokenizer.json"
-        raise SpecError(Problem(str(error), path=("rollout", "stop"), hint=hint)) from error
+        raise SpecError(Issue(str(error), path=("rollout", "stop"), hint=hint)) from error
 
 
 def require_vllm() -> None:
     """Raises SpecError where vLLM is not installed."""
     if find_spec("vllm") is None:
         raise SpecError(
-            Problem(
+            Issue(
                 "vLLM is not installed",
                 path=("rollout", "engine"),
                 given="vllm",

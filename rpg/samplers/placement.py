@@ -8,7 +8,7 @@ import torch
 from rpg.processes.gpu_slots import gpus_of_run
 from rpg.samplers.base import Sampler
 from rpg.samplers.vllm.engine import EngineSettings, Transfer
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.rollout import VllmRollout
 
 
@@ -24,7 +24,7 @@ def open_vllm(rollout: VllmRollout, settings: EngineSettings, device: torch.devi
     """
     if rollout.sleep and device.type == "cpu":
         raise SpecError(
-            Problem("vLLM cannot sleep on a CPU", path=("rollout", "sleep"), given="true", hint="leave sleep out")
+            Issue("vLLM cannot sleep on a CPU", path=("rollout", "sleep"), given="true", hint="leave sleep out")
         )
     if rollout.placement == "colocated":
         from rpg.samplers.vllm.sampler import VllmSampler
@@ -50,7 +50,7 @@ def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:
     named = rollout.engine_gpus or tuple(range(ranks, ranks * (1 + size)))
     if len(named) < ranks * size:
         raise SpecError(
-            Problem(
+            Issue(
                 "too few GPUs for the engines",
                 path=("rollout", "engine_gpus"),
                 given=f"{len(named)} for {ranks} engines of {size}",

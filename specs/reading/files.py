@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from pydantic import BaseModel
 
-from specs.errors import Path, Position, Problem, SpecError
+from specs.errors import Issue, Path, Position, SpecError
 from specs.reading.tree import assign, merge
-from specs.reading.yaml import MAX_BYTES, Node, parse_bytes, parse_text
+from specs.reading.yaml import MAX_BYTES, YamlNode, parse_bytes, parse_text
 from specs.schema.experiment import Experiment
 from specs.schema.fields import no_such_item, split, unknown
 from specs.schema.study import Study
@@ -17,33 +17,33 @@ LOCAL_SOURCES = ("parquet", "jsonl")
 """Sources whose path is a file; that of the others may be a Hub id."""
 
 
-def read_tree(path: str, schema: type[BaseModel]) -> Node:
+def read_tree(path: str, schema: type[BaseModel]) -> YamlNode:
     """The file and all it extends, merged as the schema has it, paths absolute. Raises SpecError."""
     return _absolute(_without_extends(path, (), None, schema))
 
 
-def override(root: Node, setting: str, schema: type[BaseModel]) -> Node:
+def override(root: YamlNode, setting: str, schema: type[BaseModel]) -> YamlNode:
     """The tree with one `path.to.field=value` laid over it. Raises SpecError where the schema has no such path."""
     name, equals, text = setting.partition("=")
     at = Position(f"--set {setting}", 0, "")
     if not equals:
-        raise SpecError(Problem("a setting needs a value", file=at.file, allowed="path.to.field=value"))
+        raise SpecError(Issue("a setting needs a value", file=at.file, allowed="path.to.field=value"))
     path = split(name.strip())
-    if problem := unknown(schema, path) or no_such_item(root.plain(), path):
-        raise SpecError(misplaced(replace(problem, file=at.file), schema))
+    if issue := unknown(schema, path) or no_such_item(root.plain(), path):
+        raise SpecError(misplaced(replace(issue, file=at.file), schema))
     node = parse_text(text, lambda _line: at)
-    return _absolute(assign(root, path, _on_one_line(node, at) if node else Node(None, at), [schema]))
+    return _absolute(assign(root, path, _on_one_line(node, at) if node else YamlNode(None, at), [schema]))
 
 
-def _on_one_line(node: Node, at: Position) -> Node:
+def _on_one_line(node: YamlNode, at: Position) -> YamlNode:
     if isinstance(node.value, dict):
-        return Node({key: _on_one_line(child, at) for key, child in node.value.items()}, at)
+        return YamlNode({key: _on_one_line(child, at) for key, child in node.value.items()}, at)
     if isinstance(node.value, list):
-        return Node([_on_one_line(child, at) for child in node.value], at)
-    return Node(node.value, at)
+        return YamlNode([_on_one_line(child, at) for child in node.value], at)
+    return YamlNode(node.value, at)
 
 
-def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | None, schema: type[BaseModel]) -> Node:
+def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | None, schema: type[BaseModel]) -> YamlNode:
     """The file's tree over that of the file it extends. `chain`: the files on the way here, real paths."""
     real = os.path.realpath(path) if "\0" not in path else path
     if real in chain:
@@ -56,12 +56,12 @@ def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | Non
     extends = root.value["extends"]
     if not isinstance(extends.value, str) or not extends.value:
         raise SpecError(_at(extends.at, "must be text", allowed="the path of a spec file", path=("extends",)))
-    rest = Node({key: node for key, node in root.value.items() if key != "extends"}, root.at)
+    rest = YamlNode({key: node for key, node in root.value.items() if key != "extends"}, root.at)
     other = os.path.normpath(os.path.join(os.path.dirname(path), os.path.expanduser(extends.value)))
     return merge(_without_extends(other, (*chain, real), extends.at, schema), rest, [schema])
 
 
-def _read(path: str, named_at: Position | None) -> Node:
+def _read(path: str, named_at: Position | None) -> YamlNode:
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -73,7 +73,7 @@ def _read(path: str, named_at: Position | None) -> Node:
     return parse_bytes(data, path)
 
 
-def _not_found(path: str, named_at: Position | None) -> Problem:
+def _not_found(path: str, named_at: Position | None) -> Issue:
     folder = os.path.dirname(path) or "."
     try:
         stems = {os.path.splitext(name)[0]: name for name in os.listdir(folder) if name.endswith((".yaml", ".yml"))}
@@ -86,24 +86,24 @@ def _not_found(path: str, named_at: Position | None) -> Problem:
 
 def _at(
     position: Position | None, message: str, *, given: str = "", allowed: str = "", hint: str = "", path: Path = ()
-) -> Problem:
+) -> Issue:
     where = position or Position("", 0, "")
     path = path or (("extends",) if where.line else ())
-    return Problem(message, path, given, allowed, hint, where.file, where.line, where.snippet)
+    return Issue(message, path, given, allowed, hint, where.file, where.line, where.snippet)
 
 
-def _absolute(root: Node) -> Node:
+def _absolute(root: YamlNode) -> YamlNode:
     """The tree with every relative path made absolute against the file that names it, or the working directory."""
     assert isinstance(root.value, dict)
     entries = {key: _with_paths(node) for key, node in root.value.items()}
     if "experiment" in entries:
         entries["experiment"] = _path(entries["experiment"], "experiment")
-    return Node(entries, root.at)
+    return YamlNode(entries, root.at)
 
 
-def _with_paths(node: Node) -> Node:
+def _with_paths(node: YamlNode) -> YamlNode:
     if isinstance(node.value, list):
-        return Node([_with_paths(child) for child in node.value], node.at)
+        return YamlNode([_with_paths(child) for child in node.value], node.at)
     if not isinstance(node.value, dict):
         return node
     entries = {key: _with_paths(child) for key, child in node.value.items()}
@@ -114,22 +114,22 @@ def _with_paths(node: Node) -> Node:
         entries["hostfile"] = _path(entries["hostfile"], LOCAL_SOURCES[0])
     for key, child in entries.items():
         if key.endswith(".path") and isinstance(child.value, list):
-            entries[key] = Node([_path(item, "") for item in child.value], child.at)
-    return Node(entries, node.at)
+            entries[key] = YamlNode([_path(item, "") for item in child.value], child.at)
+    return YamlNode(entries, node.at)
 
 
-def _path(node: Node, source: str) -> Node:
+def _path(node: YamlNode, source: str) -> YamlNode:
     if not isinstance(node.value, str) or not node.value:
         return node
     folder = os.path.dirname(node.at.file) if node.at.line else ""
     full = os.path.abspath(os.path.join(folder, os.path.expanduser(node.value)))
     local = source in (*LOCAL_SOURCES, "experiment") or node.value.startswith((".", "/", "~"))
-    return Node(full, node.at) if local or os.path.exists(full) else node
+    return YamlNode(full, node.at) if local or os.path.exists(full) else node
 
 
-def misplaced(problem: Problem, schema: type[BaseModel]) -> Problem:
-    """The problem, saying where the field belongs if that is what is wrong."""
-    name = str(problem.path[0]) if len(problem.path) == 1 else ""
-    if schema is not Study or problem.message != "unknown field" or name not in Experiment.model_fields:
-        return problem
-    return replace(problem, hint=f"a field of the study's experiment: write it under `overrides`, as overrides.{name}")
+def misplaced(issue: Issue, schema: type[BaseModel]) -> Issue:
+    """The issue, saying where the field belongs if that is what is wrong."""
+    name = str(issue.path[0]) if len(issue.path) == 1 else ""
+    if schema is not Study or issue.message != "unknown field" or name not in Experiment.model_fields:
+        return issue
+    return replace(issue, hint=f"a field of the study's experiment: write it under `overrides`, as overrides.{name}")

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from specs.errors import Path, Positions
-from specs.reading.yaml import Node
+from specs.reading.yaml import YamlNode
 from specs.schema.fields import below, switches
 
 
-def merge(under: Node, over: Node, schema: Iterable[Any]) -> Node:
+def merge(under: YamlNode, over: YamlNode, schema: Iterable[Any]) -> YamlNode:
     """`over` laid over `under`: mappings merge key by key; the rest replaces, a section that became another thing too.
 
     Args:
@@ -21,10 +21,10 @@ def merge(under: Node, over: Node, schema: Iterable[Any]) -> Node:
     entries = dict(under.value)
     for key, node in over.value.items():
         entries[key] = merge(entries[key], node, below(schema, key)) if key in entries else node
-    return Node(entries, over.at)
+    return YamlNode(entries, over.at)
 
 
-def assign(root: Node, path: Path, node: Node, schema: Iterable[Any]) -> Node:
+def assign(root: YamlNode, path: Path, node: YamlNode, schema: Iterable[Any]) -> YamlNode:
     """The tree with the value at `path` replaced; mappings on the way are made where there are none."""
     if not path:
         return node
@@ -33,23 +33,23 @@ def assign(root: Node, path: Path, node: Node, schema: Iterable[Any]) -> Node:
     if isinstance(root.value, list) and isinstance(head, int):
         items = list(root.value)
         items[head] = assign(items[head], rest, node, under)
-        return Node(items, root.at)
+        return YamlNode(items, root.at)
     entries = dict(root.value) if isinstance(root.value, dict) else {}
     if not rest and switches(schema, entries, str(head), node.value, _value):
         entries = {}
-    entries[str(head)] = assign(entries.get(str(head), Node({}, node.at)), rest, node, under)
-    return Node(entries, root.at)
+    entries[str(head)] = assign(entries.get(str(head), YamlNode({}, node.at)), rest, node, under)
+    return YamlNode(entries, root.at)
 
 
-def _value(node: Node) -> Any:
+def _value(node: YamlNode) -> Any:
     return node.value
 
 
-def positions_of(root: Node) -> Positions:
+def positions_of(root: YamlNode) -> Positions:
     """The place of every key and list item, the root included."""
     found: Positions = {}
 
-    def visit(node: Node, path: Path) -> None:
+    def visit(node: YamlNode, path: Path) -> None:
         found[path] = node.at
         if isinstance(node.value, dict):
             for key, child in node.value.items():

@@ -1,4 +1,4 @@
-"""Pydantic's errors as problems in plain words, with paths as the file has them."""
+"""Pydantic's errors as issues in plain words, with paths as the file has them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from specs.errors import Path, Problem
+from specs.errors import Issue, Path
 from specs.schema.fields import choose, is_model, literal_of, members, names, nearest, tag_of
 
 KINDS = {
@@ -24,10 +24,10 @@ KINDS = {
 SIGNS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 
 
-def parse(schema: Any, data: Any) -> tuple[Any, list[Problem]]:
+def parse(schema: Any, data: Any) -> tuple[Any, list[Issue]]:
     """The validated value, or None and everything wrong with it, paths relative to `data`."""
-    problems = [
-        Problem(
+    issues = [
+        Issue(
             f"must be {kind_of(wrong.annotation)}",
             wrong.path,
             show(wrong.value),
@@ -43,22 +43,22 @@ def parse(schema: Any, data: Any) -> tuple[Any, list[Problem]]:
         else:
             value = TypeAdapter(schema).validate_python(data)
     except ValidationError as error:
-        known = {problem.path for problem in problems}
+        known = {issue.path for issue in issues}
         found = translate(error.errors(include_url=False), schema)
-        problems += [problem for problem in found if problem.path not in known]
-    return (None if problems else value), problems
+        issues += [issue for issue in found if issue.path not in known]
+    return (None if issues else value), issues
 
 
-def translate(errors: Sequence[ErrorDetails], schema: Any) -> list[Problem]:
-    """One problem per place; a value that fits no alternative of a union is one problem, not one for each."""
-    problems: dict[tuple[Path, str], Problem] = {}
+def translate(errors: Sequence[ErrorDetails], schema: Any) -> list[Issue]:
+    """One issue per place; a value that fits no alternative of a union is one issue, not one for each."""
+    issues: dict[tuple[Path, str], Issue] = {}
     for error in errors:
         if _after_the_fact(error):
             continue
         place = Place(schema, error["loc"])
-        problem = place.problem(error)
-        problems.setdefault((problem.path, "" if place.in_plain_union else problem.message), problem)
-    return list(problems.values())
+        issue = place.issue(error)
+        issues.setdefault((issue.path, "" if place.in_plain_union else issue.message), issue)
+    return list(issues.values())
 
 
 def _after_the_fact(error: ErrorDetails) -> bool:
@@ -115,29 +115,27 @@ class Place:
     def _item(self, annotation: Any) -> None:
         self.field, self.annotation = FieldInfo.from_annotation(annotation), annotation
 
-    def problem(self, error: ErrorDetails) -> Problem:
+    def issue(self, error: ErrorDetails) -> Issue:
         """The error in plain words."""
         kind = error["type"]
         if kind == "extra_forbidden":
             allowed = names([self.owner])
-            return Problem(
+            return Issue(
                 "unknown field", self.path, allowed=", ".join(allowed), hint=nearest(str(self.path[-1]), allowed)
             )
         if kind == "missing":
-            return Problem(
-                "missing", self.path, allowed=describe(self.annotation, self.field), hint=hint_of(self.field)
-            )
+            return Issue("missing", self.path, allowed=describe(self.annotation, self.field), hint=hint_of(self.field))
         if kind in ("union_tag_not_found", "union_tag_invalid"):
             return self._tag(error)
         given = show(error["input"])
         if kind == "literal_error":
             allowed = [str(value) for value in literal_of(self.field)] if self.field else []
             hint = nearest(str(error["input"]), allowed) or hint_of(self.field)
-            return Problem("not one of the values allowed", self.path, given, ", ".join(allowed), hint)
+            return Issue("not one of the values allowed", self.path, given, ", ".join(allowed), hint)
         if kind in ("value_error", "assertion_error"):
-            return Problem(str(error["ctx"]["error"]), self.path, "" if isinstance(error["input"], dict) else given)
+            return Issue(str(error["ctx"]["error"]), self.path, "" if isinstance(error["input"], dict) else given)
         message = self._message(kind, error.get("ctx", {}))
-        return Problem(message, self.path, given, describe(self.annotation, self.field), hint_of(self.field))
+        return Issue(message, self.path, given, describe(self.annotation, self.field), hint_of(self.field))
 
     def _message(self, kind: str, context: dict[str, Any]) -> str:
         bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
@@ -155,18 +153,18 @@ class Place:
             return "must be a finite number"
         return f"must be {kind_of(self.annotation)}"
 
-    def _tag(self, error: ErrorDetails) -> Problem:
+    def _tag(self, error: ErrorDetails) -> Issue:
         models = [part for part in members(self.annotation) if is_model(part)]
         name = tag_of(models)
         if name is None:
             forms = ", ".join("{" + ", ".join(model.model_fields) + "}" for model in models)
-            return Problem("of no known form", self.path, show(error["input"]), allowed=f"one of {forms}")
+            return Issue("of no known form", self.path, show(error["input"]), allowed=f"one of {forms}")
         allowed = [str(value) for model in models for value in literal_of(model.model_fields[name])]
         path = (*self.path, name)
         if error["type"] == "union_tag_not_found":
-            return Problem("missing", path, allowed=", ".join(allowed), hint=f"say which {name} it is")
+            return Issue("missing", path, allowed=", ".join(allowed), hint=f"say which {name} it is")
         tag = str(error["ctx"]["tag"])
-        return Problem(f"unknown {name}", path, show(tag), ", ".join(allowed), nearest(tag, allowed))
+        return Issue(f"unknown {name}", path, show(tag), ", ".join(allowed), nearest(tag, allowed))
 
 
 def hint_of(field: FieldInfo | None) -> str:

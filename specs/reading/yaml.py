@@ -18,7 +18,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from specs.errors import Position, Problem, SpecError
+from specs.errors import Issue, Position, SpecError
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 32
@@ -29,10 +29,10 @@ Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """A value and the line of its key (or, in a list, of the value itself)."""
 
-    value: "Scalar | dict[str, Node] | list[Node]"
+    value: "Scalar | dict[str, YamlNode] | list[YamlNode]"
     at: Position
 
     def plain(self) -> Any:
@@ -44,25 +44,25 @@ class Node:
         return self.value
 
 
-def parse_bytes(data: bytes, file: str) -> Node:
+def parse_bytes(data: bytes, file: str) -> YamlNode:
     """The root mapping of a file. Raises SpecError with the place of whatever makes it unreadable."""
     if len(data) > MAX_BYTES:
-        raise SpecError(Problem("the file is too large", file=file, allowed=f"at most {MAX_BYTES} bytes"))
+        raise SpecError(Issue("the file is too large", file=file, allowed=f"at most {MAX_BYTES} bytes"))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         given = f"byte 0x{data[error.start]:02x}"
         raise SpecError(
-            Problem("not UTF-8 text", file=file, line=line, given=given, hint="save the file as UTF-8")
+            Issue("not UTF-8 text", file=file, line=line, given=given, hint="save the file as UTF-8")
         ) from None
     lines = text.split("\n")
     root = parse_text(text, lambda line: position_in(file, lines, line))
     if root is None or root.value is None:
-        raise SpecError(Problem("the file is empty", file=file, hint="`rpg init` writes a spec to start from"))
+        raise SpecError(Issue("the file is empty", file=file, hint="`rpg init` writes a spec to start from"))
     if not isinstance(root.value, dict):
         raise SpecError(_at(root.at, "must be a mapping of fields", allowed="lines such as `name: my-experiment`"))
-    return Node(root.value, Position(file, 1, ""))
+    return YamlNode(root.value, Position(file, 1, ""))
 
 
 def position_in(file: str, lines: list[str], line: int) -> Position:
@@ -71,7 +71,7 @@ def position_in(file: str, lines: list[str], line: int) -> Position:
     return Position(file, line, "".join(char if char.isprintable() else " " for char in text)[:160])
 
 
-def parse_text(text: str, position: Callable[[int], Position]) -> Node | None:
+def parse_text(text: str, position: Callable[[int], Position]) -> YamlNode | None:
     """The tree of one YAML document; None where there is none. `position` gives the place of a line (from 1)."""
     try:
         return _Composer(YAML(typ="safe", pure=True).parse(text), position).document()
@@ -88,11 +88,11 @@ def parse_text(text: str, position: Callable[[int], Position]) -> Node | None:
         raise SpecError(_too_deep(position(1))) from None
 
 
-def _at(position: Position, message: str, *, given: str = "", allowed: str = "", hint: str = "") -> Problem:
-    return Problem(message, (), given, allowed, hint, position.file, position.line, position.snippet)
+def _at(position: Position, message: str, *, given: str = "", allowed: str = "", hint: str = "") -> Issue:
+    return Issue(message, (), given, allowed, hint, position.file, position.line, position.snippet)
 
 
-def _too_deep(position: Position) -> Problem:
+def _too_deep(position: Position) -> Issue:
     return _at(position, "nested too deeply", allowed=f"at most {MAX_DEPTH} levels")
 
 
@@ -102,13 +102,13 @@ class _Composer:
     def __init__(self, events: Iterator[Event], position: Callable[[int], Position]) -> None:
         self._events = events
         self._position = position
-        self._anchors: dict[str, Node | None] = {}
+        self._anchors: dict[str, YamlNode | None] = {}
         self._sizes: dict[str, int] = {}
         self._num_nodes = 0
-        self._problems: list[Problem] = []
+        self._issues: list[Issue] = []
 
-    def document(self) -> Node | None:
-        root: Node | None = None
+    def document(self) -> YamlNode | None:
+        root: YamlNode | None = None
         num_documents = 0
         for event in self._events:
             if isinstance(event, DocumentStartEvent):
@@ -116,8 +116,8 @@ class _Composer:
                 if num_documents > 1:
                     raise SpecError(_at(self._where(event), "a second document", allowed="one document per file"))
                 root = self._node(self._next(), None, 1)
-        if self._problems:
-            raise SpecError(*self._problems)
+        if self._issues:
+            raise SpecError(*self._issues)
         return root
 
     def _next(self) -> Any:
@@ -126,7 +126,7 @@ class _Composer:
     def _where(self, event: Event) -> Position:
         return self._position(event.start_mark.line + 1)
 
-    def _node(self, event: Any, key: Position | None, depth: int) -> Node:
+    def _node(self, event: Any, key: Position | None, depth: int) -> YamlNode:
         at = key or self._where(event)
         if depth > MAX_DEPTH:
             raise SpecError(_too_deep(self._where(event)))
@@ -141,11 +141,11 @@ class _Composer:
             self._anchors[event.anchor] = None
         before = self._num_nodes
         if isinstance(event, ScalarEvent):
-            node = Node(self._scalar(event), at)
+            node = YamlNode(self._scalar(event), at)
         elif isinstance(event, SequenceStartEvent):
-            node = Node(self._sequence(depth), at)
+            node = YamlNode(self._sequence(depth), at)
         else:
-            node = Node(self._mapping(depth), at)
+            node = YamlNode(self._mapping(depth), at)
         if event.anchor:
             self._anchors[event.anchor] = node
             self._sizes[event.anchor] = self._num_nodes - before + 1
@@ -157,29 +157,29 @@ class _Composer:
             hint = "aliases count as often as they are used"
             raise SpecError(_at(self._where(event), "too many values", allowed=f"at most {MAX_NODES}", hint=hint))
 
-    def _alias(self, event: AliasEvent, at: Position) -> Node:
+    def _alias(self, event: AliasEvent, at: Position) -> YamlNode:
         node = self._anchors.get(event.anchor)
         if node is None:
             what = "refers to itself" if event.anchor in self._anchors else "is not defined"
             raise SpecError(_at(self._where(event), f"the alias *{event.anchor} {what}"))
         self._count(self._sizes[event.anchor], event)
-        return Node(node.value, at)
+        return YamlNode(node.value, at)
 
-    def _sequence(self, depth: int) -> list[Node]:
-        items: list[Node] = []
+    def _sequence(self, depth: int) -> list[YamlNode]:
+        items: list[YamlNode] = []
         while not isinstance(event := self._next(), SequenceEndEvent):
             items.append(self._node(event, None, depth + 1))
         return items
 
-    def _mapping(self, depth: int) -> dict[str, Node]:
-        entries: dict[str, Node] = {}
+    def _mapping(self, depth: int) -> dict[str, YamlNode]:
+        entries: dict[str, YamlNode] = {}
         while not isinstance(event := self._next(), MappingEndEvent):
             if not isinstance(event, ScalarEvent) or event.tag is not None:
                 raise SpecError(_at(self._where(event), "a key must be plain text"))
             at, key = self._where(event), self._text(event)
             node = self._node(self._next(), at, depth + 1)
             if earlier := entries.get(key):
-                self._problems.append(
+                self._issues.append(
                     _at(at, f"the key `{key}` is given twice", hint=f"first given on line {earlier.at.line}")
                 )
             else:

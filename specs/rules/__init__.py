@@ -2,31 +2,31 @@
 
 from collections.abc import Iterator, Sequence
 
-from specs.errors import Path, Problem
+from specs.errors import Issue, Path
 from specs.rules import engine, guards, objective, rollout, sampling
 from specs.rules.files import context_length, missing_files
-from specs.rules.launchers import launcher_problems
+from specs.rules.launchers import launcher_issues
 from specs.schema.data import ReasoningGymSource
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
 
 
-def problems_of(experiment: Experiment) -> list[Problem]:
+def issues_of(experiment: Experiment) -> list[Issue]:
     """What makes the experiment impossible."""
-    return [problem for rule in RULES for problem in rule(experiment)]
+    return [issue for rule in RULES for issue in rule(experiment)]
 
 
-def warnings_of(experiment: Experiment) -> list[Problem]:
+def warnings_of(experiment: Experiment) -> list[Issue]:
     """What the experiment says without effect; each names the knob."""
-    return [problem for rule in IDLE_KNOBS for problem in rule(experiment)]
+    return [issue for rule in IDLE_KNOBS for issue in rule(experiment)]
 
 
-def _batch(experiment: Experiment) -> Iterator[Problem]:
+def _batch(experiment: Experiment) -> Iterator[Issue]:
     training = experiment.training
     rollouts = training.prompts_per_step * training.group_size
     if rollouts % training.minibatches:
         parts = [str(number) for number in range(1, min(rollouts, 1024) + 1) if rollouts % number == 0]
-        yield Problem(
+        yield Issue(
             "the batch does not divide",
             ("training", "minibatches"),
             given=f"{training.prompts_per_step} x {training.group_size} responses in {training.minibatches} parts",
@@ -35,12 +35,12 @@ def _batch(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def _groups(experiment: Experiment) -> Iterator[Problem]:
+def _groups(experiment: Experiment) -> Iterator[Issue]:
     if experiment.training.group_size > 1:
         return
     for name, value in (("baseline", "leave_one_out"), ("scale", "group_std")):
         if getattr(experiment.advantage, name) == value:
-            yield Problem(
+            yield Issue(
                 "needs more than one response per prompt",
                 ("advantage", name),
                 given=f"{value} with group_size 1",
@@ -48,20 +48,20 @@ def _groups(experiment: Experiment) -> Iterator[Problem]:
             )
 
 
-def _reference(experiment: Experiment) -> Iterator[Problem]:
+def _reference(experiment: Experiment) -> Iterator[Issue]:
     reference = experiment.reference
     if reference.source == "snapshot" and reference.update is None:
         hint = "say when the snapshot moves, e.g. update: {every_steps: 16}"
-        yield Problem("missing", ("reference", "update"), allowed="the fields of a schedule", hint=hint)
+        yield Issue("missing", ("reference", "update"), allowed="the fields of a schedule", hint=hint)
     if reference.source != "snapshot" and reference.update is not None:
-        yield Problem(
+        yield Issue(
             f"a reference of source {reference.source} does not move",
             ("reference", "update"),
             hint="leave update out, or write source: snapshot",
         )
 
 
-def _context(experiment: Experiment) -> Iterator[Problem]:
+def _context(experiment: Experiment) -> Iterator[Issue]:
     context = context_length(experiment.model)
     if not context:
         return
@@ -72,7 +72,7 @@ def _context(experiment: Experiment) -> Iterator[Problem]:
     }
     for path, response in longest.items():
         if prompt + response > context and response:
-            yield Problem(
+            yield Issue(
                 "prompt and response do not fit the model's context",
                 path,
                 given=f"{prompt} + {response} = {prompt + response} tokens",
@@ -81,14 +81,14 @@ def _context(experiment: Experiment) -> Iterator[Problem]:
             )
 
 
-def _evaluation_sets(experiment: Experiment) -> Iterator[Problem]:
+def _evaluation_sets(experiment: Experiment) -> Iterator[Issue]:
     known = [source.name for source in experiment.data.evaluation if source.name]
     for index, source in enumerate(experiment.data.evaluation):
         if not source.name:
-            yield Problem("missing", ("data", "evaluation", index, "name"), hint="an evaluation set needs a name")
+            yield Issue("missing", ("data", "evaluation", index, "name"), hint="an evaluation set needs a name")
     for index, name in enumerate(experiment.evaluation.datasets):
         if name not in known:
-            yield Problem(
+            yield Issue(
                 "no such evaluation set",
                 ("evaluation", "datasets", index),
                 given=name,
@@ -97,33 +97,33 @@ def _evaluation_sets(experiment: Experiment) -> Iterator[Problem]:
     yield from _repeated(experiment.evaluation.datasets, ("evaluation", "datasets"), "the set is named twice")
 
 
-def _names(experiment: Experiment) -> Iterator[Problem]:
+def _names(experiment: Experiment) -> Iterator[Issue]:
     for split, sources in (("train", experiment.data.train), ("evaluation", experiment.data.evaluation)):
         seen: set[str] = set()
         for index, source in enumerate(sources):
             if source.name and source.name in seen:
                 path = ("data", split, index, "name")
-                yield Problem("the name is taken by another set", path, given=source.name)
+                yield Issue("the name is taken by another set", path, given=source.name)
             seen.add(source.name)
 
 
-def _seeds(experiment: Experiment) -> Iterator[Problem]:
+def _seeds(experiment: Experiment) -> Iterator[Issue]:
     yield from _repeated(experiment.seeds, ("seeds",), "the seed is given twice")
 
 
-def _repeated(values: Sequence[object], path: Path, message: str) -> Iterator[Problem]:
+def _repeated(values: Sequence[object], path: Path, message: str) -> Iterator[Issue]:
     for index, value in enumerate(values):
         if value in values[:index]:
-            yield Problem(message, (*path, index), given=str(value))
+            yield Issue(message, (*path, index), given=str(value))
 
 
-def _reward(experiment: Experiment) -> Iterator[Problem]:
+def _reward(experiment: Experiment) -> Iterator[Issue]:
     if getattr(experiment.reward, "type", "") != "reasoning_gym":
         return
     for split, sources in (("train", experiment.data.train), ("evaluation", experiment.data.evaluation)):
         for index, source in enumerate(sources):
             if not isinstance(source, ReasoningGymSource):
-                yield Problem(
+                yield Issue(
                     "reward.type reasoning_gym scores reasoning-gym's own problems only",
                     ("data", split, index),
                     given=source.source,
@@ -131,17 +131,17 @@ def _reward(experiment: Experiment) -> Iterator[Problem]:
                 )
 
 
-def _prompt(experiment: Experiment) -> Iterator[Problem]:
+def _prompt(experiment: Experiment) -> Iterator[Issue]:
     prompt = experiment.data.prompt
     if "{prompt}" not in prompt.template and "{metadata." not in prompt.template:
-        yield Problem(
+        yield Issue(
             "the problem's text is nowhere in the template",
             ("data", "prompt", "template"),
             allowed="a text with {prompt} or {metadata.NAME} in it",
         )
 
 
-def _overlap(experiment: Experiment) -> Iterator[Problem]:
+def _overlap(experiment: Experiment) -> Iterator[Issue]:
     if experiment.data.overlap != "error":
         return
     for index, held_out in enumerate(experiment.data.evaluation):
@@ -152,7 +152,7 @@ def _overlap(experiment: Experiment) -> Iterator[Problem]:
                 continue
             apart = held_out.seed - trained.seed
             if -held_out.size < apart < trained.size:
-                yield Problem(
+                yield Issue(
                     "shares problems with a training set",
                     ("data", "evaluation", index, "seed"),
                     given=f"seeds {trained.seed} and {held_out.seed}, sizes {trained.size} and {held_out.size}",
@@ -160,14 +160,14 @@ def _overlap(experiment: Experiment) -> Iterator[Problem]:
                 )
 
 
-def _vocabulary(experiment: Experiment) -> Iterator[Problem]:
+def _vocabulary(experiment: Experiment) -> Iterator[Issue]:
     model = experiment.model
     if isinstance(model, ScratchModel) and "vocab_size" in model.config:
         path = ("model", "config", "vocab_size")
-        yield Problem("the tokenizer decides it", path, hint="leave it out; set model.tokenizer")
+        yield Issue("the tokenizer decides it", path, hint="leave it out; set model.tokenizer")
 
 
-def _idle_divergence(experiment: Experiment) -> Iterator[Problem]:
+def _idle_divergence(experiment: Experiment) -> Iterator[Issue]:
     objective = experiment.objective
     divergence, kl_coef = getattr(objective, "divergence", None), getattr(objective, "kl_coef", None)
     if divergence is None or kl_coef is None:
@@ -175,11 +175,11 @@ def _idle_divergence(experiment: Experiment) -> Iterator[Problem]:
     path = ("objective", "kl_coef")
     if divergence == "none":
         if kl_coef and "kl_coef" in objective.model_fields_set:
-            yield Problem("kl_coef has no effect", path, given="divergence none", hint="leave one of the two out")
+            yield Issue("kl_coef has no effect", path, given="divergence none", hint="leave one of the two out")
     elif kl_coef == 0:
-        yield Problem("the divergence has no effect", path, given="0", hint="raise kl_coef, or write divergence: none")
+        yield Issue("the divergence has no effect", path, given="0", hint="raise kl_coef, or write divergence: none")
     elif kl_coef < 1e-2 and experiment.reference.source == "behaviour":
-        yield Problem(
+        yield Issue(
             "the divergence is invisible beside the reward",
             path,
             given=f"{kl_coef:g} from the behaviour policy, which moves every step",
@@ -187,15 +187,15 @@ def _idle_divergence(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def _idle_reference(experiment: Experiment) -> Iterator[Problem]:
+def _idle_reference(experiment: Experiment) -> Iterator[Issue]:
     reference, training = experiment.reference, experiment.training
     if reference.source != "behaviour" and not experiment.objective.needs_reference:
         given = "divergence none" if getattr(experiment.objective, "divergence", "") == "none" else "kl_coef 0"
         hint = "leave reference out: a second model costs memory"
-        yield Problem("nothing reads the reference", ("reference", "source"), given=given, hint=hint)
+        yield Issue("nothing reads the reference", ("reference", "source"), given=given, hint=hint)
     every_steps = getattr(reference.update, "every_steps", None)
     if every_steps and every_steps >= training.steps and not getattr(reference.update, "kl_above", None):
-        yield Problem(
+        yield Issue(
             "the reference never moves",
             ("reference", "update", "every_steps"),
             given=f"every {every_steps} steps of {training.steps}",
@@ -203,9 +203,9 @@ def _idle_reference(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def _idle_groups(experiment: Experiment) -> Iterator[Problem]:
+def _idle_groups(experiment: Experiment) -> Iterator[Issue]:
     if experiment.training.group_size == 1 and experiment.advantage.baseline == "group_mean":
-        yield Problem(
+        yield Issue(
             "every advantage is zero, so nothing is learnt",
             ("training", "group_size"),
             given="1 response per prompt, less the mean of itself",
@@ -213,17 +213,17 @@ def _idle_groups(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def _idle_evaluation(experiment: Experiment) -> Iterator[Problem]:
+def _idle_evaluation(experiment: Experiment) -> Iterator[Issue]:
     evaluation = experiment.evaluation
     if evaluation.temperature == 0 and evaluation.samples_per_problem > 1:
-        yield Problem(
+        yield Issue(
             "every sample of a problem is the same",
             ("evaluation", "samples_per_problem"),
             given=f"{evaluation.samples_per_problem} samples at temperature 0",
             hint="1 sample is enough for greedy decoding",
         )
     if evaluation.checkpoints == "all" and not experiment.training.export_every_steps:
-        yield Problem(
+        yield Issue(
             "only the first and the last checkpoint can be evaluated",
             ("evaluation", "checkpoints"),
             given="all, with training.export_every_steps 0",
@@ -231,11 +231,11 @@ def _idle_evaluation(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def _idle_schedule(experiment: Experiment) -> Iterator[Problem]:
+def _idle_schedule(experiment: Experiment) -> Iterator[Issue]:
     training = experiment.training
     updates = training.steps * training.minibatches * training.epochs
     if training.schedule.warmup_updates >= updates:
-        yield Problem(
+        yield Issue(
             "the learning rate never reaches its peak",
             ("training", "schedule", "warmup_updates"),
             given=f"{training.schedule.warmup_updates} of {updates} updates",
@@ -257,7 +257,7 @@ RULES = (
     *sampling.RULES,
     *rollout.RULES,
     missing_files,
-    launcher_problems,
+    launcher_issues,
     *engine.RULES,
 )
 IDLE_KNOBS = (

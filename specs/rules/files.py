@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from specs.errors import Problem
+from specs.errors import Issue
 from specs.schema.data import JsonlSource, ParquetSource, ReasoningGymSource
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
@@ -15,12 +15,12 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions")
 """What transformers configs call the longest sequence."""
 
 
-def missing_files(experiment: Experiment) -> list[Problem]:
+def missing_files(experiment: Experiment) -> list[Issue]:
     """Data files and model directories that are not there."""
     return [*_data(experiment), *_model(experiment)]
 
 
-def _data(experiment: Experiment) -> Iterator[Problem]:
+def _data(experiment: Experiment) -> Iterator[Issue]:
     for split, sources in (("train", experiment.data.train), ("evaluation", experiment.data.evaluation)):
         for index, source in enumerate(sources):
             if isinstance(source, ReasoningGymSource):
@@ -28,21 +28,21 @@ def _data(experiment: Experiment) -> Iterator[Problem]:
             where, path = ("data", split, index, "path"), source.path
             if isinstance(source, (ParquetSource, JsonlSource)) and not os.path.isfile(path):
                 message = "is a directory, not a file" if os.path.isdir(path) else "no such file"
-                yield Problem(message, where, path, hint=_sibling(path))
+                yield Issue(message, where, path, hint=_sibling(path))
             elif os.path.isabs(path) and not os.path.exists(path):
-                yield Problem("no such dataset directory", where, path, hint=_sibling(path))
+                yield Issue("no such dataset directory", where, path, hint=_sibling(path))
 
 
-def _model(experiment: Experiment) -> Iterator[Problem]:
+def _model(experiment: Experiment) -> Iterator[Issue]:
     model = experiment.model
     if not isinstance(model, PretrainedModel) or not os.path.isabs(model.path):
         return
     where = ("model", "path")
     if not os.path.isdir(model.path):
         hint = _sibling(model.path) or "a Hub id is written without a leading dot or slash: Qwen/Qwen3-4B-Base"
-        yield Problem("no such model directory", where, model.path, hint=hint)
+        yield Issue("no such model directory", where, model.path, hint=hint)
     elif not os.path.isfile(os.path.join(model.path, "config.json")):
-        yield Problem("the directory holds no model", where, model.path, allowed="a directory with a config.json")
+        yield Issue("the directory holds no model", where, model.path, allowed="a directory with a config.json")
 
 
 def _sibling(path: str) -> str:

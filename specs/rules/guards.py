@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from specs.errors import Problem
+from specs.errors import Issue
 from specs.rules.objective import on_policy
 from specs.schema.experiment import Experiment
 from specs.schema.guard import Guard
@@ -11,18 +11,18 @@ _FRACTIONS = ("clip_fraction/", "truncated_fraction", "zero_std_fraction", "rati
 _NEVER_NEGATIVE = (*_FRACTIONS, "kl/", "entropy", "grad_norm", "ratio/", "weight/variance", "reward/std", "response_")
 
 
-def _idle_guards(experiment: Experiment) -> Iterator[Problem]:
+def _idle_guards(experiment: Experiment) -> Iterator[Issue]:
     """Bounds that no value can leave."""
     for index, guard in enumerate(experiment.training.guards):
         for name, value in (("above", guard.above), ("below", guard.below)):
             if value is not None and (why := _never(experiment, guard, name, value)):
-                yield Problem(
+                yield Issue(
                     "the guard can never fire",
                     ("training", "guards", index, name),
                     given=f"{guard.metric} {name} {value:g}: {why}",
                 )
         if guard.for_steps > experiment.training.steps:
-            yield Problem(
+            yield Issue(
                 "the guard can never fire",
                 ("training", "guards", index, "for_steps"),
                 given=f"{guard.for_steps} steps of trouble in a run of {experiment.training.steps}",
@@ -45,25 +45,25 @@ def _never(experiment: Experiment, guard: Guard, name: str, value: float) -> str
     return ""
 
 
-def _idle_roll_back(experiment: Experiment) -> Iterator[Problem]:
+def _idle_roll_back(experiment: Experiment) -> Iterator[Issue]:
     """What only a roll-back reads, and roll-backs without a checkpoint to go to."""
     training = experiment.training
     for index, guard in enumerate(training.guards):
         path = ("training", "guards", index)
         if guard.action != "roll_back":
             for name in sorted({"learning_rate_factor", "at_most"} & guard.model_fields_set):
-                yield Problem(f"{name} has no effect", (*path, name), given=f"action {guard.action}")
+                yield Issue(f"{name} has no effect", (*path, name), given=f"action {guard.action}")
             continue
         saved = training.checkpoint
         if saved.every_steps + guard.for_steps > training.steps:
-            yield Problem(
+            yield Issue(
                 "the guard has nothing to roll back to",
                 (*path, "action"),
                 given=f"a checkpoint every {saved.every_steps} of {training.steps} steps, {guard.for_steps} of trouble",
                 hint="lower training.checkpoint.every_steps",
             )
         elif guard.for_steps - 1 > (saved.keep_last - 1) * saved.every_steps:
-            yield Problem(
+            yield Issue(
                 "the checkpoints from before the trouble may be gone when the guard acts",
                 (*path, "for_steps"),
                 given=f"{guard.for_steps} steps, with the last {saved.keep_last} checkpoints of every"

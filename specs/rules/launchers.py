@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from specs.errors import Problem
+from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import HOST_NAME, Host, SlurmLauncher, SshLauncher
 
@@ -15,7 +15,7 @@ OURS = (
 SHORT = {"N": "nodes", "n": "ntasks", "J": "job-name", "o": "output", "e": "error", "t": "time", "p": "partition"}
 
 
-def launcher_problems(experiment: Experiment) -> list[Problem]:
+def launcher_issues(experiment: Experiment) -> list[Issue]:
     """What makes the launcher impossible."""
     launcher, ranks = experiment.launcher, experiment.training.ranks
     if isinstance(launcher, SshLauncher):
@@ -23,30 +23,30 @@ def launcher_problems(experiment: Experiment) -> list[Problem]:
     return list(_slurm(launcher, ranks)) if isinstance(launcher, SlurmLauncher) else []
 
 
-def _ssh(launcher: SshLauncher, ranks: int) -> Iterator[Problem]:
+def _ssh(launcher: SshLauncher, ranks: int) -> Iterator[Issue]:
     if bool(launcher.hosts) == bool(launcher.hostfile):
         given = "both" if launcher.hosts else "neither"
-        yield Problem("needs hosts or a hostfile, one of the two", ("launcher",), given=given)
+        yield Issue("needs hosts or a hostfile, one of the two", ("launcher",), given=given)
         return
     if launcher.min_ranks > ranks:
-        yield Problem("is more than training.ranks", ("launcher", "min_ranks"), f"{launcher.min_ranks} of {ranks}")
+        yield Issue("is more than training.ranks", ("launcher", "min_ranks"), f"{launcher.min_ranks} of {ranks}")
     field = "hostfile" if launcher.hostfile else "hosts"
     try:
         hosts = hosts_of(launcher)
     except OSError as error:
-        yield Problem("cannot be read", ("launcher", field), given=launcher.hostfile, hint=str(error.strerror))
+        yield Issue("cannot be read", ("launcher", field), given=launcher.hostfile, hint=str(error.strerror))
         return
     except ValueError as error:
         hint = "a line for each host, as DeepSpeed's: worker-1 slots=8"
-        yield Problem(f"is no hostfile: {error}", ("launcher", field), given=launcher.hostfile, hint=hint)
+        yield Issue(f"is no hostfile: {error}", ("launcher", field), given=launcher.hostfile, hint=hint)
         return
     names = [host.host for host in hosts]
     for index, name in enumerate(names):
         if name in names[:index]:
-            yield Problem("the host is named twice", ("launcher", field, index, "host"), given=name)
+            yield Issue("the host is named twice", ("launcher", field, index, "host"), given=name)
     slots = sum(host.slots for host in hosts)
     if slots < ranks:
-        yield Problem(
+        yield Issue(
             "the hosts have too few slots",
             ("launcher", field),
             given=f"{slots} slots for {ranks} ranks",
@@ -54,9 +54,9 @@ def _ssh(launcher: SshLauncher, ranks: int) -> Iterator[Problem]:
         )
 
 
-def _slurm(launcher: SlurmLauncher, ranks: int) -> Iterator[Problem]:
+def _slurm(launcher: SlurmLauncher, ranks: int) -> Iterator[Issue]:
     if ranks % launcher.nodes:
-        yield Problem(
+        yield Issue(
             "the ranks do not divide",
             ("launcher", "nodes"),
             given=f"{ranks} ranks on {launcher.nodes} nodes",
@@ -65,15 +65,15 @@ def _slurm(launcher: SlurmLauncher, ranks: int) -> Iterator[Problem]:
     limit = launcher.time_limit_minutes * 60
     if limit and launcher.stop_before_seconds >= limit:
         given = f"{launcher.stop_before_seconds} s of {limit} s"
-        yield Problem("no time is left to train in", ("launcher", "stop_before_seconds"), given=given)
+        yield Issue("no time is left to train in", ("launcher", "stop_before_seconds"), given=given)
     for index, option in enumerate(launcher.options):
         path = ("launcher", "options", index)
         name = option.lstrip("-").partition("=")[0]
         if not option.startswith("-") or " " in option.strip():
-            yield Problem("is no option", path, given=option, allowed="--name=value, one an item")
+            yield Issue("is no option", path, given=option, allowed="--name=value, one an item")
         elif name in OURS or (not option.startswith("--") and SHORT.get(option[1]) in OURS):
             hint = "launcher.nodes, .partition and .time_limit_minutes, and training.ranks, say it"
-            yield Problem("the launcher sets it", path, given=option, hint=hint)
+            yield Issue("the launcher sets it", path, given=option, hint=hint)
 
 
 _LINE = re.compile(r"^(\S+)\s+slots=(\d+)$")

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from specs.errors import Problem
+from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.objective import DualClip, RegularizedObjective, Rival
 from specs.schema.rivals import Rloo
 
 
-def idle_penalty(experiment: Experiment) -> Iterator[Problem]:
+def idle_penalty(experiment: Experiment) -> Iterator[Issue]:
     """How a divergence is estimated, without one; and one between a policy and itself."""
     objective = experiment.objective
     if not isinstance(objective, Rival):
@@ -16,16 +16,16 @@ def idle_penalty(experiment: Experiment) -> Iterator[Problem]:
     if objective.kl_coef == 0:
         for name in ("kl_estimator", "kl_in", "kl_weighted"):
             if getattr(objective, name) != type(objective).model_fields[name].default:
-                yield Problem(f"{name} has no effect", ("objective", name), given="kl_coef 0", hint="raise kl_coef")
+                yield Issue(f"{name} has no effect", ("objective", name), given="kl_coef 0", hint="raise kl_coef")
     elif objective.penalizes_reward and experiment.reference.source == "behaviour":
-        yield Problem(
+        yield Issue(
             "the divergence is always 0",
             ("objective", "kl_in"),
             given="reward, where the policy that sampled is compared with the reference: with source behaviour, itself",
             hint="take reference.source initial or snapshot, or write kl_in: loss",
         )
     elif objective.kl_coef < 1e-2 and experiment.reference.source == "behaviour":
-        yield Problem(
+        yield Issue(
             "the divergence is invisible beside the reward",
             ("objective", "kl_coef"),
             given=f"{objective.kl_coef:g} from the behaviour policy, which moves every step",
@@ -33,7 +33,7 @@ def idle_penalty(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def idle_clip_knobs(experiment: Experiment) -> Iterator[Problem]:
+def idle_clip_knobs(experiment: Experiment) -> Iterator[Issue]:
     """What a dual clip says of a divergence that is not there, or that it cannot drop."""
     objective = experiment.objective
     if not isinstance(objective, RegularizedObjective) or not isinstance(objective.clip, DualClip):
@@ -42,15 +42,15 @@ def idle_clip_knobs(experiment: Experiment) -> Iterator[Problem]:
     if not objective.needs_reference:
         given = "divergence none" if objective.divergence == "none" else "kl_coef 0"
         if clip.keep_divergence:
-            yield Problem("keep_divergence has no effect", (*path, "keep_divergence"), given=given)
+            yield Issue("keep_divergence has no effect", (*path, "keep_divergence"), given=given)
         if clip.branch == "regularized":
-            yield Problem("branch has no effect", (*path, "branch"), given=f"regularized, with {given}")
+            yield Issue("branch has no effect", (*path, "branch"), given=f"regularized, with {given}")
 
 
-def idle_cap(experiment: Experiment) -> Iterator[Problem]:
+def idle_cap(experiment: Experiment) -> Iterator[Issue]:
     """CISPO's bound on a ratio that is always 1."""
     if experiment.objective.type == "cispo" and on_policy(experiment):
-        yield Problem(
+        yield Issue(
             "max_ratio can never act",
             ("objective", "max_ratio"),
             given="1 minibatch x 1 epoch: the policy that is trained is the one that sampled, so every ratio is 1",
@@ -58,20 +58,20 @@ def idle_cap(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def idle_schedule(experiment: Experiment) -> Iterator[Problem]:
+def idle_schedule(experiment: Experiment) -> Iterator[Issue]:
     """A reference that waits for longer than the run takes."""
     update, steps = experiment.reference.update, experiment.training.steps
     if update is None:
         return
     if update.after_steps >= steps:
-        yield Problem(
+        yield Issue(
             "the reference never moves",
             ("reference", "update", "after_steps"),
             given=f"{update.after_steps} steps of {steps}",
             hint="lower after_steps or raise training.steps",
         )
     if update.kl_above and update.kl_window >= steps:
-        yield Problem(
+        yield Issue(
             "kl_above can never act",
             ("reference", "update", "kl_window"),
             given=f"a mean over {update.kl_window} steps, of {steps}",
@@ -79,11 +79,11 @@ def idle_schedule(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def scale_without_spread(experiment: Experiment) -> Iterator[Problem]:
+def scale_without_spread(experiment: Experiment) -> Iterator[Issue]:
     """A group's deviation divides what is no deviation from the group."""
     advantage = experiment.advantage
     if advantage.scale == "group_std" and advantage.baseline in ("batch_mean", "none"):
-        yield Problem(
+        yield Issue(
             "a group whose rewards are all equal is divided by 1e-4",
             ("advantage", "scale"),
             given=f"group_std with baseline {advantage.baseline}, which leaves such a group an advantage",
@@ -91,10 +91,10 @@ def scale_without_spread(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def idle_skipping(experiment: Experiment) -> Iterator[Problem]:
+def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
     """Whitening takes the mean off every token."""
     if experiment.skips_zero_advantage and experiment.advantage.whiten == "tokens":
-        yield Problem(
+        yield Issue(
             "no advantage is exactly 0",
             ("training", "skip_zero_advantage"),
             given="advantage.whiten tokens, which takes the mean off every token's",
@@ -102,14 +102,14 @@ def idle_skipping(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def correction_of_tokens(experiment: Experiment) -> Iterator[Problem]:
+def correction_of_tokens(experiment: Experiment) -> Iterator[Issue]:
     """Weights of single tokens under a ratio of the whole response."""
     objective, correction = experiment.objective, experiment.rollout.correction
     whole = isinstance(objective, Rloo) or (
         isinstance(objective, RegularizedObjective) and objective.level == "sequence"
     )
     if whole and correction.type != "none":
-        yield Problem(
+        yield Issue(
             "the correction is inexact: it weighs each token, where the objective weighs whole responses",
             ("rollout", "correction", "type"),
             given=correction.type,

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from specs.errors import Problem
+from specs.errors import Issue
 from specs.rules.objective import on_policy
 from specs.schema.experiment import Experiment
 from specs.schema.objective import RegularizedObjective, Rival
 from specs.schema.rollout import VllmRollout
 
 
-def sampler_logprobs(experiment: Experiment) -> Iterator[Problem]:
+def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
     """The sampler's logprobs stand for the policy's only if it draws from the whole distribution."""
     rollout = experiment.rollout
     cut = [
@@ -19,7 +19,7 @@ def sampler_logprobs(experiment: Experiment) -> Iterator[Problem]:
     ]
     for name in ("max_staleness", "trust_logprobs"):
         if getattr(rollout, name) and cut:
-            yield Problem(
+            yield Issue(
                 "old_logprobs would be the sampler's, of a distribution that was cut",
                 ("rollout", name),
                 given=" and ".join(cut),
@@ -27,11 +27,11 @@ def sampler_logprobs(experiment: Experiment) -> Iterator[Problem]:
             )
 
 
-def sleeping(experiment: Experiment) -> Iterator[Problem]:
+def sleeping(experiment: Experiment) -> Iterator[Issue]:
     """An engine cannot sample and give its memory away at once."""
     rollout = experiment.rollout
     if isinstance(rollout, VllmRollout) and rollout.sleep and rollout.max_staleness:
-        yield Problem(
+        yield Issue(
             "an engine that samples while the learner trains cannot sleep then",
             ("rollout", "sleep"),
             given=f"true with max_staleness {rollout.max_staleness}",
@@ -39,11 +39,11 @@ def sleeping(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def idle_sampling(experiment: Experiment) -> Iterator[Problem]:
+def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
     """Knobs of sampling that cannot act."""
     rollout, training = experiment.rollout, experiment.training
     if training.steps > 1 and rollout.max_staleness >= training.steps - 1:
-        yield Problem(
+        yield Issue(
             "every batch is sampled by the policy that training begins with",
             ("rollout", "max_staleness"),
             given=f"{rollout.max_staleness}, in {training.steps} steps",
@@ -51,7 +51,7 @@ def idle_sampling(experiment: Experiment) -> Iterator[Problem]:
         )
     if (rollout.max_staleness or rollout.trust_logprobs) and rollout.correction.type != "none":
         name = "max_staleness" if rollout.max_staleness else "trust_logprobs"
-        yield Problem(
+        yield Issue(
             "there is no gap left to correct",
             ("rollout", "correction"),
             given=f"{name}: old_logprobs are the engine's own",
@@ -59,9 +59,9 @@ def idle_sampling(experiment: Experiment) -> Iterator[Problem]:
         )
     if rollout.trust_logprobs and rollout.max_staleness:
         hint = "leave trust_logprobs out: with max_staleness above 0 the sampler's are taken anyway"
-        yield Problem("trust_logprobs has no effect", ("rollout", "trust_logprobs"), given="true", hint=hint)
+        yield Issue("trust_logprobs has no effect", ("rollout", "trust_logprobs"), given="true", hint=hint)
     elif rollout.trust_logprobs and training.minibatches == 1 and not _recomputes_first(experiment):
-        yield Problem(
+        yield Issue(
             "nothing is recomputed that could be trusted",
             ("rollout", "trust_logprobs"),
             given="1 minibatch, whose first pass gives its old_logprobs",
@@ -69,12 +69,12 @@ def idle_sampling(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def idle_clip(experiment: Experiment) -> Iterator[Problem]:
+def idle_clip(experiment: Experiment) -> Iterator[Issue]:
     """Bounds on a ratio that is always 1."""
     clip = getattr(experiment.objective, "clip", None)
     if clip is None or getattr(clip, "type", "") == "none" or not on_policy(experiment):
         return
-    yield Problem(
+    yield Issue(
         "the clip can never fire",
         ("objective", "clip"),
         given="1 minibatch x 1 epoch: the policy that is trained is the one that sampled, so every ratio is 1",
@@ -83,13 +83,13 @@ def idle_clip(experiment: Experiment) -> Iterator[Problem]:
     )
 
 
-def idle_skipping(experiment: Experiment) -> Iterator[Problem]:
+def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
     """Leaving responses out, under a loss that has a gradient for each."""
     training = experiment.training
     if training.skip_zero_advantage and not experiment.skips_zero_advantage:
         kl_coef, entropy_coef = experiment.objective.kl_coef, training.entropy_coef
         given = f"entropy_coef {entropy_coef:g}" if entropy_coef else f"kl_coef {kl_coef:g}"
-        yield Problem(
+        yield Issue(
             "every response is computed: the loss has a gradient where the advantage is 0 as well",
             ("training", "skip_zero_advantage"),
             given=given,

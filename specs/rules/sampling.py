@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 
-from specs.errors import Problem
+from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.objective import Rival
 from specs.schema.rollout import TransformersRollout
 
 
-def dynamic_sampling(experiment: Experiment) -> Iterator[Problem]:
+def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
     """A group of one never varies."""
     if experiment.rollout.dynamic_sampling and experiment.training.group_size == 1:
-        yield Problem(
+        yield Issue(
             "no group could vary",
             ("rollout", "dynamic_sampling"),
             given="group_size 1",
@@ -19,11 +19,11 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def overlong(experiment: Experiment) -> Iterator[Problem]:
+def overlong(experiment: Experiment) -> Iterator[Issue]:
     """The buffer lies within the response."""
     given, longest = experiment.reward.overlong, experiment.rollout.max_response_length
     if given and given.buffer > longest:
-        yield Problem(
+        yield Issue(
             "the buffer is longer than a response",
             ("reward", "overlong", "buffer"),
             given=str(given.buffer),
@@ -31,18 +31,18 @@ def overlong(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def mask_truncated(experiment: Experiment) -> Iterator[Problem]:
+def mask_truncated(experiment: Experiment) -> Iterator[Issue]:
     """What is not computed cannot be taken off the reward."""
     objective = experiment.objective
     if experiment.training.mask_truncated and isinstance(objective, Rival) and objective.penalizes_reward:
-        yield Problem(
+        yield Issue(
             "a masked response has no divergence to take off its reward",
             ("training", "mask_truncated"),
             given=f"true with {objective.type} and kl_in reward",
             hint="write objective.kl_in: loss, or leave mask_truncated out",
         )
     if experiment.training.mask_truncated and experiment.advantage.whiten == "tokens":
-        yield Problem(
+        yield Issue(
             "the tokens of masked responses would be in the mean and the deviation of the others",
             ("training", "mask_truncated"),
             given="true with advantage.whiten tokens",
@@ -50,11 +50,11 @@ def mask_truncated(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Problem]:
+def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
     """Thrown away although there is something to learn from it."""
     baseline = experiment.advantage.baseline
     if experiment.rollout.dynamic_sampling and baseline in ("none", "batch_mean"):
-        yield Problem(
+        yield Issue(
             "dynamic sampling throws away groups that have an advantage",
             ("rollout", "dynamic_sampling"),
             given=f"advantage.baseline {baseline}: a group that is all right differs from the other groups",
@@ -62,11 +62,11 @@ def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Problem]:
         )
 
 
-def idle_correction(experiment: Experiment) -> Iterator[Problem]:
+def idle_correction(experiment: Experiment) -> Iterator[Issue]:
     """A ratio that is 1, or a bound on nothing."""
     correction = experiment.rollout.correction
     if correction.type == "none" and "bound" in correction.model_fields_set:
-        yield Problem(
+        yield Issue(
             "the bound has no effect",
             ("rollout", "correction", "bound"),
             given="correction.type none",
@@ -78,7 +78,7 @@ def idle_correction(experiment: Experiment) -> Iterator[Problem]:
         and not (experiment.rollout.max_staleness or experiment.rollout.trust_logprobs)
         and (experiment.rollout.top_p, experiment.rollout.top_k) == (1, 0)  # else it weighs by what was cut off
     ):
-        yield Problem(
+        yield Issue(
             "the correction can never act",
             ("rollout", "correction"),
             given="engine transformers: it samples with the learner's own weights and arithmetic",

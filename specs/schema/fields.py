@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from specs.errors import Path, Problem
+from specs.errors import Issue, Path
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
@@ -116,28 +116,28 @@ def split(text: str) -> Path:
     return tuple(int(part) if part.isdecimal() and len(part) < 10 else part for part in parts)
 
 
-def unknown(root: type[BaseModel], path: Path) -> Problem | None:
-    """The problem with a path that the schema does not have; None where it has it."""
+def unknown(root: type[BaseModel], path: Path) -> Issue | None:
+    """The issue with a path that the schema does not have; None where it has it."""
     here: tuple[Any, ...] = (root,)
     for index, part in enumerate(path):
         under = below(here, part)
         if not under:
             allowed = names(here)
             if not allowed:
-                return Problem("has no fields", path[:index])
-            return Problem(
+                return Issue("has no fields", path[:index])
+            return Issue(
                 "unknown field", path[: index + 1], allowed=", ".join(allowed), hint=nearest(str(part), allowed)
             )
         here = under
     return None
 
 
-def no_such_item(data: Any, path: Path) -> Problem | None:
-    """The problem with a path that goes beyond the end of a list of `data`; None where it does not."""
+def no_such_item(data: Any, path: Path) -> Issue | None:
+    """The issue with a path that goes beyond the end of a list of `data`; None where it does not."""
     for index, part in enumerate(path):
         if isinstance(data, list):
             if not isinstance(part, int) or part >= len(data):
-                return Problem("no such item", path[: index + 1], allowed=f"0 to {len(data) - 1}")
+                return Issue("no such item", path[: index + 1], allowed=f"0 to {len(data) - 1}")
             data = data[part]
         else:
             data = data.get(str(part)) if isinstance(data, dict) else None

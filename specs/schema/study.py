@@ -80,7 +80,7 @@ class Goal(Spec):
     """Whether more or less of it is better."""
 
 
-class Sampler(Spec):
+class SearchSampler(Spec):
     """Proposes the values of the next trial."""
 
     type: Literal["tpe", "random"] = "tpe"
@@ -106,7 +106,7 @@ class Study(Spec):
     """What varies: path of a field -> {float: [low, high], log}, {int: [low, high], step, log} or {choice: [...]}."""
     goal: Goal
     """What a trial is judged by."""
-    sampler: Sampler = Sampler()
+    sampler: SearchSampler = SearchSampler()
     """What proposes a trial's values."""
     trials: int = Field(ge=1)
     """Trials in all, those of earlier calls included."""

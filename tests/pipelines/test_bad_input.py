@@ -203,7 +203,7 @@ def staged(train: str, *overrides: str) -> str:
     assert not (home.run(plan.run_id) / "checkpoints").exists()
     assert not plan.stage("data").output.exists()
     assert caught.value.done == "the data stage ended with it, nothing after it was run"
-    return render(caught.value.problems).replace(str(Path.cwd()), "DIR")
+    return render(caught.value.issues).replace(str(Path.cwd()), "DIR")
 
 
 def plain(name: str, **columns: list[str]) -> str:

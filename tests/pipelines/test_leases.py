@@ -10,7 +10,7 @@ from live import SPEC
 from pipelines.cli.follow import print_logs
 from pipelines.home import Home
 from pipelines.launchers.launch_record import passed_on
-from pipelines.launchers.local import LocalLauncher
+from pipelines.launchers.local import LocalRanks
 from pipelines.planning.plan import make_plan
 from pipelines.processes.stop import request_cancel
 from pipelines.processes.supervisor import StageError, StageStoppedError
@@ -52,7 +52,7 @@ def test_engines_apart_get_slots_behind_those_of_the_ranks_which_see_their_own(t
     for stage in ("train", "evaluate"):
         with gpu_slots(apart, stage) as slots:
             assert slots == ["4", "7"]
-    command = LocalLauncher().command(tmp_path, apart.plan.experiment, slots)
+    command = LocalRanks().command(tmp_path, apart.plan.experiment, slots)
     assert pinned(command) == ["4"]
     shared = execution(tmp_path, *APART, "rollout.engine_gpus=[0]")
     with gpu_slots(shared, "train") as first, gpu_slots(apart, "base") as second:
@@ -60,7 +60,7 @@ def test_engines_apart_get_slots_behind_those_of_the_ranks_which_see_their_own(t
     large = execution(tmp_path, *APART, "rollout.tensor_parallel_size=2")
     with pytest.raises(SpecError) as refused, gpu_slots(large, "train"):
         pass
-    assert refused.value.problems[0].given == "1 ranks and 2 engine GPUs on 2 GPU slots: 4, 7"
+    assert refused.value.issues[0].given == "1 ranks and 2 engine GPUs on 2 GPU slots: 4, 7"
 
 
 def test_nothing_is_leased_for_the_cpu_for_other_machines_or_for_data(tmp_path):
@@ -77,7 +77,7 @@ def test_nothing_is_leased_for_the_cpu_for_other_machines_or_for_data(tmp_path):
 def test_more_ranks_than_slots_are_the_users_to_put_right(tmp_path):
     with pytest.raises(SpecError) as refused, gpu_slots(execution(tmp_path, "training.ranks=3"), "train"):
         pass
-    (problem,) = refused.value.problems
+    (problem,) = refused.value.issues
     assert problem.path == ("training", "ranks")
     assert "3 ranks on 2 GPU slots: 4, 7" in problem.given
 
@@ -96,7 +96,7 @@ def test_taken_slots_fail_the_stage_or_are_waited_for_until_one_is_asked_to_stop
 def test_the_local_launcher_pins_each_rank_to_its_slot_and_writes_down_what_it_chose(tmp_path, monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     run = execution(tmp_path, "training.ranks=2")
-    command = LocalLauncher().command(tmp_path, run.plan.experiment, ["4", "7"])
+    command = LocalRanks().command(tmp_path, run.plan.experiment, ["4", "7"])
     assert pinned(command) == ["4", "7"]
     launch = json.loads((tmp_path / "launch.json").read_text())
     assert (launch["launcher"], launch["gpus"]) == ("local", "4, 7")

@@ -118,7 +118,7 @@ def test_the_reward_alone_has_no_divergence_and_a_clip_can_be_taken_off(replayed
     assert found["overall"]["replayed"]["weight/divergence"] == 0
     assert found["overall"]["recorded"]["loss/divergence"] != 0
     assert found["overall"]["replayed"]["clip_fraction/high"] == 0
-    assert found["overall"]["woken"] > 0, "tokens that the clip had silenced"
+    assert found["overall"]["activated"] > 0, "tokens that the clip had zeroed"
     assert found["replayed"]["advantage"] == found["recorded"]["advantage"], "the type is the run's"
 
 

@@ -19,7 +19,7 @@ from pipelines.studies.journal import StudyBusyError, held, load_study
 from pipelines.studies.study import StudyInterruptedError, run_study
 from specs import SpecError, load_study_document
 from specs.document import Document
-from specs.errors import Problem
+from specs.errors import Issue
 from storage import Store
 
 HERE = Path(__file__).parent
@@ -186,7 +186,7 @@ def test_a_users_mistake_that_all_trials_share_ends_the_study(home: Home, tmp_pa
     document = load_study_document(write_study(tmp_path / "specs"))
 
     def missing(_trial: Document) -> tuple[RunOutcome, ...]:
-        raise SpecError(Problem("no such directory", ("model", "path")))
+        raise SpecError(Issue("no such directory", ("model", "path")))
 
     with pytest.raises(SpecError, match="no such directory"):
         run_study(document, home, missing)
@@ -197,7 +197,7 @@ def test_a_mistake_in_a_searched_field_fails_the_trial_alone(home: Home, tmp_pat
     document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 2")))
 
     def refused(_trial: Document) -> tuple[RunOutcome, ...]:
-        raise SpecError(Problem("does not fit", ("objective", "clip")))
+        raise SpecError(Issue("does not fit", ("objective", "clip")))
 
     record = run_study(document, home, refused)
     assert [trial["state"] for trial in record["trials"]] == ["failed"] * 2
@@ -225,7 +225,7 @@ def test_a_changed_study_is_refused_with_its_line(home: Home, tmp_path: Path, ol
     changed = write_study(tmp_path / "specs", explicit, (old, new))
     with pytest.raises(SpecError) as refused:
         run_study(load_study_document(changed), home, Evaluator(home))
-    text = render(refused.value.problems)
+    text = render(refused.value.issues)
     assert message in text
     assert f"{changed}:" in text
     assert "another name" in text

@@ -13,7 +13,7 @@ import torch
 
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import cut
-from rpg.keeper import RunState
+from rpg.keeper import TrainingState
 from rpg.parts import Parts, open_parts
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
@@ -25,7 +25,7 @@ from tests.rpg.tiny_run import make_run
 PARTS = {1: slice(0, 2), 2: slice(2, 4), 3: slice(4, 5)}
 
 
-def go(parts: Parts, state: RunState, leg: int) -> None:
+def go(parts: Parts, state: TrainingState, leg: int) -> None:
     """Trains on a leg's minibatches, and moves the reference."""
     step = responses()
     trainer = Trainer(parts, RolloutSource(parts), state, keeper=None, progress=None)
@@ -38,7 +38,7 @@ def go(parts: Parts, state: RunState, leg: int) -> None:
     state.step += 1
 
 
-def save(parts: Parts, state: RunState, directory: Path) -> None:
+def save(parts: Parts, state: TrainingState, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     ranks.wait_for_all()
     state.copy(parts, RolloutSource(parts)).write(directory)
@@ -59,7 +59,7 @@ def main(inputs: Path, out: Path, leg: int, cases: list[str]) -> None:
         place = out / case / f"run{leg}-{ranks.rank()}of{ranks.world_size()}"
         run = RunDirectory(make_run(inputs, place, training=TRAINING | changes, rollout=ROLLOUT))
         with open_parts(run, run.spec(), torch.device("cpu")) as parts:
-            state = RunState()
+            state = TrainingState()
             if leg > 1:
                 state.load(parts, RolloutSource(parts), out / case / f"leg{leg - 1}")
             go(parts, state, leg)

@@ -21,7 +21,7 @@ from rpg.advantages import advantages
 from rpg.batches.batch import StepRollouts
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut
-from rpg.keeper import RunState
+from rpg.keeper import TrainingState
 from rpg.learner.policy import load_model
 from rpg.objectives import token_losses
 from rpg.parts import _seed_everything, open_parts
@@ -113,7 +113,7 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
     """The updates as the trainer makes them."""
     step = responses()
     with noting_the_share_given_to_deepspeed(run.path / "share"), open_parts(run, spec, torch.device("cpu")) as parts:
-        trainer = Trainer(parts, RolloutSource(parts), RunState(), keeper=None, progress=None)
+        trainer = Trainer(parts, RolloutSource(parts), TrainingState(), keeper=None, progress=None)
         minibatches = cut(step, trainer.training, torch.device("cpu"), packed=parts.learner.packs)
         assert parts.learner.packs == trainer.training.packing
         ledger = TokenLedger(len(step.token_ids))

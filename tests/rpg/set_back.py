@@ -9,11 +9,11 @@ import torch
 
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.retention import Retention
-from rpg.keeper import Keeper, RunState
+from rpg.keeper import Keeper, TrainingState
 from rpg.parts import open_parts
 from rpg.processes import ranks
-from rpg.processes.stopping import StopRequest
-from rpg.recording.progress import Progress
+from rpg.processes.stopping import StopAfterStep
+from rpg.recording.progress import ProgressFile
 from rpg.recording.run_directory import RunDirectory
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.source import RolloutSource
@@ -25,12 +25,12 @@ def main(run_dir: Path) -> int:
     """Leaves set_back.json: how all stood before, after a setting back that found nothing, and after one that did."""
     ranks.join("cpu")
     torch.set_num_threads(1)
-    run, state, stop = RunDirectory(run_dir), RunState(), StopRequest()
+    run, state, stop = RunDirectory(run_dir), TrainingState(), StopAfterStep()
     with open_parts(run, run.spec(), torch.device("cpu")) as parts, RolloutSource(parts) as source:
         training = parts.spec.training
         checkpoints = Checkpoints(run.checkpoints, Retention.of(training.checkpoint))
         keeper = Keeper(parts, source, checkpoints, SegmentWriter(run_dir, run_dir.name, run.new_attempt(0)))
-        trainer = Trainer(parts, source, state, keeper, Progress(run, steps=training.steps, speaks=False))
+        trainer = Trainer(parts, source, state, keeper, ProgressFile(run, steps=training.steps, speaks=False))
         trainer.until = 7
         trainer.train(stop)
         seen = [standing(run, state, checkpoints, parts.sampler.policy_version)]
@@ -46,7 +46,7 @@ def main(run_dir: Path) -> int:
     return 0
 
 
-def standing(run: RunDirectory, state: RunState, checkpoints: Checkpoints, loaded: int) -> dict[str, Any]:
+def standing(run: RunDirectory, state: TrainingState, checkpoints: Checkpoints, loaded: int) -> dict[str, Any]:
     """What a setting back changes."""
     return {
         **asdict(state),

@@ -15,7 +15,7 @@ from rpg.base.stage import make
 from rpg.base.tokenization import make_tokenizer
 from rpg.base.warm_up import learning_rate
 from rpg.data.staging import SCHEMA
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.model import ByteTokenizer, TrainedTokenizer, WarmUp
 
@@ -51,11 +51,11 @@ def made(out: Path, spec: Experiment, data: Path | None = None) -> dict[str, Any
     return summary
 
 
-def wrong(out: Path, spec: Experiment, data: Path | None = None) -> Problem:
+def wrong(out: Path, spec: Experiment, data: Path | None = None) -> Issue:
     out.mkdir(exist_ok=True)
     with pytest.raises(SpecError) as caught:
         make(spec, data, out)
-    return caught.value.problems[0]
+    return caught.value.issues[0]
 
 
 def weights(directory: Path) -> bytes:
@@ -125,7 +125,7 @@ def test_a_trained_tokenizer_is_trained_on_the_training_set(tmp_path: Path, data
 
 def test_an_unknown_architecture_names_the_nearest(tmp_path: Path) -> None:
     problem = wrong(tmp_path, experiment({"model_type": "qwenn3"}))
-    assert problem == Problem(
+    assert problem == Issue(
         "transformers knows no such decoder architecture",
         path=("model", "model_type"),
         given="qwenn3",
@@ -134,13 +134,13 @@ def test_an_unknown_architecture_names_the_nearest(tmp_path: Path) -> None:
 
 
 def test_an_unknown_setting_and_one_that_follows_from_the_tokenizer(tmp_path: Path) -> None:
-    assert wrong(tmp_path, experiment({"config": {"hiden_size": 32}})) == Problem(
+    assert wrong(tmp_path, experiment({"config": {"hiden_size": 32}})) == Issue(
         "qwen3 has no such setting",
         path=("model", "config", "hiden_size"),
         given="32",
         hint="did you mean `hidden_size`?",
     )
-    assert wrong(tmp_path, experiment({"config": {"vocab_size": 100}})) == Problem(
+    assert wrong(tmp_path, experiment({"config": {"vocab_size": 100}})) == Issue(
         "follows from the tokenizer", path=("model", "config", "vocab_size"), given="100", hint="leave it out"
     )
 
@@ -168,7 +168,7 @@ def test_a_pretrained_directory_is_linked_not_copied(tmp_path: Path) -> None:
 
 def test_a_missing_model_directory(tmp_path: Path) -> None:
     given = str(tmp_path / "nowhere")
-    assert wrong(tmp_path / "out", experiment({"source": "pretrained", "path": given})) == Problem(
+    assert wrong(tmp_path / "out", experiment({"source": "pretrained", "path": given})) == Issue(
         "no such model directory", path=("model", "path"), given=given, hint=f"there is no directory {given}"
     )
 

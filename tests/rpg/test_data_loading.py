@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from rpg.base.tokenization import make_tokenizer
 from rpg.data import encode_prompts, load_problems
 from rpg.data.staging import SCHEMA
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.data import ChatPrompt, Data, JsonlSource
 from specs.schema.model import ByteTokenizer
 
@@ -51,8 +51,8 @@ def test_a_long_evaluation_prompt_is_an_error(tmp_path: Path, tokenizer: PreTrai
     publish(tmp_path, "evaluation", "short", "much too long")
     with pytest.raises(SpecError) as caught:
         load_problems(tmp_path, "evaluation", tokenizer, data())
-    assert caught.value.problems == (
-        Problem(
+    assert caught.value.issues == (
+        Issue(
             "1 of 2 evaluation prompts are longer than max_prompt_length; the longest has 13 tokens",
             path=("data", "max_prompt_length"),
             given="10",
@@ -65,7 +65,7 @@ def test_every_training_prompt_too_long_is_an_error(tmp_path: Path, tokenizer: P
     publish(tmp_path, "train", "much too long", "far too long")
     with pytest.raises(SpecError) as caught:
         load_problems(tmp_path, "train", tokenizer, data())
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.issues
     assert problem.message == ("every training prompt is longer than max_prompt_length; the longest has 13 tokens")
     assert problem.allowed == "at least 12"
 
@@ -90,8 +90,8 @@ def test_chat_without_a_template_is_an_error(tmp_path: Path, tokenizer: PreTrain
     publish(tmp_path, "train", '[{"role": "user", "content": "1+1"}]')
     with pytest.raises(SpecError) as caught:
         load_problems(tmp_path, "train", tokenizer, data(100, ChatPrompt()))
-    assert caught.value.problems == (
-        Problem(
+    assert caught.value.issues == (
+        Issue(
             "the model's tokenizer has no chat template",
             path=("data", "prompt", "type"),
             given="chat",

@@ -7,7 +7,7 @@ import pytest
 from rpg.data import metadata
 from rpg.data.problems import SourceProblem, content_id
 from rpg.data.prompts import check_template, staged
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.data import ChatPrompt, TemplatePrompt
 
 PATH = ("data", "prompt", "template")
@@ -19,10 +19,10 @@ def prompt_of(problem: SourceProblem, template: str) -> str:
     return staged(problem, TemplatePrompt(template=template)).prompt
 
 
-def wrong(problem: SourceProblem, template: str) -> Problem:
+def wrong(problem: SourceProblem, template: str) -> Issue:
     with pytest.raises(SpecError) as caught:
         prompt_of(problem, template)
-    (found,) = caught.value.problems
+    (found,) = caught.value.issues
     return found
 
 
@@ -33,7 +33,7 @@ def test_a_template_fills_in_the_text_and_the_metadata() -> None:
 
 
 def test_a_field_that_is_not_there_names_those_that_are() -> None:
-    assert wrong(SUM, "{metadata.expresion} =") == Problem(
+    assert wrong(SUM, "{metadata.expresion} =") == Issue(
         "set `sums` has no field {metadata.expresion}",
         path=PATH,
         given="{metadata.expresion} =",

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from rpg.data import gym, tables
 from rpg.data.problems import SourceProblem
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.schema.data import Source
 
 HERE = ("data", "train", 0)
@@ -34,10 +34,10 @@ def read(**fields: Any) -> list[SourceProblem]:
     return list(reader(source, HERE))
 
 
-def wrong(**fields: Any) -> Problem:
+def wrong(**fields: Any) -> Issue:
     with pytest.raises(SpecError) as caught:
         read(**fields)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.issues
     return problem
 
 
@@ -111,7 +111,7 @@ def test_reasoning_gym_gives_the_entry_the_scorer_needs() -> None:
 def test_missing_file_names_the_nearest(tmp_path: Path) -> None:
     parquet(tmp_path / "maths.parquet", DAPO_ROW)
     given = str(tmp_path / "math.parquet")
-    assert wrong(source="parquet", path=given) == Problem(
+    assert wrong(source="parquet", path=given) == Issue(
         "no such file", path=(*HERE, "path"), given=given, hint="did you mean `maths.parquet`?"
     )
 
@@ -123,7 +123,7 @@ def test_missing_directory_and_directory_instead_of_file(tmp_path: Path) -> None
 
 def test_missing_column_in_parquet_says_which_there_are(tmp_path: Path) -> None:
     file = parquet(tmp_path / "maths.parquet", DAPO_ROW)
-    assert wrong(source="parquet", path=str(file), columns={"answer": "ground_truth"}) == Problem(
+    assert wrong(source="parquet", path=str(file), columns={"answer": "ground_truth"}) == Issue(
         "maths.parquet has no column `ground_truth`",
         path=(*HERE, "columns", "answer"),
         given="ground_truth",
@@ -139,7 +139,7 @@ def test_missing_column_near_to_none_says_how_to_name_one(tmp_path: Path) -> Non
 
 def test_missing_column_in_jsonl_names_the_line(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "maths.jsonl", DAPO_ROW, {"promt": "1", "reward_model": {"ground_truth": "2"}})
-    assert wrong(source="jsonl", path=str(file)) == Problem(
+    assert wrong(source="jsonl", path=str(file)) == Issue(
         "maths.jsonl, line 2 has no column `prompt`",
         path=(*HERE, "columns", "prompt"),
         given="prompt",
@@ -152,7 +152,7 @@ def test_missing_column_in_jsonl_names_the_line(tmp_path: Path) -> None:
 def test_truncated_parquet(tmp_path: Path, keep: float) -> None:
     file = parquet(tmp_path / "maths.parquet", *[DAPO_ROW] * 100)
     os.truncate(file, int(file.stat().st_size * keep))
-    assert wrong(source="parquet", path=str(file)) == Problem(
+    assert wrong(source="parquet", path=str(file)) == Issue(
         "the Parquet file is cut short",
         path=(*HERE, "path"),
         given=f"{file} ({file.stat().st_size} bytes)",
@@ -194,7 +194,7 @@ def test_a_bad_jsonl_line_is_named_by_its_number(tmp_path: Path, line: bytes, me
 @pytest.mark.parametrize("prompt", [7, "", [], [{"role": "user"}], None])
 def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any) -> None:
     file = jsonl(tmp_path / "maths.jsonl", {**DAPO_ROW, "prompt": prompt})
-    assert wrong(source="jsonl", path=str(file)) == Problem(
+    assert wrong(source="jsonl", path=str(file)) == Issue(
         "maths.jsonl, line 1: `prompt` holds no prompt",
         path=(*HERE, "columns", "prompt"),
         given=repr(prompt),
@@ -217,7 +217,7 @@ def test_unknown_reasoning_gym_task_names_the_nearest() -> None:
 
 def test_unknown_reasoning_gym_setting_names_the_nearest() -> None:
     problem = wrong(source="reasoning_gym", task="chain_sum", size=1, config={"min_term": 2})
-    assert problem == Problem(
+    assert problem == Issue(
         "unknown setting of chain_sum",
         path=(*HERE, "config", "min_term"),
         given="min_term",
@@ -228,7 +228,7 @@ def test_unknown_reasoning_gym_setting_names_the_nearest() -> None:
 
 def test_reasoning_gym_settings_that_contradict_each_other() -> None:
     problem = wrong(source="reasoning_gym", task="chain_sum", size=1, config={"min_terms": 5, "max_terms": 2})
-    assert problem == Problem(
+    assert problem == Issue(
         "reasoning_gym rejects the settings of chain_sum: max_terms must be >= min_terms",
         path=(*HERE, "config"),
         given="min_terms: 5, max_terms: 2",

@@ -10,8 +10,8 @@ import pytest
 from rpg.data import metadata
 from rpg.data.staging import stage
 from rpg.rewards import open_scorer
-from rpg.types import Problem as Question
-from specs.errors import Problem, SpecError
+from rpg.types import Issue as Question
+from specs.errors import Issue, SpecError
 from specs.schema.data import Data
 from specs.schema.rollout import Reward
 
@@ -38,10 +38,10 @@ def column(out: Path, split: str, name: str) -> list[str]:
     return values
 
 
-def wrong(out: Path, **data: Any) -> Problem:
+def wrong(out: Path, **data: Any) -> Issue:
     with pytest.raises(SpecError) as caught:
         staged(out, **data)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.issues
     return problem
 
 
@@ -91,7 +91,7 @@ def test_without_evaluation_sets_their_file_is_empty(tmp_path: Path) -> None:
 def test_overlap_is_an_error_that_says_how_much_and_what_to_do(tmp_path: Path) -> None:
     train = source(tmp_path / "t.jsonl", "x", "a", " b", "c")
     evaluation = source(tmp_path / "e.jsonl", "a", "b", "d")
-    assert wrong(tmp_path / "out", train=[train], evaluation=[evaluation]) == Problem(
+    assert wrong(tmp_path / "out", train=[train], evaluation=[evaluation]) == Issue(
         "2 of 4 training problems are in the evaluation sets too",
         path=("data", "train", 0),
         given="'a', in `e`",
@@ -128,7 +128,7 @@ def test_nothing_left_to_train_on(tmp_path: Path) -> None:
 
 def test_an_empty_set(tmp_path: Path) -> None:
     train = source(tmp_path / "t.jsonl")
-    assert wrong(tmp_path / "out", train=[train]) == Problem(
+    assert wrong(tmp_path / "out", train=[train]) == Issue(
         "the set holds no problems", path=("data", "train", 0), given=str(tmp_path / "t.jsonl")
     )
 

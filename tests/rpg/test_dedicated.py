@@ -140,7 +140,7 @@ def test_what_the_engine_refuses_is_raised_here(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         open_engine("dedicated", tmp_path)
 
-    [problem] = caught.value.problems
+    [problem] = caught.value.issues
     assert (problem.path, problem.given) == (("rollout", "engine"), "head_dim 8")
 
 
@@ -194,7 +194,7 @@ def test_too_few_gpus_are_the_specs_mistake(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(SpecError, match="too few GPUs for the engines") as caught:
         engine_gpus(rollout)
 
-    assert caught.value.problems[0].given == "1 for 2 engines of 1"
+    assert caught.value.issues[0].given == "1 for 2 engines of 1"
 
 
 def test_a_ranks_gpu_is_known_by_the_name_that_the_system_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:

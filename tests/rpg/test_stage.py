@@ -11,7 +11,7 @@ from stage_jobs import SPEC, Result, job_of, run_stage
 
 import rpg.stage
 from rpg.recording.segments import schema_of
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 from specs.records import EvaluationRow, EvaluationSampleRow
 
 
@@ -44,10 +44,10 @@ def inputs_of(evaluated: Result) -> dict[str, Path]:
     return {"data": home / "data", "base": home / "base", "run": home / "run"}
 
 
-def wrong(job: dict[str, Any]) -> Problem:
+def wrong(job: dict[str, Any]) -> Issue:
     with pytest.raises(SpecError) as caught:
         rpg.stage.run(job)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.issues
     return problem
 
 
@@ -114,7 +114,7 @@ def test_without_evaluation_sets_there_is_nothing_to_measure(tmp_path: Path, eva
 
 def test_a_set_that_is_not_there(tmp_path: Path, evaluated: Result) -> None:
     spec = SPEC | {"evaluation": {"datasets": ["heldout"]}}
-    assert wrong(job_of("evaluate", tmp_path, spec, **inputs_of(evaluated))) == Problem(
+    assert wrong(job_of("evaluate", tmp_path, spec, **inputs_of(evaluated))) == Issue(
         "no such evaluation set", path=("evaluation", "datasets"), given="heldout", allowed="held_out"
     )
 

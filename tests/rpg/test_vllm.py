@@ -111,7 +111,7 @@ def test_without_vllm_the_spec_is_told_what_to_install(weights_dir: Path, monkey
     with pytest.raises(SpecError) as caught:
         open_engine("vllm", weights_dir)
 
-    [problem] = caught.value.problems
+    [problem] = caught.value.issues
     assert problem.path == ("rollout", "engine")
     assert problem.message == "vLLM is not installed"
     assert "rpg-experiments[vllm]" in problem.hint
@@ -128,10 +128,10 @@ def test_a_model_that_vllm_does_not_run_is_the_specs_mistake(tmp_path: Path) -> 
     with pytest.raises(SpecError) as context:
         open_engine("vllm", tmp_path / "short_context", max_length=2000)
 
-    [problem] = head_size.value.problems
+    [problem] = head_size.value.issues
     assert (problem.path, problem.given) == (("rollout", "engine"), "head_dim 8")
     assert problem.message == "vLLM on a CPU has no attention for the model's head size"
-    [problem] = context.value.problems
+    [problem] = context.value.issues
     assert problem.path == ("rollout",)
     assert problem.message == "vLLM does not start with this model and these settings"
     assert "User-specified max_model_len (2000) is greater" in problem.hint

@@ -10,7 +10,7 @@ import torch
 
 from rpg.parts import open_parts
 from rpg.processes import ranks
-from rpg.processes.stopping import StopRequest
+from rpg.processes.stopping import StopAfterStep
 from rpg.recording.run_directory import RunDirectory
 from rpg.rollouts.source import RolloutSource
 from rpg.train import _run
@@ -27,7 +27,7 @@ def continued(original: Path, copy: Path) -> Path:
 def main(arguments: list[str]) -> None:
     ranks.join("cpu")
     torch.set_num_threads(1)
-    stop = StopRequest()
+    stop = StopAfterStep()
     for argument in arguments:
         original, _, copy = argument.partition(":")
         run = RunDirectory(continued(Path(original), Path(copy)) if copy else Path(original))

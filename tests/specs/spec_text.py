@@ -50,7 +50,7 @@ def message(text: str | bytes, *overrides: str) -> str:
     try:
         load_either(write(text), overrides)
     except SpecError as error:
-        return render(error.problems)
+        return render(error.issues)
     raise AssertionError("nothing was found wrong")
 
 

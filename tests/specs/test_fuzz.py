@@ -28,7 +28,7 @@ def loads_or_is_refused(data: bytes, *overrides: str) -> None:
     try:
         load_either("spec.yaml", overrides)
     except SpecError as error:
-        render(error.problems).encode()
+        render(error.issues).encode()
 
 
 @QUICK

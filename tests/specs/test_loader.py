@@ -45,9 +45,9 @@ def test_each_key_and_item_has_its_line():
 
 
 def test_a_problem_without_its_own_line_is_put_at_its_section():
-    from specs.errors import Problem
+    from specs.errors import Issue
 
-    located = load_document(write(GOOD)).locate(Problem("too much", ("training", "checkpoint", "every_steps")))
+    located = load_document(write(GOOD)).locate(Issue("too much", ("training", "checkpoint", "every_steps")))
     assert (located.file, located.line, located.snippet) == ("spec.yaml", 19, "training:")
 
 

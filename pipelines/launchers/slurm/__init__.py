@@ -1,12 +1,15 @@
-"""Training ranks in a batch job of Slurm's."""
+"""Training ranks in a batch job of Slurm's: submitted by a head process here, started by srun there."""
 
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.state import read_json
-from specs.schema.experiment import Experiment
+
+if TYPE_CHECKING:
+    from specs.schema.experiment import Experiment
 
 DIRECTORY = "slurm"
 """In the run's directory: what the job is told, and what it tells."""
@@ -19,12 +22,12 @@ class SlurmRanks:
 
     signal_children = False
 
-    def command(self, run_directory: Path, experiment: Experiment, slots: Sequence[str]) -> list[str]:
+    def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
         """What submits the job, or finds the run's job, and waits until it has ended. GPUs are Slurm's to give."""
         del experiment, slots
         return [sys.executable, "-m", "pipelines.launchers.slurm.head", str(run_directory.absolute())]
 
-    def environment(self, experiment: Experiment) -> dict[str, str]:
+    def environment(self, experiment: "Experiment") -> dict[str, str]:
         """Nothing beyond the present environment."""
         del experiment
         return {}

@@ -24,7 +24,7 @@ _LATE_SECONDS = 30.0
 """How long a shared file system may take to show what an ended job has written."""
 
 
-class Head:
+class SlurmHead:
     """One run's job."""
 
     def __init__(self, run_directory: Path) -> None:
@@ -133,4 +133,4 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(Head(Path(sys.argv[1])).run())
+    sys.exit(SlurmHead(Path(sys.argv[1])).run())

@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from specs.schema.experiment import Experiment
+if TYPE_CHECKING:
+    from specs.schema.experiment import Experiment
 
 
 class SshRanks:
@@ -12,12 +14,12 @@ class SshRanks:
 
     signal_children = False
 
-    def command(self, run_directory: Path, experiment: Experiment, slots: Sequence[str]) -> list[str]:
+    def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
         """What connects, starts the ranks, and stays until they have ended. GPUs are leased on the hosts."""
         del experiment, slots
         return [sys.executable, "-m", "pipelines.launchers.ssh.head", str(run_directory.absolute())]
 
-    def environment(self, experiment: Experiment) -> dict[str, str]:
+    def environment(self, experiment: "Experiment") -> dict[str, str]:
         """Nothing beyond the present environment."""
         del experiment
         return {}

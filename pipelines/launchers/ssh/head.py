@@ -20,7 +20,7 @@ from pipelines.launchers.ssh.connection import Connection, apart
 from pipelines.launchers.ssh.node import versions
 from pipelines.processes.supervisor import log_size, log_tail
 from rpg.processes.parent import die_with_parent
-from specs.errors import Problem
+from specs.errors import Issue
 from specs.rules.launchers import hosts_of
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import SshLauncher
@@ -34,7 +34,7 @@ _AGAIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class LaunchEnding:
     """How one go at training ended."""
 
     code: int
@@ -43,7 +43,7 @@ class Ending:
     fence_seconds: float = 0.0
 
 
-class Head:
+class SshHead:
     """One run on its hosts."""
 
     def __init__(self, run_directory: Path) -> None:
@@ -74,17 +74,17 @@ class Head:
             forget_exits(self._directory)
             go += 1
 
-    def _go(self, go: int) -> Ending:
+    def _go(self, go: int) -> LaunchEnding:
         connections: list[Connection] = []
         try:
             connections += self._connect(patience=self._launcher.recover_seconds if go > 1 else 0.0)
             if self._stopping:
-                return Ending(STOPPED)
+                return LaunchEnding(STOPPED)
             if not connections:
-                return Ending(1)
+                return LaunchEnding(1)
             if problems := self._unlike(connections):
                 (self._directory / "problems.json").write_text(json.dumps([asdict(problem) for problem in problems]))
-                return Ending(_USER_ERROR)
+                return LaunchEnding(_USER_ERROR)
             self._start(connections, go)
             return self._watch(connections)
         finally:
@@ -122,7 +122,7 @@ class Head:
                 chosen.append(connection)
         return chosen if placed >= (fewest or wanted) else []
 
-    def _unlike(self, connections: Sequence[Connection]) -> list[Problem]:
+    def _unlike(self, connections: Sequence[Connection]) -> list[Issue]:
         """What keeps these hosts from training together."""
         here, problems = versions(), []
         where = ("launcher", "hostfile" if self._launcher.hostfile else "hosts")
@@ -130,9 +130,9 @@ class Head:
             name = connection.host.host
             if not connection.hello["shared"]:
                 hint = "launcher ssh needs RPG_HOME on a file system that all hosts share, at the same path"
-                problems.append(Problem(f"{name} does not see the run's directory", where, hint=hint))
+                problems.append(Issue(f"{name} does not see the run's directory", where, hint=hint))
             if other := apart(here, connection.hello["versions"]):
-                problems.append(Problem(f"{name} has other versions", where, given=other))
+                problems.append(Issue(f"{name} has other versions", where, given=other))
         return problems
 
     def _start(self, connections: Sequence[Connection], go: int) -> None:
@@ -168,7 +168,7 @@ class Head:
         fewer = f" (of {self._spec.training.ranks})" if ranks < self._spec.training.ranks else ""
         _say(f"{ranks} ranks{fewer} on {names}; they meet at {master}:{port}")
 
-    def _watch(self, connections: Sequence[Connection]) -> Ending:
+    def _watch(self, connections: Sequence[Connection]) -> LaunchEnding:
         """Until all ranks have ended; a failure or a loss on one host ends the others."""
         told = False
         while not all(self._over(each) for each in connections):
@@ -190,11 +190,11 @@ class Head:
         silent = connection.silent_seconds() > self._launcher.lost_after_seconds
         return not connection.ended and not connection.refused and (connection.closed or silent)
 
-    def _ending(self, connections: Sequence[Connection]) -> Ending:
+    def _ending(self, connections: Sequence[Connection]) -> LaunchEnding:
         for connection in connections:
             if connection.refused:
                 _say(f"{connection.host.host}: {connection.refused}")
-                return Ending(1)
+                return LaunchEnding(1)
         lost = [each for each in connections if self._lost(each)]
         for connection in lost:
             _say(f"{connection.host.host}: lost, {'the connection ended' if connection.closed else 'silent'}")
@@ -204,8 +204,8 @@ class Head:
                 _say(log_tail(connection.log, since=connection.log_began))
         code = verdict([code for each in connections for code in each.codes()])
         if lost:
-            return Ending(code or 1, lost=True, fence_seconds=self._launcher.lost_after_seconds + 1)
-        return Ending(code, lost=code > _SIGNALLED and code != STOPPED)
+            return LaunchEnding(code or 1, lost=True, fence_seconds=self._launcher.lost_after_seconds + 1)
+        return LaunchEnding(code, lost=code > _SIGNALLED and code != STOPPED)
 
     def _until(self, done: Callable[[], bool], connections: Sequence[Connection], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -242,4 +242,4 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(Head(Path(sys.argv[1])).run())
+    sys.exit(SshHead(Path(sys.argv[1])).run())

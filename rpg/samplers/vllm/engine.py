@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from specs.errors import Problem, SpecError
+from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -94,7 +94,7 @@ def start(settings: EngineSettings) -> "LLM":
             said = " ".join(str(error).rpartition("Value error, ")[2].split())
             hint = f"it says: {textwrap.shorten(said, 300)}"
             raise SpecError(
-                Problem("vLLM does not start with this model and these settings", ("rollout",), hint=hint)
+                Issue("vLLM does not start with this model and these settings", ("rollout",), hint=hint)
             ) from error
 
 
@@ -127,7 +127,7 @@ def _check_head_size(weights_dir: Path) -> None:
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     if size not in sizes:
         raise SpecError(
-            Problem(
+            Issue(
                 "vLLM on a CPU has no attention for the model's head size",
                 path=("rollout", "engine"),
                 given=f"head_dim {size}",

@@ -57,7 +57,7 @@ def _answer(sampler: Any, method: str, arguments: dict[str, Any]) -> Reply:
 
 def _failure(error: Exception) -> Reply:
     if isinstance(error, SpecError):
-        return "spec_error", error.problems
+        return "spec_error", error.issues
     if isinstance(error, ValueError):
         return "value_error", str(error)
     return "failed", traceback.format_exc()
