@@ -38,7 +38,7 @@ FLOORS = {
         {"batches", "checkpoints"},
         {"rewards"},
         {"data", "certificate", "advantages", "processes"},
-        {"objectives", "files", "types", "schedule"},
+        {"objectives", "files", "types", "schedule", "statistics"},
     ],
     "storage": [
         {"store", "verify", "export"},

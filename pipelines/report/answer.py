@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.report.evidence import Group, Scores
-from pipelines.report.statistics import Interval, bootstrap_difference, bootstrap_mean, paired_bootstrap
+from pipelines.report.statistics import Interval, arms_against_first, gain_interval, mean_interval, spread_of
 
+ONE_SEED = "One seed cannot tell what training does: its interval is about these weights on new problems."
 BySteps = Mapping[str, Mapping[int, Scores]]
 """run_id -> step -> scores by problem, on one dataset."""
 
@@ -25,7 +26,8 @@ class Outcome:
     gain: Interval | None
     """after - before, paired by problem and seed."""
     against_first: Interval | None
-    """after minus that of the first group, paired by problem; None for the first group itself."""
+    """after minus that of the first group, paired by problem; None for the first group itself. The intervals of all
+    groups hold together."""
     num_seeds: int
     num_problems: int
     step: int
@@ -38,17 +40,36 @@ def outcomes(groups: Sequence[Group], evaluated: Mapping[str, BySteps], *, confi
     Args:
         groups: the first is the one that the others are held against.
         evaluated: dataset -> run_id -> step -> scores, see `evidence.accuracies`.
+        confidence: level of the intervals; those against the first group hold together.
     """
-    found = []
+    results = []
     for dataset, by_run in evaluated.items():
-        baseline: _Table | None = None
-        for group in groups:
-            table = _table(group, by_run)
-            if table is None:
-                continue
-            found.append(_outcome(group.label, dataset, table, baseline, confidence))
-            baseline = baseline or table
-    return found
+        tables = {group.label: table for group in groups if (table := _table(group, by_run))}
+        results += _of_dataset(dataset, tables, confidence) if tables else []
+    return results
+
+
+def _of_dataset(dataset: str, tables: Mapping[str, "_Table"], confidence: float) -> list[Outcome]:
+    """The groups' outcomes, by label. How much seeds differ is pooled over the groups."""
+    seeds = spread_of([table.after for table in tables.values()])
+    gains = spread_of([table.after - table.before for table in tables.values() if table.before is not None])
+    against = [None, *_against_first(list(tables.values()), confidence)]
+    return [
+        Outcome(
+            label=label,
+            dataset=dataset,
+            after=mean_interval(table.after, confidence=confidence, spread=seeds),
+            before=None if table.before is None else mean_interval(table.before, confidence=confidence),
+            gain=None
+            if table.before is None
+            else gain_interval(table.before, table.after, confidence=confidence, spread=gains),
+            against_first=difference,
+            num_seeds=table.after.shape[0],
+            num_problems=len(table.problems),
+            step=table.step,
+        )
+        for (label, table), difference in zip(tables.items(), against, strict=True)
+    ]
 
 
 def headline(results: Sequence[Outcome]) -> str:
@@ -99,26 +120,13 @@ def _stack(runs: Sequence[Mapping[int, Scores]], step: int, problems: Sequence[s
     return np.array([[steps[step][problem] for problem in problems] for steps in runs])
 
 
-def _outcome(label: str, dataset: str, table: _Table, baseline: _Table | None, confidence: float) -> Outcome:
-    return Outcome(
-        label=label,
-        dataset=dataset,
-        after=bootstrap_mean(table.after, confidence=confidence),
-        before=None if table.before is None else bootstrap_mean(table.before, confidence=confidence),
-        gain=None if table.before is None else paired_bootstrap(table.before, table.after, confidence=confidence),
-        against_first=None if baseline is None else _against(baseline, table, confidence),
-        num_seeds=table.after.shape[0],
-        num_problems=len(table.problems),
-        step=table.step,
-    )
-
-
-def _against(baseline: _Table, table: _Table, confidence: float) -> Interval | None:
-    shared = sorted(set(baseline.problems) & set(table.problems))
-    if not shared:
-        return None
-    sides = [side.after[:, [side.problems.index(problem) for problem in shared]] for side in (baseline, table)]
-    return bootstrap_difference(*sides, confidence=confidence)
+def _against_first(tables: Sequence[_Table], confidence: float) -> Sequence[Interval | None]:
+    """Of every table but the first, on the problems that all of them have."""
+    shared = sorted(set.intersection(*(set(table.problems) for table in tables)))
+    if len(tables) < 2 or not shared:
+        return [None] * (len(tables) - 1)
+    arms = [table.after[:, [table.problems.index(problem) for problem in shared]] for table in tables]
+    return arms_against_first(arms, confidence=confidence)
 
 
 def _headline_of_one(outcome: Outcome) -> str:
@@ -127,12 +135,15 @@ def _headline_of_one(outcome: Outcome) -> str:
     moved = f"{percent(outcome.before.value)} to {percent(outcome.after.value)}, {points(outcome.gain)}"
     if not outcome.gain.excludes(0):
         return f"Accuracy on {outcome.dataset} did not move measurably: {moved}."
-    return f"Accuracy on {outcome.dataset} {'rose' if outcome.gain.value > 0 else 'fell'} from {moved}."
+    sentence = f"Accuracy on {outcome.dataset} {'rose' if outcome.gain.value > 0 else 'fell'} from {moved}."
+    return sentence if outcome.num_seeds > 1 else f"{sentence} {ONE_SEED}"
 
 
 def _headline_of_many(results: Sequence[Outcome]) -> str:
     first, best = results[0], max(results, key=lambda outcome: outcome.after.value)
     where = f"On {first.dataset}"
+    if all(result.num_seeds == 1 for result in results):
+        return f"{where}, {best.label} came out highest: {percent(best.after.value)}. {ONE_SEED}"
     if best is not first and best.against_first is not None and best.against_first.excludes(0):
         gap = points(best.against_first)
         return f"{where}, {best.label} is best: {percent(best.after.value)}, {gap} against {first.label}."

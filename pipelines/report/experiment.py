@@ -153,8 +153,14 @@ def _method(results: Sequence[Outcome], confidence: float) -> str:
     if not results:
         return ""
     first = results[0]
-    over = f"{first.num_problems} held-out problems" + (f" and {first.num_seeds} seeds" if first.num_seeds > 1 else "")
-    return f"Brackets are {100 * confidence:g} % intervals: percentile bootstrap over {over}, paired by problem."
+    level, problems = f"{100 * confidence:g} %", f"{first.num_problems} held-out problems"
+    if all(result.num_seeds == 1 for result in results):
+        return f"Brackets are {level} intervals for these weights on new problems, from {problems} and one seed."
+    together = "; those of differences hold together (Dunnett)" if len(results) > 2 else ""
+    return (
+        f"Brackets are {level} intervals for new seeds on new problems, from {problems} and {first.num_seeds} seeds,"
+        f" paired by problem{together}."
+    )
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:

@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from pipelines.home import Home
 from pipelines.report.charts import Line, line_chart
-from pipelines.report.evidence import accuracies, show
+from pipelines.report.evidence import accuracies, load_run, show
 from pipelines.report.page import publish, render
 from pipelines.report.plots import Dot, Mark, Upright, bar_chart, interval_chart, parallel_chart, slice_chart
-from pipelines.report.statistics import Interval, bootstrap_difference
+from pipelines.report.statistics import Interval, arms_against_first
 from pipelines.state import read_json
 from pipelines.studies import space
 from specs.errors import Issue, SpecError
@@ -89,7 +89,8 @@ def answer(home: Home, record: Record) -> str:
         return f"Nothing found beats the experiment's own values: {found}."
     against = f"{best['value'] - baseline['value']:+.3f} against the experiment's own values"
     if gap := _difference(home, record, baseline, best):
-        sure = "" if gap.excludes(0) else ", which may be chance"
+        seeds = len(best["run_ids"]) + len(baseline["run_ids"])
+        sure = "" if gap.excludes(0) and seeds > 2 else ", which may be chance"
         against = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] against the experiment's own values{sure}"
     return f"The best {found}, with {_values(best)}: {against}."
 
@@ -104,7 +105,8 @@ def _difference(home: Home, record: Record, baseline: Record, best: Record) -> I
     sides = [[scores[run_id][max(scores[run_id])] for run_id in trial["run_ids"]] for trial in (baseline, best)]
     shared = sorted(set.intersection(*(set(run) for side in sides for run in side)))
     first, second = ([[run[problem] for problem in shared] for run in side] for side in sides)
-    return bootstrap_difference(first, second)
+    confidence = load_run(home, best["run_ids"][0]).spec["evaluation"]["confidence"]
+    return arms_against_first([first, second], confidence=confidence)[0]
 
 
 def command(record: Record, trial: Record) -> str:

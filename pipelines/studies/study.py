@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipelines.home import Home
-from pipelines.report.statistics import Interval, bootstrap_mean, seed_mean
+from pipelines.report.statistics import Interval, mean_interval, seed_mean
 from pipelines.running.experiment import RunOutcome
 from pipelines.state import now
 from pipelines.studies import space
@@ -83,11 +83,11 @@ def trial_document(document: StudyDocument, values: Mapping[str, Any]) -> Docume
     return document.trial({**values, **named})
 
 
-def measured(study: Study, run_ids: Sequence[str], home: Home) -> Interval | None:
+def measured(study: Study, run_ids: Sequence[str], home: Home, *, confidence: float = 0.95) -> Interval | None:
     """The goal's measure at the last checkpoint, averaged over the seeds; None where a run lacks it.
 
-    mean@k is the mean over all samples there are: its expected value does not depend on k. Its interval is a bootstrap
-    over problems and seeds; that of other measures is the recorded one, or Student's over several seeds.
+    mean@k is the mean over all samples there are: its expected value does not depend on k. Its interval is over
+    problems and seeds; that of other measures is the recorded one, or Student's over several seeds.
     """
     goal = study.goal
     metric = "mean@%" if goal.metric.startswith("mean@") else goal.metric
@@ -102,19 +102,19 @@ def measured(study: Study, run_ids: Sequence[str], home: Home) -> Interval | Non
             return None
         value = sum(row[1] for row in rows) / len(rows)
         if goal.metric.startswith("mean@"):
-            spread = _bootstrap(store, run_ids, goal.dataset)
-            return Interval(value, spread.low, spread.high)
+            return mean_interval(_last_scores(store, run_ids, goal.dataset), confidence=confidence)
     if len(rows) == 1:
         return Interval(value, rows[0][2], rows[0][3])
-    return seed_mean([row[1] for row in rows])
+    return seed_mean([row[1] for row in rows], confidence=confidence)
 
 
-def _bootstrap(store: Store, run_ids: Sequence[str], dataset: str) -> Interval:
+def _last_scores(store: Store, run_ids: Sequence[str], dataset: str) -> list[list[float]]:
+    """Of each run's last checkpoint, [seeds, problems], on the problems that all of them have."""
     from pipelines.report.evidence import accuracies
 
     last = [steps[max(steps)] for steps in accuracies(store, run_ids)[dataset].values()]
     problems = sorted(set.intersection(*(set(scores) for scores in last)))
-    return bootstrap_mean([[scores[problem] for problem in problems] for scores in last])
+    return [[scores[problem] for problem in problems] for scores in last]
 
 
 def _enqueue_baseline(stored: "optuna.Study", document: StudyDocument) -> None:
@@ -161,7 +161,7 @@ def _run_trial(document: StudyDocument, values: Mapping[str, Any], home: Home, e
         raise StudyBusyError(str(busy[0].error))
     if unfinished := [outcome for outcome in outcomes if outcome.status != "finished"]:
         return Told(run_ids, None, f"{unfinished[0].run.run_id} {unfinished[0].status}: {unfinished[0].error}")
-    value = measured(study, run_ids, home)
+    value = measured(study, run_ids, home, confidence=outcomes[0].run.experiment.evaluation.confidence)
     return Told(run_ids, value, "" if value else f"no finite {study.goal.metric} on {study.goal.dataset}")
 
 

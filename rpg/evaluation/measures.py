@@ -2,19 +2,18 @@
 
 import itertools
 import math
-import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+
+from rpg.statistics import mean_interval
 
 Correct = NDArray[np.bool_]
 """[problems, samples]: which responses are right."""
 PerProblem = NDArray[np.float64]
 
-_RESAMPLES = 10_000
 _MOST_SUBSETS = 1_000
 """Of n samples taken k at a time: all of them up to so many, else so many drawn at random."""
 
@@ -39,16 +38,19 @@ def measures(
         correct: [problems, samples].
         votes: what each response answers, the same shape; None abstains.
         confidence: level of the intervals, in (0, 1).
-        seed: of the bootstrap, and of the subsets of maj@k where there are too many to take all.
+        seed: of the subsets of maj@k where there are too many to take all.
     """
     num_samples = correct.shape[1]
     tables = {f"mean@{num_samples}": mean_at_k(correct)}
     tables |= {f"pass@{k}": pass_at_k(correct, k) for k in sizes(num_samples)}
     tables |= {f"maj@{k}": majority_at_k(correct, votes, k, seed=seed) for k in sizes(num_samples)}
-    return [
-        EvaluationMeasure(metric, *interval(values, confidence=confidence, seed=seed))
-        for metric, values in tables.items()
-    ]
+    return [_measure(metric, values, confidence) for metric, values in tables.items()]
+
+
+def _measure(metric: str, values: PerProblem, confidence: float) -> EvaluationMeasure:
+    """The mean over problems; its interval is for these weights on new problems."""
+    interval = mean_interval(values, confidence=confidence)
+    return EvaluationMeasure(metric, interval.value, interval.low, interval.high)
 
 
 def sizes(num_samples: int) -> list[int]:
@@ -123,34 +125,3 @@ def _majority(correct: NDArray[np.bool_], votes: Sequence[Hashable | None], subs
     winners = (counts == most) & (most > 0)
     shares = (winners * rightness).sum(axis=1) / np.maximum(winners.sum(axis=1), 1)
     return float(shares.mean())
-
-
-def interval(values: PerProblem, *, confidence: float, seed: int) -> tuple[float, float, float]:
-    """Mean over problems with its bootstrap interval (BCa): value, low, high.
-
-    The problems are a sample of those that could have been asked. Where all have the same value, or there is one only,
-    the data say nothing of the spread and the interval is the value itself.
-    Raises:
-        ValueError: no values.
-    Source: Efron 1987, Better Bootstrap Confidence Intervals; the percentile interval where BCa has none.
-    """
-    if values.size == 0:
-        raise ValueError("no problems to measure")
-    mean = float(values.mean())
-    if np.ptp(values) == 0:
-        return mean, mean, mean
-    for method in ("BCa", "percentile"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a degenerate jackknife: then the ends are not finite
-            ends = stats.bootstrap(
-                (values,),
-                np.mean,
-                n_resamples=_RESAMPLES,
-                confidence_level=confidence,
-                method=method,
-                batch=max(1, 4_000_000 // values.size),
-                rng=np.random.default_rng(seed),
-            ).confidence_interval
-        if np.isfinite(ends.low) and np.isfinite(ends.high):
-            break
-    return mean, float(ends.low), float(ends.high)

@@ -28,6 +28,6 @@ class Evaluation(Spec):
     max_response_length: int = Field(0, ge=0)
     """Tokens at most; 0: rollout.max_response_length."""
     confidence: float = Field(0.95, gt=0, lt=1)
-    """Level of the intervals (bootstrap over problems)."""
+    """Level of the intervals."""
     seed: int = Field(0, ge=0)
     """Seed of the sampling; apart from the run's seed."""

@@ -70,7 +70,7 @@ def test_a_runs_page_shows_its_gain_its_responses_and_its_times(home: Home) -> N
     text = path.read_text()
     assert path == home.run("sums-wide-s1") / "report.html"
     assert re.search(r"Accuracy on two-terms rose from \d\d\.\d % to \d\d\.\d %, \+\d\d\.\d points", text)
-    assert "60 held-out problems, paired" in text
+    assert "60 held-out problems and one seed" in text
     assert "gold answer 99" in text
     assert "2 min 30 s" in text
     assert "&#34;kl_coef&#34;: 0.01" in text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpg.evaluation.measures import interval, majority_at_k, mean_at_k, measures, pass_at_k, sizes
+from rpg.evaluation.measures import majority_at_k, mean_at_k, measures, pass_at_k, sizes
 
 
 def table(*rows: str) -> np.ndarray:
@@ -89,40 +89,14 @@ def test_more_than_there_are_samples_is_refused(k: int) -> None:
         majority_at_k(table("100"), [["1", "2", "3"]], k, seed=0)
 
 
-def test_the_interval_covers_about_as_often_as_it_says() -> None:
+def test_a_measures_interval_covers_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     covered = 0
-    for seed in range(60):
-        low, high = interval(rng.binomial(8, 0.3, size=40) / 8, confidence=0.8, seed=seed)[1:]
-        covered += low <= 0.3 <= high
+    for _ in range(60):
+        right = rng.random((40, 8)) < 0.3
+        mean = measures(right, [[None] * 8] * 40, confidence=0.8, seed=0)[0]
+        covered += mean.ci_low <= 0.3 <= mean.ci_high
     assert 38 <= covered <= 58  # 48 expected, standard deviation 3.1
-
-
-def test_the_interval_is_the_same_for_the_same_seed_and_narrows_with_confidence() -> None:
-    values = np.linspace(0, 1, 50) ** 2
-    assert interval(values, confidence=0.95, seed=3) == interval(values, confidence=0.95, seed=3)
-    mean, low, high = interval(values, confidence=0.95, seed=3)
-    _, inner_low, inner_high = interval(values, confidence=0.5, seed=3)
-    assert 0 < low < inner_low < mean < inner_high < high < 1
-
-
-@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
-def test_equal_values_have_that_value_as_their_interval(value: float) -> None:
-    assert interval(np.full(30, value), confidence=0.95, seed=0) == (value, value, value)
-    assert interval(np.array([value]), confidence=0.95, seed=0) == (value, value, value)
-
-
-def test_one_odd_problem_among_many_has_a_finite_interval() -> None:
-    values = np.zeros(200)
-    values[17] = 1.0
-    mean, low, high = interval(values, confidence=0.95, seed=0)
-    assert mean == pytest.approx(0.005)
-    assert 0 <= low <= mean < high < 0.05
-
-
-def test_no_problems_are_refused() -> None:
-    with pytest.raises(ValueError, match="no problems to measure"):
-        interval(np.array([]), confidence=0.95, seed=0)
 
 
 def test_the_measures_of_a_set() -> None:

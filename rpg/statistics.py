@@ -1,0 +1,293 @@
+"""Intervals for scores of seeds and problems: means, gains, and many arms held against the first.
+
+Scores come as a table [seeds, problems], each entry the mean over one problem's samples (or [problems] for one seed).
+A held-out set is a sample of problems and a group of runs a sample of seeds, so that a mean varies with both. The
+two-way table with one entry a cell tells three parts of that variance:
+
+    A   s^2 / S, s^2 the variance of the seeds' means
+    B   the variance of the problems' means over P
+    E   the residual mean square over S P, which A and B both contain
+
+and the mean's variance is A + B - E. Its degrees of freedom are Satterthwaite's. With one seed A is unknown: an
+interval then holds for these weights on new problems and says nothing of what another seed would have learnt.
+
+Source: two-way random effects, Searle 1992, Variance Components, ch. 4; Satterthwaite 1946; Dunnett 1955.
+Measured: benchmarks/coverage.py.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Table = NDArray[np.float64]
+"""[seeds, problems]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure and how sure it is."""
+
+    value: float
+    low: float
+    """Lower end of the interval; NaN where the observations give none."""
+    high: float
+    """Upper end of the interval; NaN where the observations give none."""
+
+    def excludes(self, value: float) -> bool:
+        """Whether the interval lies wholly to one side of `value`."""
+        return self.low > value or self.high < value
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The variance of seeds' means within an arm, pooled over arms that are trained alike."""
+
+    variance: float
+    """Of one seed's mean; 0 where no arm has two seeds."""
+    freedom: int
+    """Degrees of freedom behind it: seeds less arms."""
+
+
+def spread_of(tables: Sequence[ArrayLike]) -> Spread:
+    """The seeds' spread within each table [seeds, problems], pooled."""
+    means = [_table(table, "scores").mean(axis=1) for table in tables]
+    freedom = sum(len(row) - 1 for row in means)
+    squares = sum(float(((row - row.mean()) ** 2).sum()) for row in means)
+    return Spread(squares / freedom if freedom else 0.0, freedom)
+
+
+def mean_interval(scores: ArrayLike, *, confidence: float = 0.95, spread: Spread | None = None) -> Interval:
+    """The mean over seeds and problems, for new seeds and new problems; from one seed for new problems alone.
+
+    Shares (all scores in [0, 1]) get the interval on the logit scale, where it holds near 0 and 1 too and never leaves
+    [0, 1].
+
+    Args:
+        scores: [seeds, problems] or [problems].
+        confidence: level of the interval, in (0, 1).
+        spread: of the seeds, pooled with other arms; left out: from this table alone.
+    Raises:
+        ValueError: no scores, or one that is not finite.
+    Example: four problems, half of them right: t(0.975, 3) = 3.18 standard errors of sqrt(1/12) on the logit scale.
+        >>> interval = mean_interval([0, 0, 1, 1])
+        >>> interval.value, round(interval.low, 2), round(interval.high, 2)
+        (0.5, 0.02, 0.98)
+    """
+    table = _table(scores, "scores")
+    variance, freedom = _variance_of_mean(table, spread)
+    mean = float(table.mean())
+    if table.min() < 0 or table.max() > 1:
+        return _symmetric(mean, variance, freedom, confidence)
+    return _logit(mean, variance, freedom, confidence, num_problems=table.shape[1])
+
+
+def gain_interval(
+    before: ArrayLike, after: ArrayLike, *, confidence: float = 0.95, spread: Spread | None = None
+) -> Interval:
+    """How far the mean moved from `before` to `after`, each problem and seed held against itself.
+
+    Args:
+        before: [seeds, problems] or [problems]; one row serves every seed of `after` (a shared base model).
+        after: [seeds, problems], the same problems in the same order.
+        confidence: level of the interval, in (0, 1).
+        spread: of the seeds' gains, pooled with other arms; left out: from these tables alone.
+    Raises:
+        ValueError: shapes that do not fit together, no scores, or one that is not finite.
+    """
+    first, second = _table(before, "before"), _table(after, "after")
+    if first.shape[1] != second.shape[1] or first.shape[0] not in (1, second.shape[0]):
+        raise ValueError(
+            f"before {first.shape} and after {second.shape} do not pair: [seeds, problems] of the same problems"
+        )
+    gains = second - first
+    variance, freedom = _variance_of_mean(gains, spread)
+    return _symmetric(float(gains.mean()), variance, freedom, confidence)
+
+
+def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -> list[Interval]:
+    """The mean of each arm after the first less that of the first; the intervals hold together.
+
+    Problems are paired and seeds are not: seed 0 of one setting and seed 0 of another are no pair. The spread of the
+    seeds and of arms over problems is pooled over all arms, and with several arms the factor is Dunnett's, so that in
+    `confidence` of all experiments none of the intervals misses its truth.
+
+    Args:
+        arms: tables [seeds, problems] of the same problems in the same order; numbers of seeds may differ.
+        confidence: level of all intervals together, in (0, 1).
+    Raises:
+        ValueError: fewer than two arms, other problems, no scores, or one that is not finite.
+    """
+    tables = [_table(arm, "scores") for arm in arms]
+    if len(tables) < 2:
+        raise ValueError(f"{len(tables)} arm: a difference needs two")
+    if len({table.shape[1] for table in tables}) > 1:
+        shapes = ", ".join(str(table.shape) for table in tables)
+        raise ValueError(f"the arms {shapes} are not about the same problems")
+    spread, residual = spread_of(tables), _residual_variance(tables)
+    problem_variance, problem_freedom = _arm_by_problem(tables)
+    count = tables[0].shape[1]
+    intervals = []
+    for table in tables[1:]:
+        inverse_seeds = 1 / len(tables[0]) + 1 / len(table)
+        by_seed = spread.variance * inverse_seeds
+        by_problem = 2 * problem_variance / count
+        noise = residual * inverse_seeds / count
+        variance = by_seed + max(by_problem - noise, 0.0) if spread.freedom else by_problem
+        freedom = _satterthwaite(variance, [(by_seed, spread.freedom), (by_problem, problem_freedom)])
+        factor = _dunnett(len(tables) - 1, _rounded(freedom), confidence)
+        value = float(table.mean() - tables[0].mean())
+        half = factor * math.sqrt(variance) if variance else 0.0
+        intervals.append(Interval(value, value - half, value + half))
+    return intervals
+
+
+def seed_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
+    """Mean of one figure per seed with Student's t interval; one seed has no interval.
+
+    Example: 1, 2, 3 have mean 2 and standard error 1/sqrt(3); t(0.975, 2) = 4.303.
+        >>> interval = seed_mean([1.0, 2.0, 3.0])
+        >>> round(interval.low, 3), round(interval.high, 3)
+        (-0.484, 4.484)
+    """
+    figures = _figures(values)
+    mean, count = float(figures.mean()), figures.size
+    if count == 1:
+        return Interval(mean, math.nan, math.nan)
+    return _symmetric(mean, float(figures.var(ddof=1)) / count, count - 1, confidence)
+
+
+def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 0.95) -> Interval:
+    """Mean of `second` minus mean of `first`, one figure per seed, with Welch's interval (none from one seed)."""
+    left, right = _figures(first), _figures(second)
+    difference = float(right.mean() - left.mean())
+    if min(left.size, right.size) == 1:
+        return Interval(difference, math.nan, math.nan)
+    parts = [(float(group.var(ddof=1)) / group.size, group.size - 1) for group in (left, right)]
+    variance = sum(part for part, _ in parts)
+    return _symmetric(difference, variance, _satterthwaite(variance, parts), confidence)
+
+
+def _variance_of_mean(table: Table, spread: Spread | None) -> tuple[float, float]:
+    """Variance of a table's mean and its degrees of freedom; of one seed for these weights on new problems."""
+    seeds, problems = table.shape
+    by_problem = float(table.mean(axis=0).var(ddof=1)) / problems if problems > 1 else math.nan
+    pooled = spread_of([table]) if spread is None else spread
+    if seeds == 1 or not pooled.freedom:
+        return by_problem, problems - 1
+    by_seed = pooled.variance / seeds
+    if problems == 1:
+        return by_seed, pooled.freedom
+    noise = _residual_variance([table]) / (seeds * problems)
+    variance = max(by_seed + by_problem - noise, by_seed, by_problem)
+    return variance, _satterthwaite(variance, [(by_seed, pooled.freedom), (by_problem, problems - 1)])
+
+
+def _residual_variance(tables: Sequence[Table]) -> float:
+    """Of an entry, once its seed's and its problem's means are taken off; pooled. 0 where no arm has two seeds."""
+    squares = freedom = 0.0
+    for table in tables:
+        rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+        squares += float((rest**2).sum())
+        freedom += (table.shape[0] - 1) * (table.shape[1] - 1)
+    return squares / freedom if freedom else 0.0
+
+
+def _arm_by_problem(tables: Sequence[Table]) -> tuple[float, float]:
+    """Variance of a problem's mean in one arm, once arms' and problems' means are taken off; degrees of freedom."""
+    means = np.stack([table.mean(axis=0) for table in tables])
+    rest = means - means.mean(axis=0) - means.mean(axis=1, keepdims=True) + means.mean()
+    freedom = (means.shape[0] - 1) * (means.shape[1] - 1)
+    return (float((rest**2).sum()) / freedom if freedom else math.nan), freedom
+
+
+def _satterthwaite(variance: float, parts: Sequence[tuple[float, float]]) -> float:
+    """Degrees of freedom of a variance that is made of (part, degrees of freedom)."""
+    below = sum(part**2 / freedom for part, freedom in parts if freedom)
+    return variance**2 / below if below else math.inf
+
+
+def _symmetric(value: float, variance: float, freedom: float, confidence: float) -> Interval:
+    if not variance:
+        return Interval(value, value, value)
+    half = _student(_rounded(freedom), confidence) * math.sqrt(variance)
+    return Interval(value, value - half, value + half)
+
+
+def _logit(mean: float, variance: float, freedom: float, confidence: float, *, num_problems: int) -> Interval:
+    """The interval of a share on the logit scale, around (P mean + 1/2) / (P + 1), which is never 0 or 1.
+
+    Where few problems are solved, or few are not, a table's own variance is often far too small: the next problem may
+    be one that was not met yet. So the variance of a single problem's chance is added, divided by one more than the
+    number of those few.
+    """
+    if math.isnan(variance):  # one problem says nothing of others
+        return Interval(mean, 0.0, 1.0)
+    centre = (num_problems * mean + 0.5) / (num_problems + 1)
+    chance = centre * (1 - centre)
+    few = num_problems * min(mean, 1 - mean)
+    widened = variance + chance / (num_problems + 1) / (1 + few)
+    half = _student(_rounded(freedom), confidence) * math.sqrt(widened) / chance
+    at = math.log(centre / (1 - centre))
+    low, high = (1 / (1 + math.exp(-end)) for end in (at - half, at + half))
+    return Interval(mean, min(low, mean), max(high, mean))
+
+
+def _rounded(freedom: float) -> float:
+    """Degrees of freedom to three digits, so that factors are computed once; over 10,000 they are infinite."""
+    return float(f"{freedom:.3g}") if freedom < 10_000 else math.inf
+
+
+@cache
+def _student(freedom: float, confidence: float) -> float:
+    """Half-width, in standard errors, of the central interval of Student's t."""
+    from scipy import stats
+
+    return float(stats.t.ppf((1 + confidence) / 2, freedom))
+
+
+@cache
+def _dunnett(count: int, freedom: float, confidence: float) -> float:
+    """Half-width, in standard errors, of `count` intervals against one common arm that hold together.
+
+    Each standardised difference is (z_i - z_0) / (sqrt(2) s), where z_0 belongs to the common arm and s^2 is
+    chi-square over its degrees of freedom; given both, the arms are independent. The two integrals are by Gauss's
+    quadrature, a thousand times as fast as `scipy.stats.multivariate_t` and as good as its four digits.
+    Source: Dunnett 1955, A Multiple Comparison Procedure for Comparing Several Treatments with a Control.
+    """
+    from scipy import optimize, special, stats
+
+    if count == 1:
+        return _student(freedom, confidence)
+    common, of_common = np.polynomial.hermite_e.hermegauss(64)
+    of_common = of_common / of_common.sum()
+    scale, of_scale = np.ones(1), np.ones(1)
+    if math.isfinite(freedom):
+        places, weights = np.polynomial.legendre.leggauss(128)
+        scale, of_scale = np.sqrt(stats.chi2.ppf((places + 1) / 2, freedom) / freedom), weights / 2
+
+    def uncovered(factor: float) -> float:
+        reach = math.sqrt(2) * factor * scale[:, None]
+        inside = (special.ndtr(common + reach) - special.ndtr(common - reach)) ** count
+        return float(of_scale @ inside @ of_common) - confidence
+
+    return float(optimize.brentq(uncovered, _student(freedom, confidence), 1000.0, xtol=1e-6))
+
+
+def _table(scores: ArrayLike, name: str) -> Table:
+    table = np.atleast_2d(np.asarray(scores, dtype=np.float64))
+    if table.ndim != 2 or table.size == 0:
+        raise ValueError(f"{name} must be [seeds, problems] with at least one of each, not {table.shape}")
+    if not np.isfinite(table).all():
+        raise ValueError(f"{name} holds a value that is not finite")
+    return table
+
+
+def _figures(values: ArrayLike) -> NDArray[np.float64]:
+    figures = np.asarray(values, dtype=np.float64).ravel()
+    if figures.size == 0 or not np.isfinite(figures).all():
+        raise ValueError("needs at least one figure, all of them finite")
+    return figures
