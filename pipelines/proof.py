@@ -20,7 +20,7 @@ from pipelines.services.cancel import frozen_document
 from pipelines.state import read_json, write_json
 from rpg.checkpoints.checkpoint import MANIFEST, defect
 from rpg.files import digest, files_under
-from rpg.processes.stopping import STOPPED
+from rpg.processes.exit_cause import STOPPED
 from specs.errors import Issue, SpecError
 from storage import Store
 

@@ -6,7 +6,6 @@ Only the process that holds the run's lock writes state.json; anyone may read it
 import json
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +13,6 @@ from pipelines.home import Home
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
 Record = dict[str, Any]
-
-
-def now() -> str:
-    """The time, UTC, as ISO-8601."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,9 +7,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,13 @@ def aside_of(path: Path) -> Iterator[Path]:
             raise
 
 
-PACKAGES = ("torch", "transformers", "deepspeed", "numpy", "pyarrow")
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of the packages that shape a result."""
-    return {package: version(package) for package in PACKAGES}
+def versions_of(*packages: str) -> dict[str, str]:
+    """The installed versions of packages; one that is not installed is left out."""
+    versions = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
 
 
 def replace_json(path: Path, value: Any, *, durable: bool) -> None:
@@ -78,9 +79,9 @@ def replace_json(path: Path, value: Any, *, durable: bool) -> None:
         sync_directory(path.parent)
 
 
-def now() -> str:
-    """The time, ISO-8601, UTC."""
-    return datetime.now(UTC).isoformat()
+def now(timespec: str = "milliseconds") -> str:
+    """The time, UTC, as ISO-8601; `timespec` as of `datetime.isoformat`."""
+    return datetime.now(UTC).isoformat(timespec=timespec)
 
 
 def digest(path: Path) -> str:

@@ -21,7 +21,7 @@ from rpg.certificate.certificate import certify
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import StateCopy, load_values
 from rpg.checkpoints.retention import Means
-from rpg.files import digest, files_under, publish_directory, replace_json, versions
+from rpg.files import digest, files_under, publish_directory, replace_json, versions_of
 from rpg.parts import Parts
 from rpg.processes import ranks
 from rpg.recording.rows import write_metrics, write_rollouts, write_tokens
@@ -30,8 +30,8 @@ from rpg.rollouts.source import RolloutSource
 from specs.records import CheckpointRow
 
 _COUNTERS = "trainer.json"
-
-
+_PACKAGES = ("torch", "transformers", "deepspeed", "numpy", "pyarrow")
+"""Packages that shape what training gives."""
 _RANDOM = "random"
 
 
@@ -201,7 +201,7 @@ class Keeper:
                 str(int(path.name.removeprefix("step-"))): str(path.relative_to(run.path)) for path in exported
             },
             "files": {str(file.relative_to(run.path)): digest(file) for file in files},
-            "versions": versions(),
+            "versions": versions_of(*_PACKAGES),
         }
         replace_json(run.manifest, record, durable=True)
 

@@ -5,18 +5,16 @@ problems: file for the user's errors, run_id?, fingerprint?}. Exit code 0: `out`
 wrong and `problems` says how; anything else: a failure, with its traceback on stderr.
 """
 
-import dataclasses
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from rpg.processes.exit_cause import USER_ERROR, leave_issues
 from rpg.processes.parent import die_with_parent, share_cores
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
-
-USER_ERROR = 2
 
 
 def main(job_file: str) -> int:
@@ -29,8 +27,7 @@ def main(job_file: str) -> int:
     try:
         run(job)
     except SpecError as error:
-        listed = [dataclasses.asdict(problem) for problem in error.issues]
-        Path(job["problems"]).write_text(json.dumps(listed))
+        leave_issues(Path(job["problems"]), error.issues)
         print(f"{job['stage']}: {error}", flush=True)
         return USER_ERROR
     print(f"{job['stage']}: done in {time.monotonic() - start:.1f} s", flush=True)

@@ -4,18 +4,16 @@ Exit codes: 0 trained to the end; 1 a failure; 2 spec, data or model are wrong, 
 143 stopped when asked to, state saved.
 """
 
-import json
 import os
 import sys
 import time
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpg.processes.exit_cause import cause_of, note
+from rpg.processes.exit_cause import STOPPED, USER_ERROR, EarlyExit, cause_of, leave_issues, note_exit
 from rpg.processes.parent import die_with_parent, share_cores
-from rpg.processes.stopping import STOPPED, StopAfterStep
+from rpg.processes.stopping import StopAfterStep
 from specs.errors import SpecError
 
 if TYPE_CHECKING:
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from rpg.recording.run_directory import RunDirectory
     from rpg.rollouts.source import RolloutSource
     from specs.schema.experiment import Experiment
-
-USER_ERROR = 2
 
 
 def main(run_dir: Path) -> int:
@@ -41,16 +37,15 @@ def main(run_dir: Path) -> int:
         with explained(run.path):
             return _train(run, stop, started)
     except DiskError as error:
-        note(run.path, "disk_full", str(error))
+        note_exit(run.path, EarlyExit("disk_full", str(error)))
         print(f"train: {error}", file=sys.stderr)
         return 1
     except SpecError as error:
-        listed = [asdict(problem) for problem in error.issues]
-        (run.path / "problems.json").write_text(json.dumps(listed), encoding="utf-8")
+        leave_issues(run.path / "problems.json", error.issues)
         print(f"train: {error}", file=sys.stderr)
         return USER_ERROR
     except Exception as error:
-        note(run.path, cause_of(error), str(error))
+        note_exit(run.path, EarlyExit(cause_of(error), str(error)))
         raise
 
 
@@ -126,16 +121,16 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
     except (DivergedError, GuardStoppedError, StaleEngineError, SamplerOutOfMemoryError) as error:
         keeper.event(state.step, "guard_stopped" if isinstance(error, GuardStoppedError) else "failed", str(error))
         keeper.close()
-        note(run.path, cause_of(error), str(error))
+        note_exit(run.path, EarlyExit(cause_of(error), str(error)))
         print(f"train: {error}", file=sys.stderr)
         return 1
     except Exception as error:
-        note(run.path, cause_of(error), str(error), microbatch_tokens=trainer.largest_pass)
+        note_exit(run.path, EarlyExit(cause_of(error), str(error), trainer.largest_pass))
         raise
     finally:
         checkpoints.close()
     if not done:
-        note(run.path, "preempted" if stop.by_signal else "stopped", "")
+        note_exit(run.path, EarlyExit("preempted" if stop.by_signal else "stopped"))
         progress.say(f"stopped after step {state.step}, as asked; its state is saved")
         return STOPPED
     keeper.finish(state, inputs["fingerprint"])

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,6 @@ class Ranks:
 
     def __init__(self, share: Share, slots: Sequence[str] = ()) -> None:
         environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(slots)} if slots else {})}
-        parent = os.getpid()
         self.processes: list[subprocess.Popen[bytes]] = []
         with open(share.log, "ab") as log:
             last = share.first_rank + share.ranks - 1
@@ -88,7 +87,7 @@ class Ranks:
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         env=environment | share.rank_environment(local_rank),
-                        preexec_fn=lambda: die_with_parent(parent),
+                        preexec_fn=partial(die_with_parent, os.getpid()),
                     )
                 )
 
@@ -142,11 +141,6 @@ def verdict(codes: Sequence[int | None]) -> int:
     if failures:
         return failures[0]
     return 143 if any(codes) else 0
-
-
-def forget_exits(run_dir: Path) -> None:
-    """Takes away what ranks of a former go noted of their end: it would be taken for the next one's."""
-    shutil.rmtree(run_dir / "exits", ignore_errors=True)
 
 
 def interface_of(address: str) -> str:

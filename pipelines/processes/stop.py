@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Any
 
 from pipelines.home import Home
-from pipelines.state import now, read_json, write_json
+from pipelines.state import read_json, write_json
+from rpg.files import now
 
 GRACE_SECONDS = 5.0
 

@@ -6,14 +6,13 @@ waited for, so that the next command can end what a `kill -9` of this one left b
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,8 +20,8 @@ import psutil
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
 from rpg.processes.exit_cause import Cause
+from rpg.processes.parent import die_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.1
 TIMEOUT_GRACE_SECONDS = 5.0
 TAIL_LINES = 15
@@ -67,24 +66,11 @@ class Child:
     """Called when the command is gone, however it ended: ends what it started on other machines."""
 
 
-def die_with_parent(parent: int) -> None:
-    """Runs between fork and exec: SIGKILL when the starting thread ends. The check closes the gap before the call."""
-    if sys.platform == "linux":
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-# Loaded before any fork: the dynamic loader must not be entered between fork and exec.
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
 def start(
     command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None, attached: bool = True
 ) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own, output appended to `log`; `attached` children die with this thread."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    parent = os.getpid()
     with open(log, "ab") as output:
         return subprocess.Popen(
             list(command),
@@ -93,7 +79,7 @@ def start(
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             start_new_session=True,
-            preexec_fn=(lambda: die_with_parent(parent)) if attached else None,
+            preexec_fn=partial(die_with_parent, os.getpid()) if attached else None,
         )
 
 

@@ -1,39 +1,18 @@
 """Why a stage's process ended early, and what another attempt does differently."""
 
 import re
-import shutil
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.processes.supervisor import StageError, StageStoppedError
 from pipelines.running.run import Execution
-from pipelines.state import read_json
-from rpg.processes.exit_cause import RETRIED, Cause, cause_of, cause_said
+from rpg.processes.exit_cause import RETRIED, SIGNALLED, Cause, EarlyExit, cause_in, cause_of, noted_exits
 from specs.errors import RpgError
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL, 256 - signal.SIGKILL)
-_SIGNALLED = 128
-"""Codes above it: 128 + the signal that ended a process."""
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM, 256 - signal.SIGTERM)
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class StageEnding:
-    """How a process ended before it was done."""
-
-    cause: Cause
-    message: str = ""
-    """What it said of it, where it did."""
-    microbatch_tokens: int = 0
-    """The trainer's largest pass so far; 0: not known."""
-
-
-def forget(run_dir: Path) -> None:
-    """Takes away what an earlier attempt left."""
-    shutil.rmtree(run_dir / "exits", ignore_errors=True)
 
 
 def oom_kills() -> int:
@@ -52,34 +31,32 @@ def oom_kills() -> int:
     return 0
 
 
-def ending(code: int, said: str, exits: Path, *, killed_for_memory: bool) -> StageEnding:
-    """How a process ended.
+def early_exit(code: int, output: str, run_dir: Path, *, killed_for_memory: bool) -> EarlyExit:
+    """How a process ended that did not exit with 0.
 
     Args:
         code: its exit code, or that of the launcher which passed on its rank's.
-        said: the end of what it printed.
-        exits: where ranks leave their notes. One of their own trouble counts before those that only miss another; one
-            of trouble without a name does so too, unless a rank was killed, which leaves none.
+        output: the end of what it printed.
+        run_dir: where ranks note their exits. A note of a rank's own trouble counts before one of a rank that only
+            misses another; so does one whose cause has no name, unless a rank was killed, which leaves no note.
         killed_for_memory: whether the kernel has killed a process for memory meanwhile.
     """
-    notes = [read_json(path) for path in sorted(exits.glob("rank-*.json"))]
-    signalled = code < 0 or code > _SIGNALLED or "return code = -" in said
+    signalled = code < 0 or code > SIGNALLED or "return code = -" in output
     last = ("lost_peer", "other") if signalled else ("other", "lost_peer")
-    notes.sort(key=lambda note: 1 + last.index(note["cause"]) if note.get("cause") in last else 0)
+    notes = sorted(noted_exits(run_dir), key=lambda note: 1 + last.index(note.cause) if note.cause in last else 0)
     killed = code in _KILLED
     if killed and killed_for_memory:
-        return StageEnding("out_of_memory", "the kernel killed it for memory")
-    if notes and notes[0].get("cause") != "other":
-        first = notes[0]
-        return StageEnding(first["cause"], str(first.get("message", "")), int(first.get("microbatch_tokens") or 0))
-    cause = cause_said(said)
+        return EarlyExit("out_of_memory", "the kernel killed it for memory")
+    if notes and notes[0].cause != "other":
+        return notes[0]
+    cause = cause_in(output)
     if notes and not signalled and cause in ("lost_peer", "other"):
-        return StageEnding("other", str(notes[0].get("message", "")))
+        return EarlyExit("other", notes[0].message)
     if cause != "other":
-        return StageEnding(cause)
-    if killed or "return code = -9" in said:
-        return StageEnding("lost_peer", "a process was killed by SIGKILL")
-    return StageEnding("preempted" if code in _TERMINATED else "other")
+        return EarlyExit(cause)
+    if killed or "return code = -9" in output:
+        return EarlyExit("lost_peer", "a process was killed by SIGKILL")
+    return EarlyExit("preempted" if code in _TERMINATED else "other")
 
 
 def cause_of_error(error: BaseException | None) -> Cause:

@@ -6,18 +6,19 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from pipelines.home import Home
-from pipelines.state import now, read_json, write_json
+from pipelines.state import read_json, write_json
+from rpg.files import now, versions_of
 
 _CHEAP_BYTES = 8 * 2**20
 """Files up to this size are hashed again before a result is taken as it is; of larger ones the size is compared."""
 _PACKAGES = ("rpg-experiments", "torch", "transformers", "datasets", "reasoning-gym", "deepspeed")
+"""Packages that shape what a stage makes."""
 
 
 @contextlib.contextmanager
@@ -51,7 +52,9 @@ def publish(aside: Path, output: Path, manifest: dict[str, Any]) -> None:
     for file in sorted(path for path in aside.rglob("*") if path.is_file()):
         _sync(file)
         files[str(file.relative_to(aside))] = {"sha256": digest_of(file), "bytes": file.stat().st_size}
-    write_json(aside / "manifest.json", manifest | {"files": files, "created_at": now(), "versions": _versions()})
+    write_json(
+        aside / "manifest.json", manifest | {"files": files, "created_at": now(), "versions": versions_of(*_PACKAGES)}
+    )
     for directory in [*(path for path in aside.rglob("*") if path.is_dir()), aside]:
         _sync(directory)
     if output.exists():
@@ -115,11 +118,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions

@@ -16,7 +16,8 @@ from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.processes.stop import Stop, StopRequest, clear_request
 from pipelines.running.progress import ProgressReporter, Silent
-from pipelines.state import RunState, now, read_json, write_json, write_once
+from pipelines.state import RunState, read_json, write_json, write_once
+from rpg.files import now
 from specs.errors import Issue, SpecError
 from storage.liveness import start_of
 

@@ -3,7 +3,6 @@
 Nothing here knows Prefect. `perform` does one stage, or finds that it is done.
 """
 
-import json
 import os
 import sys
 import time
@@ -14,12 +13,14 @@ from typing import Any, Literal
 from pipelines.launchers import launcher_of
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.supervisor import Child, StageError, StageStoppedError, failure, log_size, log_tail, supervise
-from pipelines.running.exit_causes import after_failure, ending, forget, oom_kills, told_by_failures
+from pipelines.running.exit_causes import after_failure, early_exit, oom_kills, told_by_failures
 from pipelines.running.leases import gpu_slots, visible
 from pipelines.running.publish import damage, filling, locked, publish
 from pipelines.running.run import Execution
-from pipelines.state import now, read_json, write_json
-from specs.errors import Issue, SpecError
+from pipelines.state import read_json, write_json
+from rpg.files import now
+from rpg.processes.exit_cause import forget_exits, read_issues
+from specs.errors import SpecError
 
 _SHOWN_SECONDS = 0.5
 Outcome = Literal["cached", "done"]
@@ -218,16 +219,16 @@ def _run(
         elif line := log_tail(child.log, 1, since=before):
             execution.progress.waiting(line.removeprefix(f"{stage.stage}: "))
 
-    forget(execution.directory)
+    forget_exits(execution.directory)
     kills = oom_kills()
     code = supervise(child, stop=execution.stop_requested, tick=each_tick)
-    if code != 0 and (found := read_problems(problems)):
-        raise SpecError(*(execution.document.locate(problem) for problem in found), done=_done(execution, stage))
+    if code != 0 and (issues := read_issues(problems)):
+        raise SpecError(*(execution.document.locate(issue) for issue in issues), done=_done(execution, stage))
     if code != 0:
         error = failure(stage.stage, code, child.log, since=before)
-        said = log_tail(child.log, 60, since=before)
-        found_out = ending(code, said, execution.directory / "exits", killed_for_memory=oom_kills() > kills)
-        error.cause, error.microbatch_tokens = found_out.cause, found_out.microbatch_tokens
+        output = log_tail(child.log, 60, since=before)
+        early = early_exit(code, output, execution.directory, killed_for_memory=oom_kills() > kills)
+        error.cause, error.microbatch_tokens = early.cause, early.microbatch_tokens
         raise error
 
 
@@ -238,15 +239,6 @@ def _done(execution: Execution, stage: StagePlan) -> str:
     finished = [name for name in names if execution.state.stage(name).get("status") == "finished"]
     kept = f"; {', '.join(finished)} {'is' if len(finished) == 1 else 'are'} done and kept" if finished else ""
     return f"the {stage.stage} stage ended with it, nothing after it was run{kept}"
-
-
-def read_problems(path: Path) -> list[Issue]:
-    """What a stage's process found wrong with what the user gave; empty where it left nothing readable."""
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
-        return [Issue(**{**fields, "path": tuple(fields["path"])}) for fields in listed]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
 
 
 def _log(execution: Execution, stage: StagePlan) -> Path:

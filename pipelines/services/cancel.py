@@ -7,7 +7,8 @@ from pipelines.home import Home
 from pipelines.launchers.slurm import SlurmRanks
 from pipelines.processes.reap import ProcessRecord, end
 from pipelines.processes.stop import request_cancel
-from pipelines.state import RunState, now, read_json
+from pipelines.state import RunState, read_json
+from rpg.files import now
 from specs.errors import Issue, SpecError
 from storage import liveness
 

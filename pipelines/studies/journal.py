@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock, Timeout
 
 from pipelines.home import Home
-from pipelines.state import now, read_json, write_json
+from pipelines.state import read_json, write_json
 from pipelines.studies import space
+from rpg.files import now
 from specs.errors import Issue, RpgError, SpecError
 from specs.schema.base import identity_of
 from specs.schema.study import Study

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pipelines.home import Home
 from pipelines.report.statistics import Interval, mean_interval, seed_mean
 from pipelines.running.experiment import RunOutcome
-from pipelines.state import now
 from pipelines.studies import space
 from pipelines.studies.journal import StudyBusyError, held, open_study, write_record
+from rpg.files import now
 from specs.document import Document
 from specs.errors import SpecError
 from specs.schema.study import Study

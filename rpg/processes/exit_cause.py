@@ -1,13 +1,27 @@
-"""Why a process of ours ended before it was done: one word, told from the exception or from what was said of it.
+"""How a process of ours ends before it is done: its exit code, and the one word for the cause.
 
-The trainer leaves the word where the one who started it finds it; of a process that could not, the words it printed
-tell. Needs no torch: whoever waits for a trainer uses it too.
+A process that can leaves the cause, or the user's mistakes, in a file for whoever started it; of one that could not,
+the words it printed tell. Needs no torch: whoever waits for a trainer uses it too.
 """
 
+import json
 import os
 import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from specs.errors import Issue
+
+USER_ERROR = 2
+"""Exit code: what the user gave is wrong; `leave_issues` has said how."""
+STOPPED = 143
+"""Exit code of a trainer that was asked to stop and has saved its state: 128 + SIGTERM."""
+SIGNALLED = 128
+"""Exit codes above it are 128 + the signal that ended the process, as a shell has them."""
 
 Cause = Literal[
     "out_of_memory",
@@ -22,7 +36,7 @@ Cause = Literal[
     "other",
 ]
 """out_of_memory: of a GPU or the host. sampler_out_of_memory: so while sampling. diverged: a guard ended it, or a
-gradient that is no number. lost_peer: a rank died, or the others no longer hear it. preempted: SIGTERM from elsewhere,
+gradient that is not finite. lost_peer: a rank died, or the others no longer hear it. preempted: SIGTERM from elsewhere,
 state saved. user_error: what the user gave is wrong. disk_full: nothing can be written. hung: longer than its time
 limit. stopped: as the user asked."""
 
@@ -30,7 +44,7 @@ RETRIED = frozenset({"out_of_memory", "lost_peer", "preempted", "hung", "other"}
 """Causes after which another attempt may go better; out_of_memory once, with smaller microbatches: they are the
 learner's alone."""
 
-_SAID: tuple[tuple[Cause, str], ...] = (
+_WORDS: tuple[tuple[Cause, str], ...] = (
     ("sampler_out_of_memory", r"SamplerOutOfMemoryError"),
     (
         "out_of_memory",
@@ -44,35 +58,70 @@ _SAID: tuple[tuple[Cause, str], ...] = (
         r"Broken pipe.*gloo|gloo.*(timeout|Timeout)|heartbeat",
     ),
 )
+"""The first pattern that fits gives the cause."""
 
 
-def cause_said(text: str) -> Cause:
-    """The cause that an error's words give."""
-    return next((cause for cause, pattern in _SAID if re.search(pattern, text)), "other")
+def cause_in(text: str) -> Cause:
+    """The cause that the words of an error or of a log give."""
+    return next((cause for cause, pattern in _WORDS if re.search(pattern, text)), "other")
 
 
 def cause_of(error: BaseException) -> Cause:
-    """The cause of an exception; that of what it came from where its own words do not tell."""
+    """The cause of an exception; where its own words do not tell, that of the exception that it was raised from."""
     while True:
-        found = cause_said(f"{type(error).__name__}: {error}")
-        if found != "other" or error.__cause__ is None:
-            return found
+        cause = cause_in(f"{type(error).__name__}: {error}")
+        if cause != "other" or error.__cause__ is None:
+            return cause
         error = error.__cause__
 
 
-def note(run_dir: Path, cause: Cause, message: str, *, microbatch_tokens: int = 0) -> None:
-    """Leaves a rank's cause in the run's directory, as far as that is possible now.
+@dataclass(frozen=True, slots=True)
+class EarlyExit:
+    """How a process ended before it was done."""
 
-    Args:
-        microbatch_tokens: the largest pass that was tried, padding included; 0: not known.
-    """
+    cause: Cause
+    message: str = ""
+    """Its own words; empty where it left none."""
+    microbatch_tokens: int = 0
+    """Tokens of the largest microbatch that it tried, padding included; 0: not known."""
+
+
+def note_exit(run_dir: Path, early: EarlyExit) -> None:
+    """Leaves a rank's end in the run's directory, as far as that is possible now; its first note stays."""
     from rpg.files import DiskError, replace_json
 
-    record: dict[str, Any] = {"cause": cause, "message": message, "microbatch_tokens": microbatch_tokens}
     path = run_dir / "exits" / f"rank-{int(os.environ.get('RANK', '0')):05}.json"
     try:
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            replace_json(path, record, durable=False)
+            replace_json(path, asdict(early), durable=False)
     except (OSError, MemoryError, DiskError):  # what it printed tells as well
         return
+
+
+def noted_exits(run_dir: Path) -> list[EarlyExit]:
+    """What the ranks noted, in their order; a note that is not whole is left out."""
+    exits = []
+    for path in sorted((run_dir / "exits").glob("rank-*.json")):
+        with suppress(OSError, ValueError, TypeError):
+            exits.append(EarlyExit(**json.loads(path.read_bytes())))
+    return exits
+
+
+def forget_exits(run_dir: Path) -> None:
+    """Removes the notes of an earlier attempt: they would be taken for those of the next one."""
+    shutil.rmtree(run_dir / "exits", ignore_errors=True)
+
+
+def leave_issues(path: Path, issues: Sequence[Issue]) -> None:
+    """Writes what is wrong with what the user gave, for the one who started this process."""
+    path.write_text(json.dumps([asdict(issue) for issue in issues]), encoding="utf-8")
+
+
+def read_issues(path: Path) -> list[Issue]:
+    """What a process left with `leave_issues`; empty where it left nothing readable."""
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        return [Issue(**{**fields, "path": tuple(fields["path"])}) for fields in listed]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []

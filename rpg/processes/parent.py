@@ -1,4 +1,4 @@
-"""How a process of ours ends when the one that started it is gone."""
+"""A process of ours and the one that started it: it ends when that one is gone, and leaves cores to its neighbours."""
 
 import ctypes
 import os
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# Loaded with the module: the dynamic loader must not be entered between fork and exec.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def share_cores() -> None:
@@ -14,7 +16,7 @@ def share_cores() -> None:
 
     Measured with two threads on two cores: where another run wants the same cores, libgomp's own long spin makes a
     training step ten times as long, and this one small operations 1.4 times as long as sleeping at once does. Where
-    none does, sleeping at once makes a step a quarter longer. A policy or count from outside stays.
+    no other run does, sleeping at once makes a step a quarter longer. A policy or spin count that is set already stays.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -24,15 +26,16 @@ def die_with_parent(parent: int | None = None) -> None:
     """Asks Linux to kill this process when the thread that started it ends; kills it now if that has happened already.
 
     The signal is SIGKILL, reaches no grandchildren, and fires when the starting thread, not process, ends: start
-    children from the main thread. Elsewhere than on Linux this does nothing.
+    children from the main thread. Elsewhere than on Linux this does nothing. A process of ours calls it first thing;
+    for a program that is not ours it is the `preexec_fn`: `partial(die_with_parent, os.getpid())`.
 
     Args:
         parent: id of the process that started this one, if known. Else one adopted by init counts as orphaned.
     """
-    if sys.platform != "linux":
+    if _LIBC is None:
         return
     before = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     # A parent that ended before the request will send no signal.
     expected = parent if parent is not None else before

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-STOPPED = 143
-"""Exit code of a trainer that was asked to stop: 128 + SIGTERM."""
+from rpg.processes.exit_cause import STOPPED
 
 
 class StopAfterStep:

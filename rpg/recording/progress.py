@@ -16,7 +16,7 @@ class ProgressFile:
         self._run = run
         self._steps = steps
         self._speaks = speaks
-        self._started_at = now()
+        self._started_at = now("microseconds")
         self._live = sys.stderr.isatty()
 
     def say(self, message: str) -> None:

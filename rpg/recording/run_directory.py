@@ -57,10 +57,10 @@ class RunDirectory:
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
         number = 1 + max((int(file.stem) for file in attempts.glob("[0-9]*.json")), default=0)
-        record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now()}
+        record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now("microseconds")}
         replace_json(attempts / f"{number:04}.json", record, durable=True)
         return number
 
     def report_progress(self, record: dict[str, Any]) -> None:
         """Replaces progress.json."""
-        replace_json(self.path / "progress.json", {**record, "updated_at": now()}, durable=False)
+        replace_json(self.path / "progress.json", {**record, "updated_at": now("microseconds")}, durable=False)

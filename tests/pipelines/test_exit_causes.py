@@ -11,9 +11,9 @@ import pytest
 import torch
 from live import Lab, finished, kill, wait_for
 
-from pipelines.running.exit_causes import ending
+from pipelines.running.exit_causes import early_exit
 from pipelines.state import write_json
-from rpg.processes.exit_cause import cause_of, note
+from rpg.processes.exit_cause import EarlyExit, cause_of, forget_exits, note_exit, noted_exits
 
 LIMITS = Path(__file__).parent / "limits"
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
@@ -74,14 +74,14 @@ def test_the_cause_lies_under_the_error_that_it_led_to() -> None:
 def test_an_ending_is_inferred_where_nothing_was_noted(
     tmp_path: Path, code: int, said: str, killed_for_memory: bool, cause: str
 ) -> None:
-    assert ending(code, said, tmp_path, killed_for_memory=killed_for_memory).cause == cause
+    assert early_exit(code, said, tmp_path, killed_for_memory=killed_for_memory).cause == cause
 
 
 def test_a_rank_with_trouble_of_its_own_counts_before_those_that_miss_it(tmp_path: Path) -> None:
     for rank, cause in enumerate(("lost_peer", "out_of_memory", "lost_peer")):
         record = {"cause": cause, "message": "m", "microbatch_tokens": 7}
-        write_json(tmp_path / f"rank-{rank:05}.json", record)
-    found = ending(1, "", tmp_path, killed_for_memory=False)
+        write_json(tmp_path / "exits" / f"rank-{rank:05}.json", record)
+    found = early_exit(1, "", tmp_path, killed_for_memory=False)
     assert (found.cause, found.microbatch_tokens) == ("out_of_memory", 7)
 
 
@@ -89,17 +89,26 @@ def test_a_rank_with_trouble_of_its_own_counts_before_those_that_miss_it(tmp_pat
 def test_an_error_without_a_name_counts_before_the_ranks_that_miss_it(tmp_path: Path, code: int, said: str) -> None:
     notes = (("lost_peer", "Connection closed by peer"), ("other", "KeyError: 'answer'"))
     for rank, (cause, message) in enumerate(notes):
-        write_json(tmp_path / f"rank-{rank:05}.json", {"cause": cause, "message": message})
-    found = ending(code, said, tmp_path, killed_for_memory=False)
+        write_json(tmp_path / "exits" / f"rank-{rank:05}.json", {"cause": cause, "message": message})
+    found = early_exit(code, said, tmp_path, killed_for_memory=False)
     assert (found.cause, found.message) == ("other", "KeyError: 'answer'")
     for killed in ((-9, said), (137, said), (1, "exits with return code = -11")):
-        assert ending(*killed, tmp_path, killed_for_memory=False).cause == "lost_peer"
+        assert early_exit(*killed, tmp_path, killed_for_memory=False).cause == "lost_peer"
 
 
 def test_the_first_note_of_a_rank_stays(tmp_path: Path) -> None:
-    note(tmp_path, "diverged", "first")
-    note(tmp_path, "other", "second")
-    assert ending(1, "", tmp_path / "exits", killed_for_memory=False).message == "first"
+    first = EarlyExit("diverged", "first", 7)
+    note_exit(tmp_path, first)
+    note_exit(tmp_path, EarlyExit("other", "second"))
+    assert noted_exits(tmp_path) == [early_exit(1, "", tmp_path, killed_for_memory=False)] == [first]
+    forget_exits(tmp_path)
+    assert noted_exits(tmp_path) == []
+
+
+def test_a_note_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
+    note_exit(tmp_path, EarlyExit("diverged"))
+    (tmp_path / "exits" / "rank-00001.json").write_text('{"cause": "out_of')
+    assert noted_exits(tmp_path) == [EarlyExit("diverged")]
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ from pathlib import Path
 from pipelines.launchers.slurm import DIRECTORY, STATES_OF_THE_LIVING, job_state, slurm, submitted_job
 from pipelines.launchers.slurm.batch import batch_log, batch_options, batch_script
 from pipelines.processes.supervisor import log_size, log_tail
-from pipelines.state import now, read_json, write_json
+from pipelines.state import read_json, write_json
+from rpg.files import now
+from rpg.processes.exit_cause import STOPPED
 from rpg.processes.parent import die_with_parent
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import SlurmLauncher
 
-STOPPED = 143
 _POLL_SECONDS = 0.2
 _ASK_SECONDS = 5.0
 """Between two questions to Slurm's controller."""

@@ -19,15 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipelines.launchers.ranks import ENDED_WELL, address_of, forget_exits, free_port, verdict
+from pipelines.launchers.ranks import ENDED_WELL, address_of, free_port, verdict
 from pipelines.launchers.slurm.node import DIRECTORY, source_address
 from rpg.files import now, replace_json
-from rpg.processes.stopping import STOPPED
+from rpg.processes.exit_cause import SIGNALLED, STOPPED, forget_exits
 
 STOP = "stop"
 """In the directory: the run is ended on purpose, and not to be queued again."""
 ENDED = "ended.json"
-_SIGNALLED = 128
 _POLL_SECONDS = 0.2
 _PEERS_SECONDS = 30.0
 """How long the other nodes have to end after one has failed; then they count as lost."""
@@ -135,7 +134,7 @@ class Job:
             if not reports:
                 print(f"srun ended with {self._srun.returncode}, and no node says how its ranks ended", flush=True)
             return code or 1, True
-        return code, code > _SIGNALLED and code != STOPPED
+        return code, code > SIGNALLED and code != STOPPED
 
     def _reports(self) -> list[dict[str, Any]]:
         found = self._directory.glob(f"{self._tag}-node-*.json")

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipelines.launchers.launch_record import passed_on
 from pipelines.launchers.ssh.node import BEAT_SECONDS
-from pipelines.processes.supervisor import die_with_parent
+from rpg.processes.parent import die_with_parent
 from specs.schema.launchers import Host, SshLauncher
 
 _PROJECT = Path(__file__).parents[3]
@@ -45,12 +46,11 @@ class Connection:
         """Of its ranks; what a former go wrote are the first `log_began` bytes."""
         self.log_began = 0
         self._buffer = b""
-        parent = os.getpid()
         self._ssh = subprocess.Popen(
             remote_command(launcher, host.host, "pipelines.launchers.ssh.node"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            preexec_fn=lambda: die_with_parent(parent),
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
         assert self._ssh.stdin is not None
         assert self._ssh.stdout is not None

@@ -4,7 +4,6 @@ A lost host or a rank that a signal killed brings the run back from its last che
 codes are the trainer's: 0, 1, 2, 143 when stopped; 128 + the signal's number where one killed a rank.
 """
 
-import json
 import secrets
 import signal
 import sys
@@ -15,20 +14,17 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.launchers.launch_record import passed_on, write_launch
-from pipelines.launchers.ranks import ENDED_WELL, Share, forget_exits, log_of, verdict
+from pipelines.launchers.ranks import ENDED_WELL, Share, log_of, verdict
 from pipelines.launchers.ssh.connection import Connection, apart
 from pipelines.launchers.ssh.node import versions
 from pipelines.processes.supervisor import log_size, log_tail
+from rpg.processes.exit_cause import SIGNALLED, STOPPED, USER_ERROR, forget_exits, leave_issues
 from rpg.processes.parent import die_with_parent
 from specs.errors import Issue
 from specs.rules.launchers import hosts_of
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import SshLauncher
 
-STOPPED = 143
-_USER_ERROR = 2
-_SIGNALLED = 128
-"""Codes above it: 128 + the signal that ended a rank."""
 _POLL_SECONDS = 0.05
 _AGAIN_SECONDS = 2.0
 
@@ -82,9 +78,9 @@ class SshHead:
                 return LaunchEnding(STOPPED)
             if not connections:
                 return LaunchEnding(1)
-            if problems := self._unlike(connections):
-                (self._directory / "problems.json").write_text(json.dumps([asdict(problem) for problem in problems]))
-                return LaunchEnding(_USER_ERROR)
+            if issues := self._unlike(connections):
+                leave_issues(self._directory / "problems.json", issues)
+                return LaunchEnding(USER_ERROR)
             self._start(connections, go)
             return self._watch(connections)
         finally:
@@ -205,7 +201,7 @@ class SshHead:
         code = verdict([code for each in connections for code in each.codes()])
         if lost:
             return LaunchEnding(code or 1, lost=True, fence_seconds=self._launcher.lost_after_seconds + 1)
-        return LaunchEnding(code, lost=code > _SIGNALLED and code != STOPPED)
+        return LaunchEnding(code, lost=code > SIGNALLED and code != STOPPED)
 
     def _until(self, done: Callable[[], bool], connections: Sequence[Connection], seconds: float) -> None:
         deadline = time.monotonic() + seconds
