@@ -175,7 +175,7 @@ def test_a_light_import_stays_light(statement: str, absent: set[str]) -> None:
 
 
 def test_a_folder_holds_no_more_than_a_reader_takes_in() -> None:
-    folders = {path.parent for path in MODULES.values()} - {ROOT / "pipelines" / "cli"}
+    folders = {path.parent for path in MODULES.values()} - {ROOT / "pipelines" / "cli" / "verbs"}
     for folder in folders:
         modules = [path for path in folder.glob("*.py") if path.stem != "__init__"]
         assert len(modules) <= MOST_MODULES, f"{folder.relative_to(ROOT)} has {len(modules)} modules"

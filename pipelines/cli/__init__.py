@@ -1,11 +1,15 @@
-"""The command line `rpg`. Every module registers its verbs; what is heavy is imported inside the verb."""
+"""The command line `rpg`: one module a verb in `verbs`, and here what several of them share.
+
+What is heavy is imported inside the verb that needs it, so that `rpg --help` and `rpg validate` answer at once.
+"""
 
 import importlib
+import pkgutil
 import sys
 
 import typer
 
-MODULES = ("specs", "run", "plan", "query", "maintain", "compare", "study", "certify", "replay", "services")
+from pipelines.cli import verbs
 
 app = typer.Typer(
     name="rpg",
@@ -15,8 +19,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in MODULES:
-    importlib.import_module(f"{__name__}.{_module}").register(app)
+for _verb in pkgutil.iter_modules(verbs.__path__):
+    _module = importlib.import_module(f"{verbs.__name__}.{_verb.name}")
+    if hasattr(_module, "group"):
+        app.add_typer(_module.group, name=_verb.name)
+    else:
+        app.command(_verb.name)(getattr(_module, _verb.name))
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
-"""`rpg compare` and `rpg report`."""
+"""`rpg compare`: runs or groups of seeds side by side."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from pipelines.cli.options import AsJson
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,15 +15,9 @@ if TYPE_CHECKING:
     from pipelines.report.statistics import Interval
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the verbs to the command line."""
-    app.command()(compare)
-    app.command()(report)
-
-
 def compare(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or experiments: groups of seeds.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Puts runs or groups of seeds side by side: where the specs differ, and what came out, with intervals."""
     from pipelines.cli.output import print_json
@@ -34,25 +29,6 @@ def compare(
         print_json(found.to_json())
     else:
         _print(found)
-
-
-def report(
-    name: Annotated[
-        str, typer.Argument(metavar="RUN-or-EXPERIMENT", help="A run, or an experiment with all its seeds.")
-    ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")] = None,
-) -> None:
-    """Writes one self-contained HTML page with plots and prints where it lies."""
-    from pipelines.home import Home
-    from pipelines.report import write_experiment_report, write_run_report
-    from pipelines.report.evidence import find_groups
-
-    home = Home.from_environment()
-    groups = find_groups(home, name)
-    if (home.experiment(name) / "experiment.json").is_file():
-        typer.echo(write_experiment_report(home, name, output))
-    else:
-        typer.echo(write_run_report(home, groups[0].run_ids[0], output))
 
 
 def _print(found: RunComparison) -> None:

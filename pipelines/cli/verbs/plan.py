@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from pipelines.cli.options import AsJson, ExperimentFile, Overrides
 
 if TYPE_CHECKING:
     from pipelines.planning.plan import Plan
@@ -16,15 +15,10 @@ LARGE = 50_000_000
 """Parameters from which GPU hours are of interest."""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds `plan`."""
-    app.command("plan", short_help="Shows the runs and stages: what is cached, what will run, and why.")(plan)
-
-
 def plan(
-    file: Annotated[Path, typer.Argument(help="The experiment's spec file.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="path.to.field=value")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    file: ExperimentFile,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing."""
     import json

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.cli.options import AsJson, RunId
+
 if TYPE_CHECKING:
     from pipelines.replay import Replay
 
@@ -12,13 +14,8 @@ _STEP_FIGURES = ("loss", "weight/variance", "weight/ess")
 _FURTHEST = ("step", "rollout_id", "position", "token_id", "advantage", "ratio", "weight")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the verb to the command line."""
-    app.command("replay")(replay)
-
-
 def replay(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or a part of it that no other run shares.")],
+    run: RunId,
     objective: Annotated[
         str,
         typer.Option(
@@ -31,7 +28,7 @@ def replay(
     ] = None,
     step: Annotated[list[int] | None, typer.Option(help="Only this step; may be given several times.")] = None,
     steps: Annotated[str, typer.Option(metavar="FIRST-LAST", help="Only these steps, both included.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Recompute the loss and its gradient weights on recorded rollouts under another objective.
 

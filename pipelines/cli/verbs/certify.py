@@ -5,23 +5,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.cli.options import AsJson, Overrides
+
 if TYPE_CHECKING:
     from specs.schema.objective import Objective
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the verbs to the command line."""
-    app.command("certify")(certify)
 
 
 def certify(
     file: Annotated[
         Path | None, typer.Argument(help="An experiment spec; without one, every objective there is.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field of the spec.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The certificates as JSON.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Hold the gradient of every objective (or of the spec's) against the exact one, by enumeration.
 

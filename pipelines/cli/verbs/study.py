@@ -1,34 +1,24 @@
-"""`rpg study run`, `submit`, `report`, `list`."""
+"""`rpg study run`, `submit`, `report`, `list`: hyperparameter studies."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from pipelines.cli.options import AsJson, Output, Overrides, Profile, StudyFile
 
 if TYPE_CHECKING:
     from pipelines.home import Home
     from specs.study_document import StudyDocument
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The study's file.")]
 Name = Annotated[str, typer.Argument(metavar="FILE-or-NAME", help="The study's file, or its name.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Overrides a field of the study.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")]
 
-study = typer.Typer(help="Hyperparameter studies: every trial is an experiment.", no_args_is_help=True)
+group = typer.Typer(help="Hyperparameter studies: every trial is an experiment.", no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the verbs to the command line."""
-    app.add_typer(study, name="study")
-
-
-@study.command()
-def run(file: File, overrides: Overrides = None, as_json: AsJson = False) -> None:
+@group.command()
+def run(file: StudyFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Runs the trials that are still wanted; called again, goes on where it stopped."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
@@ -49,13 +39,11 @@ def run(file: File, overrides: Overrides = None, as_json: AsJson = False) -> Non
         raise typer.Exit(1)
 
 
-@study.command()
+@group.command()
 def submit(
-    file: File,
+    file: StudyFile,
     overrides: Overrides = None,
-    profile: Annotated[
-        str, typer.Option(envvar="RPG_PROFILE", help="A Prefect API's URL or a Prefect profile's name.")
-    ] = "",
+    profile: Profile = "",
 ) -> None:
     """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its link."""
     from pipelines.home import Home
@@ -65,7 +53,7 @@ def submit(
     typer.echo(submit_study(load_study_document(file, overrides or ()), Home.from_environment(), profile))
 
 
-@study.command()
+@group.command()
 def report(name: Name, output: Output = None) -> None:
     """Writes the study's page: history, importances, slices, the best values; prints where it lies."""
     from pipelines.home import Home
@@ -74,7 +62,7 @@ def report(name: Name, output: Output = None) -> None:
     typer.echo(write_study_report(Home.from_environment(), _name(name), output))
 
 
-@study.command("list")
+@group.command("list")
 def list_studies(as_json: AsJson = False) -> None:
     """Lists the studies with their best value."""
     from pipelines.cli.output import print_json

@@ -1,0 +1,70 @@
+"""Running a document here, for `rpg run` and `rpg resume`: progress on stderr, the answer on stdout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from pipelines.home import Home
+    from pipelines.planning.plan import Plan
+    from pipelines.running.experiment import RunOutcome
+    from specs.loader import Document
+
+
+def execute(document: Document, only: str = "") -> None:
+    """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted."""
+    import sys
+
+    from pipelines.home import Home
+    from pipelines.processes.reap import reap
+    from pipelines.services.server import Api
+
+    home = Home.from_environment()
+    home.root.mkdir(parents=True, exist_ok=True)
+    for orphan in reap(home):
+        print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
+    with Api(home) as api:
+        plan = _planned(document, home)
+        with api.connected():
+            outcomes = _run_plan(plan, home, only)
+    _finish(document, outcomes, home)
+
+
+def _planned(document: Document, home: Home) -> Plan:
+    """The plan; its warnings go to stderr."""
+    import sys
+
+    from pipelines.planning.plan import make_plan
+    from specs.errors import render
+
+    if document.warnings:
+        print(render(document.warnings, noun="warning"), file=sys.stderr)
+    return make_plan(document, home)
+
+
+def _run_plan(plan: Plan, home: Home, only: str) -> tuple[RunOutcome, ...]:
+    from pipelines.running.experiment import execute_plan
+    from pipelines.running.progress import ConsoleProgress
+
+    return execute_plan(plan, home, only=only, progress=ConsoleProgress())
+
+
+def _finish(document: Document, outcomes: tuple[RunOutcome, ...], home: Home) -> None:
+    """Prints the answer, or why there is none, and exits."""
+    import sys
+
+    from pipelines.cli.answer import answer_lines, next_lines
+
+    for outcome in outcomes:
+        if outcome.error is not None:
+            print(f"{outcome.run.run_id}: {outcome.error}", file=sys.stderr)
+    finished = [outcome for outcome in outcomes if outcome.status == "finished"]
+    answer = answer_lines(document, home) if finished else []
+    for line in [*answer, *next_lines(document, outcomes)]:
+        print(line)
+    if any(outcome.interrupted for outcome in outcomes):
+        raise typer.Exit(130)
+    if len(finished) < len(outcomes):
+        raise typer.Exit(1)

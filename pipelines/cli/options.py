@@ -1,0 +1,17 @@
+"""The arguments and options that several verbs share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment's spec file.")]
+StudyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The study's file.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or a part of it that no other run shares.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Overrides a field of the spec.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")]
+Profile = Annotated[str, typer.Option(envvar="RPG_PROFILE", help="A Prefect API's URL or a Prefect profile's name.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]

@@ -1,0 +1,24 @@
+"""`rpg cancel`: a run stops after the step under way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.options import RunId
+
+
+def cancel(
+    run: RunId,
+    grace: Annotated[float, typer.Option(help="Seconds after which it is stopped in the middle of a step.")] = 5.0,
+) -> None:
+    """Stops a run after the step under way or after --grace seconds, whichever is first."""
+    import sys
+
+    from pipelines.home import Home
+    from pipelines.runs import find_run
+    from pipelines.services.cancel import cancel_run
+
+    home = Home.from_environment()
+    print(cancel_run(home, find_run(home, run), grace), file=sys.stderr)

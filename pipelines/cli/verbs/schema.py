@@ -1,0 +1,24 @@
+"""`rpg schema`: the JSON Schema of spec files, for an editor."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+
+class Kind(enum.StrEnum):
+    """What a spec file describes."""
+
+    experiment = "experiment"
+    study = "study"
+
+
+def schema(kind: Annotated[Kind, typer.Argument(help="experiment or study")] = Kind.experiment) -> None:
+    """Prints the JSON Schema of a spec file, every field with its documentation."""
+    import json
+
+    from specs.json_schema import json_schema
+
+    print(json.dumps(json_schema(kind.value), indent=2))

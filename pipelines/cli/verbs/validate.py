@@ -1,0 +1,85 @@
+"""`rpg validate`: checks spec files. Nothing here needs torch, Prefect or DuckDB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.cli.options import AsJson, Overrides
+
+if TYPE_CHECKING:
+    from specs.document import Document
+    from specs.study_document import StudyDocument
+
+
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="Spec files: experiments or studies.")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Checks spec files and says what each describes. Exit code 2 if anything is wrong with one."""
+    import json
+    import sys
+
+    from specs.errors import Issue, SpecError, render
+    from specs.loader import load_either
+
+    findings: list[dict[str, Any]] = []
+    issues: list[Issue] = []
+    warnings: list[Issue] = []
+    for file in files:
+        try:
+            document = load_either(file, tuple(overrides or ()))
+        except SpecError as error:
+            issues += error.issues
+            findings.append(_finding(file, issues=error.issues))
+        else:
+            warnings += document.warnings
+            findings.append(_finding(file, document=document, issues=()))
+    if as_json:
+        print(json.dumps(findings, indent=2))
+    else:
+        for finding in findings:
+            if "kind" in finding:
+                print(f"{finding['file']}: {finding['kind']} {finding['name']}: {finding['summary']}")
+    if warnings:
+        print(render(warnings, noun="warning"), file=sys.stderr)
+    if issues:
+        print(render(issues), file=sys.stderr)
+        raise typer.Exit(2)
+
+
+def _finding(
+    file: Path, *, issues: tuple[Any, ...], document: Document | StudyDocument | None = None
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    finding: dict[str, Any] = {"file": str(file), "valid": not issues}
+    if document:
+        finding |= _described(document)
+        finding["warnings"] = [asdict(warning) for warning in document.warnings]
+    return {**finding, "problems": [asdict(issue) for issue in issues]}
+
+
+def _described(document: Document | StudyDocument) -> dict[str, Any]:
+    """What the file is, for people (`summary`) and programs."""
+    from specs.document import Document, expand
+
+    if not isinstance(document, Document):
+        study, paths = document.study, list(document.study.parameters)
+        summary = f"{_count(study.trials, 'trial')} of {document.experiment.experiment.name} over {', '.join(paths)}"
+        about = {"trials": study.trials, "parameters": paths, "experiment": document.experiment.experiment.name}
+        return {"kind": "study", "name": study.name, "question": study.question, "summary": summary, **about}
+    experiment = document.experiment
+    runs, seeds = len(expand(document)), list(experiment.seeds)
+    cells = runs // len(seeds)
+    parts = [_count(cells, "cell")] if experiment.matrix else []
+    summary = f"{_count(runs, 'run')} ({' x '.join([*parts, _count(len(seeds), 'seed')])})"
+    about = {"runs": runs, "cells": cells, "seeds": seeds}
+    return {"kind": "experiment", "name": experiment.name, "question": experiment.question, "summary": summary, **about}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
