@@ -24,7 +24,7 @@ FLOORS = {
         {"cells"},
         {"rules", "reading"},
         {"schema"},
-        {"errors", "records"},
+        {"errors", "metrics", "records"},
     ],
     "rpg": [
         {"train", "stage"},

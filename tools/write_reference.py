@@ -1,5 +1,6 @@
-"""Writes docs/spec.md and docs/commands.md from the schema and the command line, so that they cannot fall behind."""
+"""Writes docs/spec.md, metrics.md and commands.md from schema, metrics and command line: they cannot fall behind."""
 
+import math
 import sys
 from pathlib import Path
 from types import UnionType
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from specs.metrics import METRICS, Metric
 from specs.schema.experiment import Experiment
 from specs.schema.study import Study
 
@@ -18,7 +20,7 @@ MADE = "<!-- written by tools/write_reference.py -->\n"
 
 
 def main() -> None:
-    """Writes both pages; with --check says which is out of date and exits 1."""
+    """Writes the pages; with --check says which is out of date and exits 1."""
     stale = []
     for name, text in pages().items():
         path = DOCS / name
@@ -32,7 +34,7 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """File name -> text."""
-    return {"spec.md": spec_page(), "commands.md": command_page()}
+    return {"spec.md": spec_page(), "metrics.md": metrics_page(), "commands.md": command_page()}
 
 
 def spec_page() -> str:
@@ -75,7 +77,10 @@ def _row(name: str, field: FieldInfo) -> str:
     kind = _type(field.annotation) + (f" {bounds}" if bounds else "")
     extra = field.json_schema_extra
     mark = "*execution* " if isinstance(extra, dict) and extra.get("identity") is False else ""
-    cells = (f"`{name}`", kind, _default(field), mark + _flat(field.description))
+    return _table_row(f"`{name}`", kind, _default(field), mark + _flat(field.description))
+
+
+def _table_row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -116,6 +121,41 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 def _flat(text: str | None) -> str:
     return " ".join((text or "").split())
+
+
+def metrics_page() -> str:
+    """Every metric that a step of training records."""
+    lines = [
+        "# Metrics",
+        MADE,
+        "A step of training records one value of each in the table `metrics` (run_id, step, name, value, recorded_at):",
+        "`rpg sql \"select step, value from metrics where name = 'reward/mean'\"`.",
+        "",
+        "Means over tokens are over the response tokens that count, of all ranks; a token counts once for each update",
+        "that trains on it. Times are the first rank's. π is the policy being trained, π_old the same at the start of",
+        "the batch, π_ref the reference, π_rollout what the engine sampled with.",
+        "",
+        "*better*: which way is better, other things equal; empty: neither. *guard*: `training.guards` can watch",
+        "it, `training.checkpoint.keep_best` can choose by it. *chart*: reports draw it and `rpg compare` shows it.",
+        "",
+        "| name | unit | range | better | guard | chart | meaning |",
+        "|---|---|---|---|---|---|---|",
+        *(_metric_row(metric) for metric in METRICS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _metric_row(metric: Metric) -> str:
+    guarded, charted = ("yes" if used else "" for used in (metric.guardable, metric.charted))
+    only = f" Recorded only with {metric.recorded_with}." if metric.recorded_with else ""
+    meaning = f"{metric.title}. {metric.meaning}{only}"
+    return _table_row(f"`{metric.name}`", metric.unit, _range(metric), metric.better, guarded, charted, meaning)
+
+
+def _range(metric: Metric) -> str:
+    if metric.least == -math.inf:
+        return ""
+    return f"≥ {metric.least:g}" if metric.most == math.inf else f"{metric.least:g} to {metric.most:g}"
 
 
 def command_page() -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.home import Home
 from pipelines.running.experiment import RunOutcome
+from specs.metrics import REWARD
 
 if TYPE_CHECKING:
     from pipelines.report.answer import Outcome
@@ -59,7 +60,7 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome]) -> list[str
     elif finished and len(document.experiment.seeds) == 1:
         commands.append((f"rpg run {_file(document)} --set seeds=[0,1,2]", "narrower intervals: three seeds, pooled"))
     if finished:
-        query = "select step, value from metrics where name = 'reward/mean' order by step"
+        query = f"select step, value from metrics where name = '{REWARD.name}' order by step"
         commands.append((f'rpg sql "{query}"', "the learning curve as rows"))
         commands.append((f"rpg show {finished[0]}", "one run whole"))
     commands.append((f"rpg plan {_file(document)} --set training.steps=...", "what another setting would run again"))

@@ -8,32 +8,7 @@ from markupsafe import Markup
 
 from pipelines.report.charts import Line, Point, line_chart, number
 from pipelines.report.evidence import Group
-
-TITLES = {
-    "reward/mean": "Reward, mean of a step",
-    "kl/reverse": "KL(policy || reference), nats",
-    "kl/forward": "KL(reference || policy), nats",
-    "weight/variance": "Variance of a token's gradient weight",
-    "entropy": "Entropy, nats a token",
-    "clip_fraction/high": "Clipped above, share of tokens",
-    "clip_fraction/low": "Clipped below, share of tokens",
-    "clip_fraction/dual": "Clipped by the dual bound, share of tokens",
-    "response_length/mean": "Response length, tokens",
-    "truncated_fraction": "Cut off at the maximum length, share",
-    "zero_std_fraction": "Groups without a signal, share",
-    "grad_norm": "Gradient norm before clipping",
-    "ratio/max": "Largest importance ratio",
-    "ratio/ess": "Effective sample size, share",
-    "kl/behaviour": "KL to the sampling policy, nats",
-    "sentinel/difference": "Engine and learner apart on the probe, nats",
-    "reference/age_steps": "Age of the reference, steps",
-    "learning_rate": "Learning rate",
-    "time/step": "Time of a step, seconds",
-    "tokens_per_second/rollout": "Sampling, tokens a second",
-    "tokens_per_second/train": "Training, tokens a second",
-    "memory/peak_gib": "Peak memory, GiB",
-}
-"""The metrics that a report draws, in its order; names as in the SQL table."""
+from specs.metrics import CHARTED
 
 Curves = Mapping[str, Mapping[str, Sequence[Point]]]
 """metric -> run_id -> points, see `evidence.metric_curves`."""
@@ -42,13 +17,13 @@ Curves = Mapping[str, Mapping[str, Sequence[Point]]]
 def learning_curves(groups: Sequence[Group], curves: Curves) -> tuple[list[Markup], list[str]]:
     """A chart per metric that moves, and a note (`learning_rate 0.0001`) for each that never does."""
     charts, flat = [], []
-    for metric, title in TITLES.items():
-        by_run = curves.get(metric, {})
+    for metric in CHARTED:
+        by_run = curves.get(metric.name, {})
         values = {point[1] for points in by_run.values() for point in points if math.isfinite(point[1])}
         if len(values) == 1:
-            flat.append(f"{metric} {number(values.pop())}")
+            flat.append(f"{metric.name} {number(values.pop())}")
         elif values:
-            charts.append(line_chart(_lines(groups, by_run), title=title))
+            charts.append(line_chart(_lines(groups, by_run), title=metric.heading))
     return charts, flat
 
 

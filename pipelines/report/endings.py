@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.report.curves import TITLES, Curves
+from pipelines.report.curves import Curves
 from pipelines.report.evidence import Group
 from pipelines.report.statistics import Interval, seed_difference, seed_mean
+from specs.metrics import CHARTED
 
 LAST_STEPS = 10
 """A training metric is compared by its mean over so many last steps."""
@@ -27,7 +28,7 @@ class LastStep:
 def endings(groups: Sequence[Group], curves: Curves, *, confidence: float = 0.95) -> list[LastStep]:
     """A measure for each metric that a report draws and each group that has it, in that order."""
     measures = []
-    for metric in TITLES:
+    for metric in (metric.name for metric in CHARTED):
         first: list[float] = []
         for group in groups:
             figures = [_ending(curves[metric][run_id]) for run_id in group.run_ids if run_id in curves.get(metric, {})]

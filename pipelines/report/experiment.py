@@ -10,26 +10,14 @@ from markupsafe import Markup
 from pipelines.home import Home
 from pipelines.report import evidence
 from pipelines.report.answer import Outcome, headline, outcomes
-from pipelines.report.curves import TITLES, learning_curves
+from pipelines.report.curves import learning_curves
 from pipelines.report.endings import LAST_STEPS, LastStep, endings
 from pipelines.report.evidence import Group, Run, trouble_of
 from pipelines.report.page import publish, render
 from pipelines.report.plots import Mark, interval_chart
+from specs.metrics import BY_NAME
 from storage import Store
 
-ENDINGS = (
-    "reward/mean",
-    "kl/reverse",
-    "kl/forward",
-    "entropy",
-    "weight/variance",
-    "grad_norm",
-    "ratio/ess",
-    "clip_fraction/low",
-    "clip_fraction/high",
-    "response_length/mean",
-)
-"""The metrics whose last steps are held side by side: what the policy became, not how fast."""
 STAGES = ("data", "base", "train", "evaluate")
 
 
@@ -113,8 +101,9 @@ def _endings(measures: Sequence[LastStep]) -> dict[str, list[tuple[str, LastStep
     """Title -> (label, measure) of each group, for the metrics that differ between groups."""
     found: dict[str, list[tuple[str, LastStep]]] = {}
     for measure in measures:
-        if measure.metric in ENDINGS:
-            found.setdefault(TITLES[measure.metric], []).append((measure.label, measure))
+        metric = BY_NAME[measure.metric]
+        if metric.tells_outcome:
+            found.setdefault(metric.heading, []).append((measure.label, measure))
     return {title: rows for title, rows in found.items() if any(measure.against_first for _, measure in rows)}
 
 

@@ -18,6 +18,7 @@ from prefect.artifacts import (
 
 from pipelines.planning.plan import RunPlan
 from pipelines.running.run import Execution
+from specs.metrics import REWARD
 from storage import Store
 
 _CURVE_POINTS = 60
@@ -75,17 +76,17 @@ class TrainingProgress:
 
 
 def publish_learning_curve(execution: Execution) -> None:
-    """Mean reward over the steps; nothing where no step was recorded."""
-    sql = "select step, value from metrics where run_id = ? and name = 'reward/mean' order by step"
+    """The reward over the steps; nothing where no step was recorded."""
+    sql = "select step, value from metrics where run_id = ? and name = ? order by step"
     with Store.open(execution.home.root) as store:
-        rows = store.query(sql, (execution.run_id,)).rows
+        rows = store.query(sql, (execution.run_id, REWARD.name)).rows
     if rows:
         text = f"# Learning curve\n\n{curve_mermaid([(int(step), float(value)) for step, value in rows])}"
-        create_markdown_artifact(text, key=key(execution, "learning-curve"), description="Mean reward by step")
+        create_markdown_artifact(text, key=key(execution, "learning-curve"), description=REWARD.heading)
 
 
 def curve_mermaid(points: Sequence[tuple[int, float]]) -> str:
-    """An xychart of (step, mean reward), thinned by averaging neighbours where there are many points."""
+    """An xychart of (step, reward), thinned by averaging neighbours where there are many points."""
     width = -(-len(points) // _CURVE_POINTS)
     parts = [points[start : start + width] for start in range(0, len(points), width)]
     values = [sum(value for _, value in part) / len(part) for part in parts]
@@ -97,7 +98,7 @@ def curve_mermaid(points: Sequence[tuple[int, float]]) -> str:
             _CURVE_THEME,
             "xychart-beta",
             f'  x-axis "step" {points[0][0]} --> {max(points[-1][0], points[0][0] + 1)}',
-            f'  y-axis "mean reward" {low - margin:.4f} --> {high + margin:.4f}',
+            f'  y-axis "{REWARD.heading}" {low - margin:.4f} --> {high + margin:.4f}',
             f"  line [{', '.join(f'{value:.4f}' for value in values)}]",
             "```",
         ]

@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from specs.metrics import progress_text
+
 _PLAIN_SECONDS = 10.0
 """Between two lines about the same training where stderr is no terminal."""
-_SHOWN = {"reward/mean": "reward", "kl/reverse": "kl", "entropy": "entropy", "response_length/mean": "length"}
 
 
 class ProgressReporter(Protocol):
@@ -106,8 +107,7 @@ def training_line(progress: dict[str, Any]) -> str:
     """`step 12/60  reward 0.43  kl 0.0012  3.1 s left`."""
     step, steps = int(progress.get("step", 0)), int(progress.get("steps", 0))
     metrics = progress.get("metrics") or {}
-    parts = [f"step {step}/{steps}"]
-    parts += [f"{shown} {metrics[name]:.4g}" for name, shown in _SHOWN.items() if metrics.get(name) is not None]
+    parts = [f"step {step}/{steps}", *filter(None, [progress_text(metrics)])]
     seconds = metrics.get("time/step")
     if seconds and steps > step:
         parts.append(f"{seconds * (steps - step):.0f} s left")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rpg.files import now
 from rpg.recording.run_directory import RunDirectory
+from specs.metrics import progress_text
 
 
 class ProgressFile:
@@ -24,29 +25,29 @@ class ProgressFile:
         if self._speaks:
             print(f"train: {message}", file=sys.stderr, flush=True)
 
-    def step(self, step: int, figures: Mapping[str, float]) -> None:
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step whose records are on disk."""
         if not self._speaks:
             return
-        line = self.line(step, figures)
+        line = self.line(step, metrics)
         if self._live:
             end = "\n" if step == self._steps else ""
             width = shutil.get_terminal_size().columns - 1
             print(f"\r\x1b[2K{line[:width]}", end=end, file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
-        self._report(step, figures, "training")
+        self._report(step, metrics, "training")
 
-    def line(self, step: int, figures: Mapping[str, float]) -> str:
+    def line(self, step: int, metrics: Mapping[str, float]) -> str:
         """The step in one line."""
         width = len(str(self._steps))
-        clipped = "/".join(f"{100 * figures[f'clip_fraction/{side}']:.1f}" for side in ("low", "high", "dual"))
+        clipped = "/".join(f"{100 * metrics[f'clip_fraction/{side}']:.1f}" for side in ("low", "high", "dual"))
         return (
-            f"step {step:>{width}}/{self._steps}  reward {figures['reward/mean']:.4f}  kl {figures['kl/reverse']:.2e}"
-            f"  clipped {clipped} %  {figures['tokens_per_second/rollout']:,.0f} sampled and"
-            f" {figures['tokens_per_second/train']:,.0f} trained tokens/s  {figures['time/step']:.2f} s"
+            f"step {step:>{width}}/{self._steps}  {progress_text(metrics)}  clipped {clipped} %"
+            f"  {metrics['tokens_per_second/rollout']:,.0f} sampled and"
+            f" {metrics['tokens_per_second/train']:,.0f} trained tokens/s  {metrics['time/step']:.2f} s"
         )
 
-    def _report(self, step: int, figures: Mapping[str, float], phase: str) -> None:
+    def _report(self, step: int, metrics: Mapping[str, float], phase: str) -> None:
         record = {"step": step, "steps": self._steps, "started_at": self._started_at}
-        self._run.report_progress({**record, "metrics": dict(figures), "phase": phase})
+        self._run.report_progress({**record, "metrics": dict(metrics), "phase": phase})

@@ -3,12 +3,10 @@
 from collections.abc import Iterator
 
 from specs.errors import Issue
+from specs.metrics import BY_NAME
 from specs.rules.objective import on_policy
 from specs.schema.experiment import Experiment
 from specs.schema.guard import Guard
-
-_FRACTIONS = ("clip_fraction/", "truncated_fraction", "zero_std_fraction", "ratio/ess")
-_NEVER_NEGATIVE = (*_FRACTIONS, "kl/", "entropy", "grad_norm", "ratio/", "weight/variance", "reward/std", "response_")
 
 
 def _idle_guards(experiment: Experiment) -> Iterator[Issue]:
@@ -32,10 +30,11 @@ def _idle_guards(experiment: Experiment) -> Iterator[Issue]:
 def _never(experiment: Experiment, guard: Guard, name: str, value: float) -> str:
     """Why the figure cannot leave this bound; empty where it can."""
     metric, longest = guard.metric, experiment.rollout.max_response_length
+    least, most = BY_NAME[metric].least, BY_NAME[metric].most
     if name == "below":
-        return "it is never negative" if metric.startswith(_NEVER_NEGATIVE) and value <= 0 else ""
-    if metric.startswith(_FRACTIONS) and value >= 1:
-        return "it is at most 1"
+        return "it is never negative" if value <= least else ""
+    if value >= most:
+        return f"it is at most {most:g}"
     if metric.startswith("response_length/") and value >= longest:
         return f"rollout.max_response_length is {longest}"
     if on_policy(experiment) and metric.startswith("clip_fraction/"):

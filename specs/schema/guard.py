@@ -1,34 +1,18 @@
 """Guards: figures of a run that somebody watches, and what happens when they leave their bounds."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from specs.metrics import METRICS
 from specs.schema.base import Spec
 
-GuardedMetric = Literal[
-    "not_finite",
-    "kl/reverse",
-    "kl/forward",
-    "kl/behaviour",
-    "entropy",
-    "grad_norm",
-    "loss",
-    "ratio/mean",
-    "ratio/max",
-    "ratio/ess",
-    "weight/variance",
-    "clip_fraction/low",
-    "clip_fraction/high",
-    "clip_fraction/dual",
-    "reward/mean",
-    "reward/std",
-    "zero_std_fraction",
-    "response_length/mean",
-    "response_length/max",
-    "truncated_fraction",
-]
-"""Figures that all ranks know and that a run gives again when it is repeated; no times, no memory."""
+if TYPE_CHECKING:
+    GuardableMetric: TypeAlias = str
+    GuardedMetric: TypeAlias = str
+else:
+    GuardableMetric = Literal[tuple(metric.name for metric in METRICS if metric.guardable)]
+    GuardedMetric = Literal["not_finite", GuardableMetric]
 
 
 class Guard(Spec):

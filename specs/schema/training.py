@@ -4,8 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from specs.metrics import REWARD
 from specs.schema.base import Spec, addition, execution
-from specs.schema.guard import Guard
+from specs.schema.guard import Guard, GuardableMetric
 
 
 class Optimizer(Spec):
@@ -60,9 +61,7 @@ class Offload(Spec):
 class KeepBest(Spec):
     """Which checkpoint is the best: by a figure's mean over the steps since the checkpoint before it."""
 
-    metric: Literal[
-        "reward/mean", "kl/reverse", "kl/forward", "kl/behaviour", "entropy", "loss", "response_length/mean"
-    ] = execution("reward/mean")
+    metric: GuardableMetric = execution(REWARD.name)
     """As it is recorded at every step."""
     mode: Literal["max", "min"] = execution("max")
     """Whether more of it is better, or less."""

@@ -6,15 +6,16 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from rpg.guards import Guards
-from specs.schema.guard import Guard, GuardedMetric
+from specs.metrics import METRICS
+from specs.schema.guard import Guard
 from tests.rpg.tiny_run import finish, make_run, rows, start, train
 
-CALM = dict.fromkeys((name for name in get_args(GuardedMetric) if name != "not_finite"), 0.5)
+CALM = dict.fromkeys((metric.name for metric in METRICS if metric.guardable), 0.5)
 
 
 def guarded(inputs: Path, run_dir: Path, *guards: dict[str, Any], **training: Any) -> Path:

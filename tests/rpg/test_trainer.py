@@ -11,18 +11,13 @@ import numpy as np
 import pytest
 
 from pipelines.launchers.local import local_command
+from specs.metrics import METRICS
 from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
-METRICS = {
-    *("reward/mean", "reward/std", "kl/reverse", "kl/forward", "kl/behaviour", "entropy"),
-    *("kl/rollout", "rollout_ratio/mean", "rollout_ratio/max", "clip_fraction/rollout"),
-    *("ratio/mean", "ratio/max", "ratio/ess", "weight/variance"),
-    *("clip_fraction/low", "clip_fraction/high", "clip_fraction/dual", "grad_norm", "learning_rate", "loss"),
-    *("response_length/mean", "response_length/max", "truncated_fraction", "zero_std_fraction"),
-    *("reference/version", "reference/age_steps", "staleness/mean", "staleness/max"),
-    *(f"time/{phase}" for phase in ("rollout", "reward", "logprobs", "update", "sync", "checkpoint", "step")),
-    *("tokens_per_second/rollout", "tokens_per_second/train", "memory/peak_gib"),
-}
+
+def described(*parts: str) -> set[str]:
+    """The metrics that are recorded always, and with these parts of a spec."""
+    return {metric.name for metric in METRICS if metric.recorded_with in ("", *parts)}
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +26,23 @@ def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return run_dir, train(run_dir)
 
 
-def test_every_metric_of_the_contract_is_recorded_at_every_step(trained: tuple[Path, str]) -> None:
+def test_every_step_records_the_metrics_that_are_described_and_no_other(trained: tuple[Path, str]) -> None:
     names = defaultdict(set)
     for row in rows(trained[0], "metrics"):
         assert row["name"] not in names[row["step"]], "recorded twice"
         names[row["step"]].add(row["name"])
     assert set(names) == set(range(1, 7))
-    assert all(found == METRICS for found in names.values())
+    assert all(recorded == described() for recorded in names.values())
+
+
+def test_metrics_of_optional_parts_are_recorded_with_them(inputs: Path, tmp_path: Path) -> None:
+    training = {"steps": 1, "skip_zero_advantage": True}
+    rollout = {"dynamic_sampling": {"max_batches": 2}}
+    # A divergence in the loss gives every token a gradient: nothing could be skipped.
+    run_dir = make_run(inputs, tmp_path / "run", training=training, rollout=rollout, objective={"kl_coef": 0})
+    train(run_dir)
+    recorded = {row["name"] for row in rows(run_dir, "metrics")}
+    assert recorded == described("rollout.dynamic_sampling", "training.skip_zero_advantage")
 
 
 def test_the_records_agree_with_each_other_and_with_what_was_printed(trained: tuple[Path, str]) -> None:
@@ -47,7 +52,7 @@ def test_the_records_agree_with_each_other_and_with_what_was_printed(trained: tu
     tokens = [row for row in rows(run_dir, "tokens") if row["step"] == 4]
     assert len(rollouts) == 32
     assert np.isclose(metrics[4, "reward/mean"], np.mean([row["reward"] for row in rollouts]))
-    assert f"step 4/6  reward {metrics[4, 'reward/mean']:.4f}" in said
+    assert f"step 4/6  reward {metrics[4, 'reward/mean']:.4g}" in said
     for rollout in rollouts:
         mine = [row for row in tokens if row["rollout_id"] == rollout["rollout_id"]]
         assert [row["position"] for row in mine] == list(range(rollout["num_tokens"]))

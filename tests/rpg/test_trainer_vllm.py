@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from specs.metrics import METRICS
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
 
@@ -20,6 +21,8 @@ def test_each_step_is_sampled_with_the_weights_of_the_step_before(tmp_path: Path
         assert abs(row["rollout_logprob"] - row["old_logprob"]) < 1e-3
     apart = {row["step"]: row["value"] for row in rows(run_dir, "metrics") if row["name"] == "sentinel/difference"}
     assert apart.keys() == {1, 2, 3}
+    described = {metric.name for metric in METRICS if metric.recorded_with in ("", "a vllm engine")}
+    assert {row["name"] for row in rows(run_dir, "metrics")} == described
     assert all(0 <= difference < 1e-3 for difference in apart.values())
     moved = {row["step"]: row["value"] for row in rows(run_dir, "metrics") if row["name"] == "kl/reverse"}
     assert moved[3] > 1e-3, "the policy has moved away from the reference, so stale weights would show"

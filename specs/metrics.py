@@ -1,0 +1,427 @@
+"""Every metric that a step of training records, described once.
+
+What a guard may watch, which checkpoint is the best, the progress lines, the charts of a report and docs/metrics.md all
+follow from these entries. To add a metric, add its entry here and its value in rpg/metrics.py.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number a step, as it stands in the table `metrics`."""
+
+    name: str
+    title: str
+    """Of its chart, without the unit."""
+    meaning: str
+    """A sentence or two of Markdown; formulas as code."""
+    unit: str = ""
+    """Empty for a number without one, and for the reward's own."""
+    better: Literal["higher", "lower", ""] = ""
+    """Which way is better, other things equal; empty where neither is."""
+    least: float = 0.0
+    """No value is below it."""
+    most: float = math.inf
+    """No value is above it."""
+    short_name: str = ""
+    """In the progress lines; empty: they leave it out."""
+    guardable: bool = False
+    """A guard may watch it, and the best checkpoint may be chosen by it: it is recorded at every step, all ranks know
+    it before the step's checkpoint is saved, and a repeated run gives it again. Times and memory do not."""
+    charted: bool = False
+    """Reports and comparisons of runs show it, in the order of this file."""
+    tells_outcome: bool = False
+    """It says what the policy became, not how fast: a report holds its last steps side by side."""
+    recorded_with: str = ""
+    """The spec's key or engine without which it is not recorded; empty: it always is."""
+
+    @property
+    def heading(self) -> str:
+        """The title with the unit."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        name="reward/mean",
+        title="Reward, mean of a step",
+        meaning="Mean reward of the step's responses, penalties included.",
+        better="higher",
+        least=-math.inf,
+        short_name="reward",
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="reward/std",
+        title="Spread of the reward",
+        meaning="Standard deviation of the rewards of the step's responses, ddof 1; 0 of a single response.",
+        guardable=True,
+    ),
+    Metric(
+        name="kl/reverse",
+        title="KL(policy || reference)",
+        meaning="Unnormalised KL(π ‖ π_ref) of a token: the mean of `r log(π/π_ref) - r + π_ref/π_old`, r = π/π_old.",
+        unit="nats",
+        short_name="kl",
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="kl/forward",
+        title="KL(reference || policy)",
+        meaning="Unnormalised KL(π_ref ‖ π) of a token: the mean of `r - s + s log(π_ref/π)`, r = π/π_old,"
+        " s = π_ref/π_old.",
+        unit="nats",
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="weight/variance",
+        title="Variance of a token's gradient weight",
+        meaning="Variance over the tokens of the factor of ∇ log π in minus the loss's gradient.",
+        better="lower",
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="entropy",
+        title="Entropy",
+        meaning="Mean entropy of the policy at the sampled tokens, at the sampling temperature.",
+        unit="nats a token",
+        short_name="entropy",
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="clip_fraction/high",
+        title="Clipped above",
+        meaning="Share of the tokens on which the upper bound of the clip acts.",
+        unit="share of tokens",
+        most=1.0,
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="clip_fraction/low",
+        title="Clipped below",
+        meaning="Share of the tokens on which the lower bound of the clip acts.",
+        unit="share of tokens",
+        most=1.0,
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="clip_fraction/dual",
+        title="Clipped by the dual bound",
+        meaning="Share of the tokens on which the dual bound acts: a negative advantage and a ratio above it.",
+        unit="share of tokens",
+        most=1.0,
+        guardable=True,
+        charted=True,
+    ),
+    Metric(
+        name="response_length/mean",
+        title="Response length",
+        meaning="Mean length of the step's responses.",
+        unit="tokens",
+        short_name="length",
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="response_length/max",
+        title="Longest response",
+        meaning="Length of the step's longest response.",
+        unit="tokens",
+        guardable=True,
+    ),
+    Metric(
+        name="truncated_fraction",
+        title="Cut off at the maximum length",
+        meaning="Share of the step's responses that reached `rollout.max_response_length`.",
+        unit="share",
+        better="lower",
+        most=1.0,
+        guardable=True,
+        charted=True,
+    ),
+    Metric(
+        name="zero_std_fraction",
+        title="Groups without a signal",
+        meaning="Share of the step's groups whose rewards are all equal: within the group nothing is better.",
+        unit="share",
+        better="lower",
+        most=1.0,
+        guardable=True,
+        charted=True,
+    ),
+    Metric(
+        name="dynamic_sampling/batches",
+        title="Rounds of dynamic sampling",
+        meaning="Rounds of prompts sampled to fill the step.",
+        unit="rounds",
+        better="lower",
+        recorded_with="rollout.dynamic_sampling",
+    ),
+    Metric(
+        name="dynamic_sampling/dropped_groups",
+        title="Groups thrown away",
+        meaning="Groups of equal scores that were sampled and not trained on.",
+        unit="groups",
+        better="lower",
+        recorded_with="rollout.dynamic_sampling",
+    ),
+    Metric(
+        name="dynamic_sampling/dropped_tokens",
+        title="Tokens thrown away",
+        meaning="Response tokens of those groups.",
+        unit="tokens",
+        better="lower",
+        recorded_with="rollout.dynamic_sampling",
+    ),
+    Metric(
+        name="dynamic_sampling/filled_groups",
+        title="Places filled with groups of equal scores",
+        meaning="Groups of equal scores that were trained on, because `max_batches` rounds gave too few others.",
+        unit="groups",
+        better="lower",
+        recorded_with="rollout.dynamic_sampling",
+    ),
+    Metric(
+        name="dynamic_sampling/reward_mean",
+        title="Score, mean of all that was sampled",
+        meaning="Mean score of all responses sampled for the step, those thrown away included; without penalties.",
+        better="higher",
+        least=-math.inf,
+        recorded_with="rollout.dynamic_sampling",
+    ),
+    Metric(
+        name="trained_fraction",
+        title="Tokens computed",
+        meaning="Share of the step's response tokens that went through forward and backward.",
+        unit="share",
+        most=1.0,
+        recorded_with="training.skip_zero_advantage",
+    ),
+    Metric(
+        name="loss",
+        title="Loss",
+        meaning="Mean of the updates' losses. The value of a policy-gradient loss says nothing about progress.",
+        least=-math.inf,
+        guardable=True,
+    ),
+    Metric(
+        name="grad_norm",
+        title="Gradient norm before clipping",
+        meaning="Mean over the updates of the gradient's global norm, before it is scaled down to `max_grad_norm`.",
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="ratio/mean",
+        title="Mean importance ratio",
+        meaning="Mean of r = π/π_old: of a token, or of the whole response where the objective takes it so.",
+        guardable=True,
+    ),
+    Metric(
+        name="ratio/max",
+        title="Largest importance ratio",
+        meaning="The largest r of a token.",
+        better="lower",
+        guardable=True,
+        charted=True,
+    ),
+    Metric(
+        name="ratio/ess",
+        title="Effective sample size",
+        meaning="Share of the n tokens that the ratios leave: `(Σ r)² / (n Σ r²)`.",
+        unit="share",
+        better="higher",
+        most=1.0,
+        guardable=True,
+        charted=True,
+        tells_outcome=True,
+    ),
+    Metric(
+        name="kl/behaviour",
+        title="KL to the sampling policy",
+        meaning="KL(π_old ‖ π) of a token: the mean of `r - 1 - log r`, r = π/π_old.",
+        unit="nats",
+        guardable=True,
+        charted=True,
+    ),
+    Metric(
+        name="kl/rollout",
+        title="KL from the engine to the learner",
+        meaning="KL(π_rollout ‖ π_old) of a token: the mean of `q - 1 - log q`, q = π_old/π_rollout.",
+        unit="nats",
+        better="lower",
+    ),
+    Metric(
+        name="rollout_ratio/mean",
+        title="Mean ratio of learner to engine",
+        meaning="Mean of q = π_old/π_rollout.",
+    ),
+    Metric(
+        name="rollout_ratio/max",
+        title="Largest ratio of learner to engine",
+        meaning="The largest q of a token.",
+        better="lower",
+    ),
+    Metric(
+        name="clip_fraction/rollout",
+        title="Corrected at the bound",
+        meaning="Share of the tokens whose weight the bound of `rollout.correction` changed; 0 without a correction.",
+        unit="share of tokens",
+        better="lower",
+        most=1.0,
+    ),
+    Metric(
+        name="sentinel/difference",
+        title="Engine and learner apart on the probe",
+        meaning="Largest difference of a logprob of the probe prompt after the step's weights were loaded.",
+        unit="nats",
+        better="lower",
+        charted=True,
+        recorded_with="a vllm engine",
+    ),
+    Metric(
+        name="staleness/mean",
+        title="Staleness",
+        meaning="Steps that the policy was trained for between sampling the responses and training on them.",
+        unit="steps",
+        better="lower",
+    ),
+    Metric(
+        name="staleness/max",
+        title="Largest staleness",
+        meaning="The same, of the oldest response.",
+        unit="steps",
+        better="lower",
+    ),
+    Metric(
+        name="reference/version",
+        title="Version of the reference",
+        meaning="How often the reference has moved.",
+        unit="moves",
+    ),
+    Metric(
+        name="reference/age_steps",
+        title="Age of the reference",
+        meaning="Steps since the reference moved.",
+        unit="steps",
+        charted=True,
+    ),
+    Metric(
+        name="learning_rate",
+        title="Learning rate",
+        meaning="Of the step's last update, after schedule and guards.",
+        charted=True,
+    ),
+    Metric(
+        name="time/rollout",
+        title="Time of sampling",
+        meaning="Sampling; with `rollout.max_staleness` only what training waited for it.",
+        unit="seconds",
+        better="lower",
+    ),
+    Metric(
+        name="time/reward",
+        title="Time of scoring",
+        meaning="Handing responses to the scorer and waiting for it; it works while other responses are sampled.",
+        unit="seconds",
+        better="lower",
+    ),
+    Metric(
+        name="time/logprobs",
+        title="Time of old and reference logprobs",
+        meaning="Cutting minibatches and recomputing old and reference logprobs.",
+        unit="seconds",
+        better="lower",
+    ),
+    Metric(
+        name="time/update",
+        title="Time of the updates",
+        meaning="Forward, backward and optimizer.",
+        unit="seconds",
+        better="lower",
+    ),
+    Metric(
+        name="time/sync",
+        title="Time of loading weights",
+        meaning="Loading the new weights into the sampler, and proving that they arrived.",
+        unit="seconds",
+        better="lower",
+    ),
+    Metric(
+        name="time/checkpoint",
+        title="Time of saving",
+        meaning="Exporting weights and copying the state; writing it goes on beside the next step.",
+        unit="seconds",
+        better="lower",
+    ),
+    Metric(
+        name="time/step",
+        title="Time of a step",
+        meaning="The whole step, from the end of the one before.",
+        unit="seconds",
+        better="lower",
+        charted=True,
+    ),
+    Metric(
+        name="tokens_per_second/rollout",
+        title="Sampling",
+        meaning="Response tokens sampled, over the time that sampling took.",
+        unit="tokens a second",
+        better="higher",
+        charted=True,
+    ),
+    Metric(
+        name="tokens_per_second/train",
+        title="Training",
+        meaning="Tokens trained on, prompts included and once an epoch, over `time/update`.",
+        unit="tokens a second",
+        better="higher",
+        charted=True,
+    ),
+    Metric(
+        name="memory/peak_gib",
+        title="Peak memory",
+        meaning="Of the first rank's process since it began: on a GPU what torch allocated at most, on a CPU its"
+        " largest resident set.",
+        unit="GiB",
+        better="lower",
+        charted=True,
+    ),
+)
+"""All of them, in the order in which reports and docs show them."""
+
+CHARTED = tuple(metric for metric in METRICS if metric.charted)
+BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
+REWARD = BY_NAME["reward/mean"]
+"""What training raises: the learning curve, and what the best checkpoint is chosen by where the spec names no other."""
+
+
+def progress_text(values: Mapping[str, float | None]) -> str:
+    """What a progress line says of a step; metrics that have no value are left out.
+
+    Example:
+        >>> progress_text({"kl/reverse": 0.00123, "reward/mean": 0.4375, "loss": 0.1})
+        'reward 0.4375  kl 0.00123'
+    """
+    shown = ((metric.short_name, values.get(metric.name)) for metric in METRICS if metric.short_name)
+    return "  ".join(f"{short_name} {value:.4g}" for short_name, value in shown if value is not None)
