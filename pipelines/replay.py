@@ -9,7 +9,6 @@ import numpy as np
 
 from pipelines.home import Home
 from pipelines.state import read_json
-from rpg.advantages import needs_logprobs
 from rpg.replay.comparison import Furthest, GradientComparison
 from rpg.replay.figures import Tally
 from rpg.replay.replay import RecordedStep, Weights, replay, response_advantages
@@ -85,7 +84,7 @@ class Replay:
                 f"all but the last of training.epochs {training.epochs}: each token is on record as at its last update,"
                 " and so are losses and weights here"
             )
-        if needs_logprobs(self.replayed.objective) and any(step["untrained_tokens"] for step in self.steps):
+        if self.replayed.objective.penalizes_reward and any(step["untrained_tokens"] for step in self.steps):
             found.append(
                 "the divergence that the replayed objective takes off the reward, for tokens that were not trained on:"
                 " their logprobs are not on record"

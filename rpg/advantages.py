@@ -55,7 +55,7 @@ def token_advantages(
         rewards: [responses], reward units; all responses of the step, over all ranks. So are the others.
         group_ids: [responses]; responses to one prompt share it.
         lengths: [responses], tokens of each.
-        old_logprobs, ref_logprobs: [tokens], nats; needed where `needs_logprobs(objective)`.
+        old_logprobs, ref_logprobs: [tokens], nats; needed where `objective.penalizes_reward`.
     Returns:
         [tokens], at least float32; constant.
     Raises:
@@ -91,11 +91,6 @@ def with_signal(values: Tensor, lengths: Tensor) -> Tensor:
     """[responses], bool: whether any of a response's tokens, which are laid end to end, has an advantage but 0."""
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     return torch.zeros(len(lengths), dtype=torch.bool).index_put((owner[values != 0],), torch.tensor(True))
-
-
-def needs_logprobs(objective: Objective) -> bool:
-    """Whether advantages depend on `old_logprobs` and `ref_logprobs`: the divergence is taken off the reward."""
-    return isinstance(objective, Rival) and objective.penalizes_reward
 
 
 def whitened(values: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor
 
-from rpg.advantages import needs_logprobs, response_means, token_advantages
+from rpg.advantages import response_means, token_advantages
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, trained_fraction
@@ -128,12 +128,6 @@ class Trainer:
         self.progress.step(self.state.step, figures)
         return stopping
 
-    @property
-    def recomputes_first(self) -> bool:
-        """Whether the first pass is too late for the first minibatch's old logprobs, or not at the policy's weights."""
-        schedule_free = self.training.optimizer.type == "schedule_free_adamw"
-        return self.spec.rollout.max_staleness > 0 or schedule_free or needs_logprobs(self.spec.objective)
-
     @torch.no_grad()
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
         """Old and reference logprobs, before the policy moves.
@@ -141,11 +135,10 @@ class Trainer:
         Of old ones the first minibatch's are left out where its first training pass gives them. They are the sampler's
         where it is trusted or was an earlier policy.
         """
-        rollout = self.spec.rollout
-        for minibatch in minibatches if self.recomputes_first else minibatches[1:]:
+        from_sampler = self.spec.rollout.gives_old_logprobs
+        for minibatch in minibatches[1:] if self.spec.first_pass_gives_old_logprobs else minibatches:
             for batch in minibatch.passes:
-                theirs = rollout.trust_logprobs or rollout.max_staleness > 0
-                old = batch.rollout_logprobs if theirs else self.parts.learner.logprobs(batch)[0]
+                old = batch.rollout_logprobs if from_sampler else self.parts.learner.logprobs(batch)[0]
                 ledger.write(batch, old_logprobs=old)
         if self.parts.reference:
             with self.parts.reference.in_place():
@@ -156,7 +149,7 @@ class Trainer:
     def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
         """Of every response token of the step. [N]"""
         old_logprobs = ref_logprobs = None
-        if needs_logprobs(self.spec.objective):
+        if self.spec.objective.penalizes_reward:
             known = ledger.gather()
             old_logprobs = known["old_logprobs"]
             ref_logprobs = known["ref_logprobs"] if self.parts.reference else old_logprobs
@@ -179,7 +172,7 @@ class Trainer:
             for number, minibatch in enumerate(minibatches):
                 for batch in minibatch.passes:
                     logprobs, entropies = self.parts.learner.logprobs(batch)
-                    if epoch == number == 0 and not self.recomputes_first:
+                    if epoch == number == 0 and self.spec.first_pass_gives_old_logprobs:
                         ledger.write(batch, old_logprobs=logprobs)
                     loss, seen = self.loss(batch, minibatch, logprobs, entropies, advantage, ledger)
                     self.parts.learner.backward(loss)

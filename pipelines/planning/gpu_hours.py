@@ -46,7 +46,8 @@ def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
     length = experiment.data.max_prompt_length + experiment.rollout.max_response_length
     tokens = training.prompts_per_step * training.group_size * length
     passes = float(training.epochs * (4 if training.gradient_checkpointing else 3))
-    passes += (training.minibatches - 1) / training.minibatches  # old logprobs; the first minibatch's come for nothing
+    if not experiment.rollout.gives_old_logprobs:
+        passes += 1 - experiment.first_pass_gives_old_logprobs / training.minibatches
     if experiment.reference.source != "behaviour":
         passes += 1
     forward = 2 * shape.matrix_parameters + 2 * shape.layers * shape.attention_size * length

@@ -11,7 +11,7 @@ from torch import Tensor
 from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
 from rpg.objectives.kl import reward_penalties
 from rpg.objectives.losses import token_losses
-from specs.schema.objective import Objective, RegularizedObjective, Rival
+from specs.schema.objective import Objective, Rival
 
 TOLERANCE = 1e-10
 """Relative, in float64; what is claimed exact must be within it."""
@@ -84,7 +84,7 @@ def certify(objective: Objective) -> Certificate:
     reward less its mean. What a scale of the advantages does to the gradient is not part of the certificate.
     """
     cases = _cases()
-    divergence = _divergence(objective)
+    divergence = objective.claim_divergence if objective.needs_reference else ""
     slopes = _slopes(objective.model_copy(update={"kl_coef": 1.0 if divergence else 0.0}), cases)
     penalty = _slopes(objective.model_copy(update={"kl_coef": 0.0}), cases) - slopes
     exact = cases.exact["reward", objective.claim_level].clone()
@@ -139,15 +139,6 @@ def _advantages(objective: Objective, cases: Cases) -> Tensor:
             credit=objective.kl_credit,
         )
     return torch.where(mask, cases.rewards[:, None] - penalties, 0.0)
-
-
-def _divergence(objective: Objective) -> str:
-    """reverse, forward, or empty without one."""
-    if not objective.needs_reference:
-        return ""
-    if isinstance(objective, RegularizedObjective):
-        return "forward" if objective.divergence in ("forward", "unnormalized_forward") else "reverse"
-    return "reverse"
 
 
 def _claimed(objective: Objective, divergence: str) -> str:

@@ -26,8 +26,15 @@ from rpg.objectives.regularized import (
     truncated_weight,
 )
 from rpg.objectives.terms import Terms, geometric_terms, sequence_terms, token_terms
-from specs.schema.objective import DualClip, NoClip, Objective, RegularizedObjective, TruncateClip
-from specs.schema.rivals import Cispo, ClippedRival, Gspo
+from specs.schema.objective import (
+    Cispo,
+    ClippedRival,
+    DualClip,
+    NoClip,
+    Objective,
+    RegularizedObjective,
+    TruncateClip,
+)
 
 
 def token_losses(
@@ -87,13 +94,8 @@ def terms_of(
     response_mask: Tensor,
 ) -> Terms:
     """The batch with ratios taken over what the objective takes them over."""
-    if isinstance(objective, Gspo):
-        make = geometric_terms
-    elif isinstance(objective, RegularizedObjective):
-        make = token_terms if objective.level == "token" else sequence_terms
-    else:
-        make = token_terms if objective.ratio_level == "token" else sequence_terms
-    return make(
+    make = {"token": token_terms, "sequence": sequence_terms, "geometric_mean": geometric_terms}
+    return make[objective.ratio_over](
         logprobs=logprobs,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,

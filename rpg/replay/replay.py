@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rpg.advantages import needs_logprobs, response_means, token_advantages
+from rpg.advantages import response_means, token_advantages
 from rpg.batches.packing_plan import Rows, plan_padded
 from rpg.objectives import diagnostics, token_losses
 from rpg.objectives.aggregate import aggregate
@@ -124,7 +124,7 @@ def replay(recorded: RecordedStep, experiment: Experiment) -> Weights:
 def advantages_of(recorded: RecordedStep, experiment: Experiment) -> Tensor:
     """Of every response token, from the recorded rewards. [N], float32"""
     old_logprobs = ref_logprobs = None
-    if needs_logprobs(experiment.objective):  # a token that was not trained on has no penalty on record
+    if experiment.objective.penalizes_reward:  # a token that was not trained on has no penalty on record
         old_logprobs = torch.from_numpy(recorded.old_logprobs).nan_to_num(0.0)
         ref_logprobs = torch.from_numpy(recorded.ref_logprobs).nan_to_num(0.0)
     return token_advantages(

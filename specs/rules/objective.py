@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.objective import DualClip, RegularizedObjective, Rival
-from specs.schema.rivals import Rloo
 
 
 def idle_penalty(experiment: Experiment) -> Iterator[Issue]:
@@ -105,10 +104,7 @@ def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
 def correction_of_tokens(experiment: Experiment) -> Iterator[Issue]:
     """Weights of single tokens under a ratio of the whole response."""
     objective, correction = experiment.objective, experiment.rollout.correction
-    whole = isinstance(objective, Rloo) or (
-        isinstance(objective, RegularizedObjective) and objective.level == "sequence"
-    )
-    if whole and correction.type != "none":
+    if objective.ratio_over == "sequence" and correction.type != "none":
         yield Issue(
             "the correction is inexact: it weighs each token, where the objective weighs whole responses",
             ("rollout", "correction", "type"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from specs.errors import Issue
 from specs.rules.objective import on_policy
 from specs.schema.experiment import Experiment
-from specs.schema.objective import RegularizedObjective, Rival
+from specs.schema.objective import RegularizedObjective
 from specs.schema.rollout import VllmRollout
 
 
@@ -49,7 +49,7 @@ def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
             given=f"{rollout.max_staleness}, in {training.steps} steps",
             hint="1 is enough to sample while training",
         )
-    if (rollout.max_staleness or rollout.trust_logprobs) and rollout.correction.type != "none":
+    if rollout.gives_old_logprobs and rollout.correction.type != "none":
         name = "max_staleness" if rollout.max_staleness else "trust_logprobs"
         yield Issue(
             "there is no gap left to correct",
@@ -60,7 +60,7 @@ def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
     if rollout.trust_logprobs and rollout.max_staleness:
         hint = "leave trust_logprobs out: with max_staleness above 0 the sampler's are taken anyway"
         yield Issue("trust_logprobs has no effect", ("rollout", "trust_logprobs"), given="true", hint=hint)
-    elif rollout.trust_logprobs and training.minibatches == 1 and not _recomputes_first(experiment):
+    elif rollout.trust_logprobs and training.minibatches == 1 and experiment.first_pass_gives_old_logprobs:
         yield Issue(
             "nothing is recomputed that could be trusted",
             ("rollout", "trust_logprobs"),
@@ -95,11 +95,6 @@ def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
             given=given,
             hint="leave skip_zero_advantage out",
         )
-
-
-def _recomputes_first(experiment: Experiment) -> bool:
-    objective, optimizer = experiment.objective, experiment.training.optimizer
-    return (isinstance(objective, Rival) and objective.penalizes_reward) or optimizer.type == "schedule_free_adamw"
 
 
 RULES = (sampler_logprobs, sleeping)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.objective import Rival
 from specs.schema.rollout import TransformersRollout
 
 
@@ -34,7 +33,7 @@ def overlong(experiment: Experiment) -> Iterator[Issue]:
 def mask_truncated(experiment: Experiment) -> Iterator[Issue]:
     """What is not computed cannot be taken off the reward."""
     objective = experiment.objective
-    if experiment.training.mask_truncated and isinstance(objective, Rival) and objective.penalizes_reward:
+    if experiment.training.mask_truncated and objective.penalizes_reward:
         yield Issue(
             "a masked response has no divergence to take off its reward",
             ("training", "mask_truncated"),
@@ -75,7 +74,7 @@ def idle_correction(experiment: Experiment) -> Iterator[Issue]:
     if (
         correction.type != "none"
         and isinstance(experiment.rollout, TransformersRollout)
-        and not (experiment.rollout.max_staleness or experiment.rollout.trust_logprobs)
+        and not experiment.rollout.gives_old_logprobs
         and (experiment.rollout.top_p, experiment.rollout.top_k) == (1, 0)  # else it weighs by what was cut off
     ):
         yield Issue(

@@ -72,6 +72,19 @@ class Experiment(Spec):
     """Retries and time limits."""
 
     @property
+    def first_pass_gives_old_logprobs(self) -> bool:
+        """Whether the first minibatch's old_logprobs can wait for its first training pass, which then gives them.
+
+        Not where the policy that sampled was an earlier one, nor where that pass runs beside the policy
+        (schedule_free_adamw), nor where the advantages need them before it.
+        """
+        return not (
+            self.rollout.max_staleness
+            or self.training.optimizer.type == "schedule_free_adamw"
+            or self.objective.penalizes_reward
+        )
+
+    @property
     def skips_zero_advantage(self) -> bool:
         """Whether responses without advantage are left out: asked for, and without effect on any gradient."""
         return (

@@ -1,26 +1,39 @@
-"""What is optimised: one frozen class per objective, joined by `type`. Class defaults are the vetted setting."""
+"""What is optimised: one frozen class per objective, joined by `type`. Class defaults are the vetted setting.
 
+A new objective is a class here, named in the union at the end, and an equation in `rpg/objectives`.
+"""
+
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from specs.schema.base import Spec
-from specs.schema.clip import Clip, DualClip, NoClip, TruncateClip
-from specs.schema.rivals import (
-    Aggregation,
-    Cispo,
-    Claim,
-    Dapo,
-    DrGrpo,
-    Grpo,
-    Gspo,
-    Level,
-    Ppo,
-    ReinforcePlusPlus,
-    ReinforcePlusPlusBaseline,
-    Rival,
-    Rloo,
-)
+from specs.schema.clip import Clip, DualClip, EqualMargins, HigherMargins, NoClip, ResponseMargins, TruncateClip
+
+__all__ = [
+    "Advantage",
+    "Aggregation",
+    "BaseObjective",
+    "Cispo",
+    "ClippedRival",
+    "Divergence",
+    "DualClip",
+    "NoClip",
+    "Objective",
+    "RegularizedObjective",
+    "Rival",
+    "TruncateClip",
+]
+
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
+Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none"]
+Level = Literal["token", "sequence"]
+KlEstimator = Literal["k1", "k2", "k3"]
+RatioOver = Literal["token", "sequence", "geometric_mean"]
+"""What an importance ratio is of: a token; a whole response; the geometric mean of a response's tokens."""
+Claim = Literal["always", "on_policy", "never"]
+"""When the expected gradient is exactly that of the objective named: always; where the policy is the sampler; never."""
 
 
 class Advantage(Spec):
@@ -34,24 +47,46 @@ class Advantage(Spec):
     """tokens: afterwards to mean 0 and variance 1 over all response tokens of the step, as REINFORCE++ does."""
 
 
-__all__ = [
-    "Aggregation",
-    "Claim",
-    "Clip",
-    "Divergence",
-    "DualClip",
-    "Level",
-    "NoClip",
-    "Objective",
-    "RegularizedObjective",
-    "Rival",
-    "TruncateClip",
-]
+class BaseObjective(Spec):
+    """What training, certificates and checks ask of every objective."""
 
-Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none"]
+    published: ClassVar[dict[str, dict[str, Any]]]
+    """The `advantage` and `reference` it was published with; a spec that leaves them out gets these."""
+    certified: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    """The settings that `rpg certify` lists: each names the fields that are not at their default."""
+
+    @property
+    @abstractmethod
+    def needs_reference(self) -> bool:
+        """Whether the reference policy's logprobs enter the loss or the reward."""
+
+    @property
+    def penalizes_reward(self) -> bool:
+        """Whether the divergence is taken off the reward, so that advantages depend on old and reference logprobs."""
+        return False
+
+    @property
+    def ratio_over(self) -> RatioOver:
+        """What the importance ratio is of."""
+        return "token"
+
+    @property
+    @abstractmethod
+    def claim(self) -> Claim:
+        """When the expected gradient is said to be exactly that of the expected reward less the divergence."""
+
+    @property
+    @abstractmethod
+    def claim_level(self) -> Level:
+        """Whether that divergence is of each token or of the whole response."""
+
+    @property
+    def claim_divergence(self) -> Literal["reverse", "forward"]:
+        """Its direction: reverse is KL(policy || reference), forward KL(reference || policy)."""
+        return "reverse"
 
 
-class RegularizedObjective(Spec):
+class RegularizedObjective(BaseObjective):
     """Regularized policy gradient, arXiv:2505.17508: expected reward minus a divergence from the reference policy."""
 
     published: ClassVar[dict[str, dict[str, Any]]] = {
@@ -93,18 +128,227 @@ class RegularizedObjective(Spec):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the reference policy's logprobs enter the loss."""
+        """Whether there is a divergence."""
         return self.divergence != "none" and self.kl_coef > 0
 
     @property
+    def ratio_over(self) -> RatioOver:
+        """What `level` says."""
+        return self.level
+
+    @property
     def claim(self) -> Claim:
-        """When the expected gradient is exactly the objective's."""
+        """A clip biases the gradient as soon as the policy has left the sampler."""
         return "always" if isinstance(self.clip, NoClip) else "on_policy"
 
     @property
     def claim_level(self) -> Level:
-        """Whose divergence the claim is about."""
+        """What `level` says."""
         return self.level
+
+    @property
+    def claim_divergence(self) -> Literal["reverse", "forward"]:
+        """An unnormalized divergence has the expected gradient of the normalized one."""
+        return "forward" if self.divergence in ("forward", "unnormalized_forward") else "reverse"
+
+
+class Rival(BaseObjective):
+    """An objective that RPG is compared with, its defaults as published. All share a penalty on the divergence
+    KL(policy || reference), estimated from the sampled token."""
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage": {"baseline": "group_mean", "scale": "group_std"},
+        "reference": {"source": "behaviour"},
+    }
+    kl_credit: ClassVar[Literal["response", "to_go"]] = "response"
+    """With kl_in reward: what a token answers for, its whole response's penalty or that of itself and what follows."""
+
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the divergence; 0: none, and no reference policy is held."""
+    kl_estimator: KlEstimator = "k3"
+    """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients in the loss:
+    k2 on policy, k1 and k3 with kl_weighted; in the reward: k1."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the penalty enters: the loss of each token, or its reward when it was sampled."""
+    kl_weighted: bool = False
+    """Whether the penalty in the loss is multiplied by the importance ratio of its token."""
+    aggregation: Aggregation = "token_mean"
+    """How token losses become the loss of an update."""
+
+    @model_validator(mode="after")
+    def _acts(self) -> "Rival":
+        if self.kl_weighted and self.kl_in == "reward":
+            raise ValueError("kl_weighted cannot act with kl_in reward: a reward is a number, not part of the loss")
+        return self
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether there is a penalty."""
+        return self.kl_coef > 0
+
+    @property
+    def penalizes_reward(self) -> bool:
+        """Whether there is a penalty, and in the reward."""
+        return self.kl_in == "reward" and self.kl_coef > 0
+
+    @property
+    def penalizes_loss(self) -> bool:
+        """Whether there is a penalty, and in the loss."""
+        return self.kl_in == "loss" and self.kl_coef > 0
+
+    @property
+    def claim(self) -> Claim:
+        """Exact on policy at most, since the ratio is clipped; with a penalty only where its estimator has the
+        divergence's gradient."""
+        if self.kl_coef == 0:
+            return "on_policy"
+        if self.kl_in == "reward":
+            return "on_policy" if self.kl_estimator == "k1" else "never"
+        return "on_policy" if self.kl_weighted == (self.kl_estimator != "k2") else "never"
+
+    @property
+    def claim_level(self) -> Level:
+        """A penalty in the reward charges a token for what follows, one in the loss does not."""
+        return "sequence" if self.kl_in == "reward" else "token"
+
+
+class ClippedRival(Rival):
+    """A rival with PPO's clip."""
+
+    clip: EqualMargins = EqualMargins()
+
+
+class Ppo(ClippedRival):
+    """PPO's clipped surrogate without a critic, arXiv:1707.06347."""
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage": {"baseline": "batch_mean", "scale": "batch_std"},
+        "reference": {"source": "behaviour"},
+    }
+
+    type: Literal["ppo"] = "ppo"
+
+
+class Grpo(ClippedRival):
+    """Group relative policy optimization, arXiv:2402.03300: k3 in the loss without importance weight, token means
+    averaged.
+
+    With kl_weighted the penalty's gradient is that of the divergence it names.
+    """
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage": {"baseline": "group_mean", "scale": "group_std"},
+        "reference": {"source": "initial"},
+    }
+    certified: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"kl_weighted": True})
+
+    type: Literal["grpo"] = "grpo"
+    kl_coef: float = Field(0.04, ge=0)
+    """Weight of the divergence; 0: none, and no reference policy is held."""
+    aggregation: Aggregation = "sequence_mean"
+    """How token losses become the loss of an update."""
+
+
+class Dapo(ClippedRival):
+    """DAPO's loss, arXiv:2503.14476: clip-higher, token mean, no divergence."""
+
+    type: Literal["dapo"] = "dapo"
+    clip: HigherMargins = HigherMargins()
+
+
+class DrGrpo(ClippedRival):
+    """GRPO done right, arXiv:2503.20783: no division by the group's deviation nor by the response's length."""
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage": {"baseline": "group_mean", "scale": "none"},
+        "reference": {"source": "behaviour"},
+    }
+
+    type: Literal["dr_grpo"] = "dr_grpo"
+    aggregation: Aggregation = "fixed_length"
+    """How token losses become the loss of an update."""
+
+
+class Gspo(ClippedRival):
+    """Group sequence policy optimization, arXiv:2507.18071: the ratio is the geometric mean over the response."""
+
+    type: Literal["gspo"] = "gspo"
+    clip: ResponseMargins = ResponseMargins()
+    aggregation: Aggregation = "sequence_mean"
+    """How token losses become the loss of an update."""
+
+    @property
+    def ratio_over(self) -> RatioOver:
+        """The geometric mean of the response's ratios."""
+        return "geometric_mean"
+
+
+class Cispo(Rival):
+    """CISPO, arXiv:2506.13585: REINFORCE with the ratio held at a bound, no token drops out. Bound of
+    arXiv:2510.13786."""
+
+    type: Literal["cispo"] = "cispo"
+    max_ratio: float = Field(5.0, gt=1)
+    """Bound on the ratio: a value, not a margin (TRL's epsilon_high with its loss type cispo)."""
+
+
+class Rloo(ClippedRival):
+    """REINFORCE leave-one-out, arXiv:2402.14740, with TRL's clip of the whole response's ratio; k1 in the reward."""
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage": {"baseline": "leave_one_out", "scale": "none"},
+        "reference": {"source": "initial"},
+    }
+
+    type: Literal["rloo"] = "rloo"
+    kl_coef: float = Field(0.05, ge=0)
+    """Weight of the divergence; 0: none, and no reference policy is held."""
+    kl_estimator: KlEstimator = "k1"
+    """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients: k1."""
+    kl_in: Literal["loss", "reward"] = "reward"
+    """Where the penalty enters: the loss of each token, or its reward when it was sampled."""
+    aggregation: Aggregation = "sequence_sum"
+    """How token losses become the loss of an update."""
+
+    @property
+    def ratio_over(self) -> RatioOver:
+        """The whole response's ratio."""
+        return "sequence"
+
+
+class ReinforcePlusPlus(ClippedRival):
+    """REINFORCE++, arXiv:2501.03262: k1 in the reward of each token, advantages whitened over the batch's tokens."""
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage": {"baseline": "none", "scale": "none", "whiten": "tokens"},
+        "reference": {"source": "initial"},
+    }
+    kl_credit: ClassVar[Literal["response", "to_go"]] = "to_go"
+
+    type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
+    kl_coef: float = Field(0.01, ge=0)
+    """Weight of the divergence; 0: none, and no reference policy is held."""
+    kl_estimator: KlEstimator = "k1"
+    """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients: k1."""
+    kl_in: Literal["loss", "reward"] = "reward"
+    """Where the penalty enters: the loss of each token, or its reward when it was sampled."""
+
+
+class ReinforcePlusPlusBaseline(ClippedRival):
+    """REINFORCE++ with the group mean as baseline, arXiv:2501.03262: k2 in the loss, advantages whitened over the
+    batch's tokens."""
+
+    published: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage": {"baseline": "group_mean", "scale": "none", "whiten": "tokens"},
+        "reference": {"source": "initial"},
+    }
+
+    type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
+    kl_coef: float = Field(1e-3, ge=0)
+    """Weight of the divergence; 0: none, and no reference policy is held."""
+    kl_estimator: KlEstimator = "k2"
+    """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients in the loss:
+    k2 on policy, k1 and k3 with kl_weighted; in the reward: k1."""
 
 
 Objective = Annotated[

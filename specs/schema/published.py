@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from specs.schema.fields import choose, is_model, members
+from specs.schema.fields import choose
 from specs.schema.objective import Objective
 
 
@@ -45,7 +45,6 @@ def _published(objective: Any) -> Mapping[str, Mapping[str, Any]]:
         return getattr(type(objective), "published", {})
     if not isinstance(objective, dict):
         return {}
-    models = [part for part in members(Objective) if is_model(part)]
     tag = objective.get("type", "rpg")
-    model = models[0] if len(models) == 1 else choose(Objective, tag) if isinstance(tag, str) else None
-    return getattr(model, "published", {}) if model else {}
+    model = choose(Objective, tag) if isinstance(tag, str) else None
+    return getattr(model, "published", {})

@@ -65,6 +65,11 @@ class _Rollout(Spec):
     way without a checkpoint of it, since only the sampler still had those weights; another attempt goes on from the one
     before. 0: under the weights that training on it begins from."""
 
+    @property
+    def gives_old_logprobs(self) -> bool:
+        """Whether the sampler's own logprobs stand for old_logprobs."""
+        return self.trust_logprobs or self.max_staleness > 0
+
     def gpus(self, ranks: int) -> int:
         """GPUs that a machine needs for so many ranks and their engines."""
         return ranks

@@ -228,6 +228,18 @@ def test_gpu_hours_are_the_arithmetic_of_training_and_the_traffic_of_sampling(tm
     assert hours.sampling == pytest.approx(sampling)
 
 
+def test_logprobs_that_the_sampler_gives_cost_no_pass_and_those_that_advantages_need_cost_all(tmp_path: Path) -> None:
+    """Of 3 epochs with a backward of twice a forward: 9 forwards, and 0, a half or 1 for the old logprobs; RLOO's
+    reference takes one more."""
+    plain = experiment(tmp_path)
+    shape = model_shape(plain)
+    assert shape is not None
+    trusting = experiment(tmp_path, "qwen3", "rollout={max_response_length: 8, trust_logprobs: true}")
+    in_reward = experiment(tmp_path, "qwen3", "objective={type: rloo}")
+    hours = [gpu_hours(spec, shape).training for spec in (trusting, plain, in_reward)]
+    assert hours == pytest.approx([hours[0], hours[0] * 9.5 / 9, hours[0] * 11 / 9])
+
+
 def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_way_round(tmp_path: Path) -> None:
     """2 ranks with engines of 2 GPUs hold 6; a sampling step takes half as long."""
     rollout = "rollout={{engine: vllm, max_response_length: 8{}}}"

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rpg.advantages import (
     advantages,
-    needs_logprobs,
     overlong_penalties,
     token_advantages,
     whitened,
@@ -147,9 +146,9 @@ def test_reinforce_plus_plus_charges_a_token_for_itself_and_what_follows() -> No
 
 def test_a_penalty_in_the_reward_without_logprobs_is_refused() -> None:
     rloo = objective({"type": "rloo"})
-    assert needs_logprobs(rloo)
-    assert not needs_logprobs(objective({"type": "grpo"}))
-    assert not needs_logprobs(objective({"type": "rpg"}))
+    assert rloo.penalizes_reward
+    assert not objective({"type": "grpo"}).penalizes_reward
+    assert not objective({"type": "rpg"}).penalizes_reward
     with pytest.raises(ValueError, match="needs old_logprobs"):
         token_advantages(rloo, Advantage(), rewards=REWARDS[:2], group_ids=GROUPS[:2], lengths=LENGTHS)
 

@@ -1,7 +1,9 @@
 """What is said of sampling ahead and of trusting the sampler's logprobs."""
 
 import pytest
-from spec_text import changed, message, warnings
+from spec_text import GOOD, changed, message, warnings, write
+
+from specs import load_experiment
 
 ROLLOUT = "rollout: {max_response_length: 32}"
 
@@ -47,6 +49,23 @@ def test_trust_has_nothing_to_act_on_in_a_single_minibatch() -> None:
     text = with_rollout("trust_logprobs: true").replace("minibatches: 2", "minibatches: 1\n  epochs: 2")
     assert "rollout.trust_logprobs: nothing is recomputed that could be trusted\n" in warnings(text)
     assert warnings(with_rollout("trust_logprobs: true")) == "0 warnings"
+
+
+@pytest.mark.parametrize(
+    ("text", "gives"),
+    [
+        (GOOD, True),
+        (with_rollout("trust_logprobs: true"), True),
+        (with_rollout("max_staleness: 1"), False),
+        (GOOD + "  optimizer: {type: schedule_free_adamw}\n", False),
+        (changed("type: rpg\n  kl_coef: 1e-2", "type: rloo").replace("    type: dual\n", ""), False),
+        (changed("type: rpg\n  kl_coef: 1e-2", "type: rloo\n  kl_coef: 0").replace("    type: dual\n", ""), True),
+    ],
+)
+def test_the_first_pass_gives_old_logprobs_unless_they_are_needed_before_it_or_are_of_another_policy(
+    text: str, gives: bool
+) -> None:
+    assert load_experiment(write(text)).first_pass_gives_old_logprobs is gives
 
 
 def test_a_clip_can_fire_in_one_minibatch_of_an_earlier_policys_responses() -> None:
