@@ -1,8 +1,8 @@
-"""Watches a run's figures: streaks of trouble, what a guard then does, and the learning rate after a roll-back.
+"""Watches a run's metrics against the spec's guards, and remembers the roll-backs.
 
-The streaks are part of every checkpoint. The roll-backs are not: they lie in a ledger of their own, since going back to
-a checkpoint must not forget that one went back. The learning rate follows from the ledger and the step alone, so a run
-that is killed and goes on has the rates that it would have had.
+How many steps in a row violated a guard is part of every checkpoint. The roll-backs are not: they have a file of their
+own, since going back to a checkpoint must not forget that the run went back. The learning rate follows from that file
+and the step alone, so a run that is killed and resumed has the rates that it would have had.
 """
 
 import json
@@ -20,26 +20,28 @@ _ALWAYS = Guard(metric="not_finite")
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """One entry of the ledger."""
+    """One roll-back, as the run's guards.json has it."""
 
     guard: int
-    """Which of the spec's guards."""
+    """Index of the guard that asked for it."""
     at_step: int
+    """The step after which the guard fired."""
     to_step: int
+    """The step of the checkpoint that training went on from."""
     learning_rate_factor: float
-    """Of every step after `to_step`."""
+    """Multiplies the learning rate of every step after `to_step`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fired:
-    """A guard that acts now."""
+class FiredGuard:
+    """A guard that acts after a step."""
 
     guard: Guard
-    number: int
-    """Which of the run's guards, from 0."""
+    index: int
+    """Among the run's guards, from 0."""
     step: int
     since: int
-    """The first step of the trouble."""
+    """The first of the consecutive steps that violated it."""
     message: str
 
 
@@ -48,62 +50,67 @@ class GuardStoppedError(RuntimeError):
 
 
 class RollBackRequested(Exception):  # noqa: N818  # a request, no error
-    """A guard asks to go back; for the loop, which does so."""
+    """A guard asks for a roll-back; the training loop makes it."""
 
-    def __init__(self, fired: Fired) -> None:
+    def __init__(self, fired: FiredGuard) -> None:
         super().__init__(fired.message)
         self.fired = fired
 
 
 class Guards:
-    """A run's guards. All ranks see the same figures and come to the same decisions."""
+    """A run's guards. All ranks see the same metrics and come to the same decisions."""
 
-    def __init__(self, guards: Sequence[Guard], ledger: Path) -> None:
-        watched = any(guard.metric == "not_finite" for guard in guards)
-        self._guards = tuple(guards) if watched else (*guards, _ALWAYS)
-        self._ledger = ledger
+    def __init__(self, guards: Sequence[Guard], file: Path) -> None:
+        """`file`: where the run's roll-backs stand; it need not exist yet."""
+        has_not_finite = any(guard.metric == "not_finite" for guard in guards)
+        self._guards = tuple(guards) if has_not_finite else (*guards, _ALWAYS)
+        self._file = file
         self._streaks = [0] * len(self._guards)
-        entries = json.loads(ledger.read_bytes()) if ledger.exists() else []
+        entries = json.loads(file.read_bytes()) if file.exists() else []
         self.roll_backs = [RollBack(**entry) for entry in entries]
 
-    def after_step(self, step: int, figures: Mapping[str, float]) -> list[Fired]:
-        """The guards that act after a step with these figures."""
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[FiredGuard]:
+        """Returns the guards that act after a step with these metrics; one that warns does so once a streak."""
         fired = []
-        for number, guard in enumerate(self._guards):
-            said = _trouble(guard, figures)
-            self._streaks[number] = self._streaks[number] + 1 if said else 0
-            streak = self._streaks[number]
+        for index, guard in enumerate(self._guards):
+            violation = _violation(guard, metrics)
+            self._streaks[index] = self._streaks[index] + 1 if violation else 0
+            streak = self._streaks[index]
             if streak == guard.for_steps or (streak > guard.for_steps and guard.action != "warn"):
-                fired.append(self._fired(number, step, said))
+                fired.append(self._fire(index, step, violation))
         return fired
 
-    def not_a_number(self, step: int, message: str) -> Fired:
-        """What becomes of a step in whose middle the gradient is no number: the guard on that acts at once."""
-        number = next(number for number, guard in enumerate(self._guards) if guard.metric == "not_finite")
-        return self._fired(number, step, message)
+    def fire_not_finite(self, step: int, message: str) -> FiredGuard:
+        """Fires the not_finite guard in the middle of a step, which has no metrics yet."""
+        index = next(index for index, guard in enumerate(self._guards) if guard.metric == "not_finite")
+        return self._fire(index, step, message)
 
-    def exhausted(self, fired: Fired) -> bool:
-        """Whether the guard has gone back as often as it may."""
-        return sum(entry.guard == fired.number for entry in self.roll_backs) >= fired.guard.at_most
+    def may_roll_back(self, fired: FiredGuard) -> bool:
+        """Whether the guard rolls back, and has not yet done so `at_most` times."""
+        made = sum(entry.guard == fired.index for entry in self.roll_backs)
+        return fired.guard.action == "roll_back" and made < fired.guard.at_most
 
-    def where_to(self, fired: Fired) -> list[int]:
-        """Up to which step the checkpoint may be, best first: before the trouble, and where going back to a checkpoint
-        did not get this guard past the step, before that one."""
-        tried = [
-            entry.to_step for entry in self.roll_backs if entry.guard == fired.number and entry.at_step >= fired.step
+    def roll_back_bounds(self, fired: FiredGuard) -> list[int]:
+        """The latest step that the checkpoint to go back to may have: one bound, or two to be tried in this order.
+
+        The checkpoint is from before the violation. Where the guard went back before and did not get past this step,
+        an earlier checkpoint than that time is tried first.
+        """
+        no_help = [
+            entry.to_step for entry in self.roll_backs if entry.guard == fired.index and entry.at_step >= fired.step
         ]
-        return sorted({min([fired.since, *tried]) - 1, fired.since - 1})
+        return sorted({min([fired.since, *no_help]) - 1, fired.since - 1})
 
-    def note(self, fired: Fired, to_step: int, *, write: bool) -> RollBack:
-        """Puts a roll-back on record, and on disk where `write` says so: on one rank."""
-        entry = RollBack(fired.number, fired.step, to_step, fired.guard.learning_rate_factor)
+    def record_roll_back(self, fired: FiredGuard, to_step: int, *, write: bool) -> RollBack:
+        """Remembers a roll-back; on disk too where `write` is true, which is one rank's part."""
+        entry = RollBack(fired.index, fired.step, to_step, fired.guard.learning_rate_factor)
         self.roll_backs.append(entry)
         if write:
-            replace_json(self._ledger, [asdict(entry) for entry in self.roll_backs], durable=True)
+            replace_json(self._file, [asdict(entry) for entry in self.roll_backs], durable=True)
         return entry
 
-    def rate_factor(self, step: int) -> float:
-        """What the learning rate of a step is multiplied by."""
+    def learning_rate_factor(self, step: int) -> float:
+        """The product of the factors of all roll-backs to a step before this one."""
         return math.prod(entry.learning_rate_factor for entry in self.roll_backs if step > entry.to_step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,23 +118,24 @@ class Guards:
         return {"streaks": list(self._streaks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict` of the same guards; one of others is forgotten."""
+        """Restores a `state_dict`; one of another number of guards starts all streaks anew."""
         streaks = state.get("streaks", [])
         self._streaks = list(streaks) if len(streaks) == len(self._guards) else [0] * len(self._guards)
 
-    def _fired(self, number: int, step: int, said: str) -> Fired:
-        guard = self._guards[number]
-        since = step - max(self._streaks[number] - 1, 0)
+    def _fire(self, index: int, step: int, violation: str) -> FiredGuard:
+        guard = self._guards[index]
+        since = step - max(self._streaks[index] - 1, 0)
         steps = f" in {guard.for_steps} steps one after another" if guard.for_steps > 1 else ""
-        return Fired(guard, number, step, since, f"step {step}: {said}{steps}")
+        return FiredGuard(guard, index, step, since, f"step {step}: {violation}{steps}")
 
 
-def _trouble(guard: Guard, figures: Mapping[str, float]) -> str:
-    """What is wrong; empty where nothing is."""
+def _violation(guard: Guard, metrics: Mapping[str, float]) -> str:
+    """How a step's metrics violate the guard; empty where they do not."""
     if guard.metric == "not_finite":
-        wrong = [f"the {name} is {figures[name]}" for name in ("loss", "grad_norm") if not math.isfinite(figures[name])]
-        return ", ".join(wrong)
-    value = figures[guard.metric]
+        return ", ".join(
+            f"the {name} is {metrics[name]}" for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])
+        )
+    value = metrics[guard.metric]
     if math.isnan(value):
         return f"{guard.metric} is no number"
     if guard.above is not None and value > guard.above:

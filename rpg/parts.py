@@ -54,7 +54,7 @@ class Parts:
     """None where the reference is the behaviour policy."""
     schedule: ReferenceSchedule
     guards: Guards
-    """Watch the figures of the steps."""
+    """Watch the metrics of every step."""
     sentinel: Sentinel | None
     """Compares a vLLM engine with the learner; None for another sampler."""
 
@@ -68,7 +68,7 @@ class Parts:
         if self.sentinel:
             self.sentinel.check(self.sampler, self.learner.probe)
 
-    def sentinel_figures(self) -> dict[str, float]:
+    def sentinel_metrics(self) -> dict[str, float]:
         """How far this rank's engine was from the learner when it last proved its weights, nats; empty without one."""
         return {"sentinel/difference": self.sentinel.difference} if self.sentinel else {}
 

@@ -47,7 +47,7 @@ class Stopwatch:
         """The step's rollouts were sampled beside other work, in this time; `rollout` is what was waited for them."""
         self._sampling = seconds
 
-    def figures(self, rollouts: StepRollouts, *, trained: int) -> dict[str, float]:
+    def metrics(self, rollouts: StepRollouts, *, trained: int) -> dict[str, float]:
         """Seconds by phase and of the step so far; response tokens sampled, and all tokens trained on, per second."""
         self.end = self._now()
         sampling = self._seconds["rollout"] if self._sampling is None else self._sampling

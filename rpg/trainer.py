@@ -30,7 +30,7 @@ from rpg.advantages import response_means, token_advantages
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, trained_fraction
-from rpg.guards import Fired, GuardStoppedError, RollBackRequested
+from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
 from rpg.keeper import Keeper, TrainingState
 from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, staleness_metrics
 from rpg.objectives import diagnostics, token_losses
@@ -46,7 +46,7 @@ from rpg.stopwatch import Stopwatch
 
 
 class DivergedError(RuntimeError):
-    """A gradient is no longer a number."""
+    """A gradient or a loss is not finite."""
 
 
 class Trainer:
@@ -73,8 +73,8 @@ class Trainer:
             while self.state.step < self.training.steps:
                 try:
                     stopping = self.step(stop)
-                except RollBackRequested as trouble:
-                    self.go_back(trouble.fired)
+                except RollBackRequested as request:
+                    self.roll_back(request.fired)
                     continue
                 if stopping and self.state.step < self.training.steps:
                     return False
@@ -99,9 +99,9 @@ class Trainer:
         with clock("sync"):
             self.sync()
         schedule = self.parts.schedule
-        figures = {
+        metrics = {
             **rollout_metrics(rollouts),
-            **updates.reduce(self.parts.sentinel_figures()),
+            **updates.reduce(self.parts.sentinel_metrics()),
             **staleness_metrics(rollouts, version),
             **(trained_fraction(minibatches, rollouts) if self.spec.skips_zero_advantage else {}),
             "learning_rate": rate,
@@ -113,19 +113,19 @@ class Trainer:
         self.keeper.rollouts(
             self.state.step, rollouts, means, ledger, trained_version=version, reference_version=schedule.version
         )
-        if trouble := self.check_guards(figures) or self.source.failure():
-            self.keeper.finish_step(self.state, figures | clock.figures(rollouts, trained=trained))
-            raise trouble
-        self.move_reference(figures["kl/reverse"])
+        if exception := self.check_guards(metrics) or self.source.failure():
+            self.keeper.finish_step(self.state, metrics | clock.metrics(rollouts, trained=trained))
+            raise exception
+        self.move_reference(metrics["kl/reverse"])
         stopping = stop.agreed(self.parts.run.cancel) or self.state.step == self.until
         if not stopping:
             self.source.go_on(self.state.step)
         with clock("checkpoint"):
             self.keeper.save(self.state, stopping=stopping)
-        figures |= clock.figures(rollouts, trained=trained)
-        figures["memory/peak_gib"] = peak_memory_gib(self.parts.device)
-        self.keeper.finish_step(self.state, figures)
-        self.progress.step(self.state.step, figures)
+        metrics |= clock.metrics(rollouts, trained=trained)
+        metrics["memory/peak_gib"] = peak_memory_gib(self.parts.device)
+        self.keeper.finish_step(self.state, metrics)
+        self.progress.step(self.state.step, metrics)
         return stopping
 
     @torch.no_grad()
@@ -180,7 +180,7 @@ class Trainer:
                     ledger.write(
                         batch, logprobs=logprobs, entropies=entropies, ratios=seen["ratio"], clipped=seen["clipped"]
                     )
-                rate = self.parts.guards.rate_factor(self.state.step) * learning_rate(
+                rate = self.parts.guards.learning_rate_factor(self.state.step) * learning_rate(
                     self.training.schedule,
                     peak=self.training.optimizer.learning_rate,
                     update=self.state.updates,
@@ -188,8 +188,8 @@ class Trainer:
                 )
                 norm = self.parts.learner.update(learning_rate=rate)
                 if not math.isfinite(norm):
-                    raise self.verdict(
-                        self.parts.guards.not_a_number(
+                    raise self.exception_for(
+                        self.parts.guards.fire_not_finite(
                             self.state.step,
                             f"update {number + 1} of epoch {epoch + 1}: the gradient norm is {norm}, the loss so far"
                             f" {metrics.loss}; nothing of this step is saved",
@@ -243,37 +243,37 @@ class Trainer:
         self.source.rest()
         self.parts.give_sampler_weights(self.state.policy_version)
 
-    def check_guards(self, figures: dict[str, float]) -> Exception | None:
-        """Notes the guards that warn. Returns what ends the step, if a guard stops the run or goes back."""
-        found = None
-        for fired in self.parts.guards.after_step(self.state.step, figures):
+    def check_guards(self, metrics: dict[str, float]) -> Exception | None:
+        """Records the guards that warn. Returns what ends the step, where a guard stops the run or rolls it back."""
+        exception = None
+        for fired in self.parts.guards.check(self.state.step, metrics):
             if fired.guard.action == "warn":
                 self.keeper.event(self.state.step, "guard_warned", fired.message)
                 self.progress.say(f"warning: {fired.message}")
             else:
-                found = found or self.verdict(fired)
-        return found
+                exception = exception or self.exception_for(fired)
+        return exception
 
-    def verdict(self, fired: Fired) -> Exception:
-        """What a guard that does not only warn raises."""
-        if fired.guard.action == "roll_back" and not self.parts.guards.exhausted(fired):
+    def exception_for(self, fired: FiredGuard) -> Exception:
+        """What a guard raises that stops the run or rolls it back."""
+        if self.parts.guards.may_roll_back(fired):
             return RollBackRequested(fired)
         tried = f", after {fired.guard.at_most} roll-back(s)" if fired.guard.action == "roll_back" else ""
-        ending = DivergedError if fired.guard.metric == "not_finite" else GuardStoppedError
-        return ending(f"{fired.message}{tried}")
+        kind = DivergedError if fired.guard.metric == "not_finite" else GuardStoppedError
+        return kind(f"{fired.message}{tried}")
 
-    def go_back(self, fired: Fired) -> None:
-        """Takes the run to its last checkpoint before the trouble, from where it goes on at a lower rate.
+    def roll_back(self, fired: FiredGuard) -> None:
+        """Sets the run back to its last checkpoint before the violation; from there the learning rate is lower.
 
         Raises:
-            GuardStoppedError: there is none.
+            GuardStoppedError: there is no such checkpoint.
         """
-        steps = self.parts.guards.where_to(fired)
-        target = next((step for up_to in steps if (step := self.keeper.roll_back(self.state, up_to=up_to))), 0)
+        bounds = self.parts.guards.roll_back_bounds(fired)
+        target = next((step for bound in bounds if (step := self.keeper.roll_back(self.state, up_to=bound))), 0)
         if not target:
             raise GuardStoppedError(f"{fired.message}; there is no checkpoint from before step {fired.since} to go to")
-        self.parts.guards.note(fired, target, write=ranks.rank() == 0)
-        factor = self.parts.guards.rate_factor(target + 1)
+        self.parts.guards.record_roll_back(fired, target, write=ranks.rank() == 0)
+        factor = self.parts.guards.learning_rate_factor(target + 1)
         message = f"{fired.message}: back to step {target}, the learning rate times {factor:g} from there"
         self.keeper.event(target, "rolled_back", message)
         self.keeper.close()

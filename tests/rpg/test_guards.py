@@ -29,7 +29,7 @@ def figures(run_dir: Path, name: str) -> dict[int, float]:
 def test_a_streak_is_counted_and_broken_and_a_warning_is_given_once(tmp_path: Path) -> None:
     guards = Guards([Guard(metric="entropy", below=0.1, for_steps=2, action="warn")], tmp_path / "guards.json")
     low = CALM | {"entropy": 0.05}
-    fired = [guards.after_step(step, seen) for step, seen in enumerate((low, CALM, low, low, low, CALM, low, low), 1)]
+    fired = [guards.check(step, seen) for step, seen in enumerate((low, CALM, low, low, low, CALM, low, low), 1)]
     assert [step for step, found in enumerate(fired, 1) if found] == [4, 8]
     assert fired[3][0].since == 3
     assert fired[3][0].message == "step 4: entropy 0.05 is below 0.1 in 2 steps one after another"
@@ -37,8 +37,8 @@ def test_a_streak_is_counted_and_broken_and_a_warning_is_given_once(tmp_path: Pa
 
 def test_what_is_no_number_is_trouble_and_an_unwatched_one_is_watched(tmp_path: Path) -> None:
     guards = Guards([Guard(metric="kl/reverse", above=1.0)], tmp_path / "guards.json")
-    assert [fired.guard.metric for fired in guards.after_step(1, CALM | {"kl/reverse": math.nan})] == ["kl/reverse"]
-    (fired,) = guards.after_step(2, CALM | {"loss": math.inf})
+    assert [fired.guard.metric for fired in guards.check(1, CALM | {"kl/reverse": math.nan})] == ["kl/reverse"]
+    (fired,) = guards.check(2, CALM | {"loss": math.inf})
     assert (fired.guard.action, fired.message) == ("stop", "step 2: the loss is inf")
 
 
@@ -46,17 +46,17 @@ def test_streaks_and_roll_backs_survive_where_they_are_kept(tmp_path: Path) -> N
     watched = [Guard(metric="entropy", below=0.1, for_steps=2, action="roll_back", at_most=1)]
     guards = Guards(watched, tmp_path / "guards.json")
     low = CALM | {"entropy": 0.05}
-    guards.after_step(5, low)
+    guards.check(5, low)
     state = guards.state_dict()
-    (fired,) = guards.after_step(6, low)
-    assert not guards.exhausted(fired)
-    guards.note(fired, 4, write=True)
+    (fired,) = guards.check(6, low)
+    assert guards.may_roll_back(fired)
+    guards.record_roll_back(fired, 4, write=True)
     again = Guards(watched, tmp_path / "guards.json")
     again.load_state_dict(state)
-    assert again.exhausted(fired)
-    assert again.where_to(fired) == [3, 4], "before the checkpoint that did not help, else there again"
-    assert [again.rate_factor(step) for step in (4, 5)] == [1, 0.5]
-    assert [found.since for found in again.after_step(6, low)] == [5]
+    assert not again.may_roll_back(fired)
+    assert again.roll_back_bounds(fired) == [3, 4], "before the checkpoint that did not help, else there again"
+    assert [again.learning_rate_factor(step) for step in (4, 5)] == [1, 0.5]
+    assert [found.since for found in again.check(6, low)] == [5]
 
 
 def test_every_metric_can_be_guarded_and_warn_and_stop_do_so(inputs: Path, tmp_path: Path) -> None:
