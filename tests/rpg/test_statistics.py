@@ -38,9 +38,9 @@ def test_a_gain_that_every_problem_shows_is_certain() -> None:
 def test_the_variance_of_a_gain_has_a_part_of_seeds_and_one_of_problems() -> None:
     # Gains of two seeds on two problems: [[0, 2], [2, 6]]. Seeds' means 1 and 4: s^2 = 4.5, A = 4.5 / 2 = 2.25.
     # Problems' means 1 and 4: B = 4.5 / 2 = 2.25. Residuals are +-1/2: mean square 4 (1/4) / 1 = 1, E = 1 / 4.
-    # V = 2.25 + 2.25 - 0.25 = 4.25; nu = V^2 / (A^2 / 1 + B^2 / 1) = 18.0625 / 10.125 = 1.784.
+    # Both parts have one degree of freedom, so the factor is t(0.975, 1) = 12.7; V = 2.25 + 2.25 - 0.25 = 4.25.
     interval = gain_interval(np.zeros((2, 2)), [[0.0, 2.0], [2.0, 6.0]])
-    half = stats.t.ppf(0.975, 1.78) * math.sqrt(4.25)
+    half = stats.t.ppf(0.975, 1) * math.sqrt(4.25)
     assert interval.value == 2.5
     assert (interval.low, interval.high) == pytest.approx((2.5 - half, 2.5 + half), rel=1e-9)
 
