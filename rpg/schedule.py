@@ -6,7 +6,7 @@ from specs.schema.training import Schedule
 
 
 def learning_rate(schedule: Schedule, *, peak: float, update: int, num_updates: int) -> float:
-    """The rate of one update: a linear rise, then constant or a decay that reaches 0 just after the last update.
+    """The learning rate of one update: a linear rise, then constant or a decay to 0, reached after the last update.
 
     Args:
         peak: the optimizer's learning rate.

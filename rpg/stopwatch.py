@@ -1,4 +1,4 @@
-"""Where the seconds of a step go."""
+"""How long each phase of a step takes."""
 
 import time
 from collections.abc import Iterator
@@ -12,9 +12,10 @@ PHASES = ("rollout", "reward", "logprobs", "update", "sync", "checkpoint")
 
 
 class Stopwatch:
-    """Times the phases of one step on this rank, the work of a GPU included.
+    """Times the phases of one step on this rank, GPU work included.
 
-    A step's time begins where the last one's was read, so that writing its records counts, and the steps add up to all.
+    A step begins where the metrics of the last one were taken: the time to write those counts, and the times of all
+    steps add up to the time of the run.
     """
 
     def __init__(self, device: torch.device, last: "Stopwatch | None" = None) -> None:
@@ -27,10 +28,10 @@ class Stopwatch:
 
     @contextmanager
     def __call__(self, phase: str, *, on_host: bool = False) -> Iterator[None]:
-        """Adds the time of the block to a phase, less that of phases within it.
+        """Adds the block's time to a phase, without the time of phases timed inside the block.
 
         Args:
-            on_host: nothing in the block runs on the GPU, whose work of before is not waited for.
+            on_host: the block starts nothing on the GPU; GPU work begun before it is not waited for.
         """
         now = time.perf_counter if on_host else self._now
         start, outer, self._within = now(), self._within, 0.0
@@ -40,15 +41,15 @@ class Stopwatch:
         self._within = outer + taken
 
     def seconds(self, phase: str) -> float:
-        """A phase's time so far."""
+        """Seconds of a phase so far."""
         return self._seconds[phase]
 
     def sampling_took(self, seconds: float) -> None:
-        """The step's rollouts were sampled beside other work, in this time; `rollout` is what was waited for them."""
+        """Notes how long sampling took beside training; the phase `rollout` is then what training waited for it."""
         self._sampling = seconds
 
     def metrics(self, rollouts: StepRollouts, *, trained: int) -> dict[str, float]:
-        """Seconds by phase and of the step so far; response tokens sampled, and all tokens trained on, per second."""
+        """The step's time/* and tokens_per_second/*. `trained`: tokens of all passes, prompts included."""
         self.end = self._now()
         sampling = self._seconds["rollout"] if self._sampling is None else self._sampling
         return {

@@ -1,24 +1,24 @@
-"""The training loop: one step after another, each as `Trainer.step` reads from top to bottom.
+"""The training loop. `Trainer.step` is one step of it, to be read from top to bottom.
 
 Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this departs from the paper and its public code:
 
-- The reference is the spec's: the policy that sampled the step (the paper's), or one with a schedule of its own. The
-  losses therefore carry pi_ref/pi_old, which is 1 in the paper.
+- The spec says which policy is the reference: the one that sampled the step, as in the paper, or one that moves on a
+  schedule of its own. The losses therefore carry pi_ref/pi_old, which is 1 in the paper.
 - A loss is divided by one denominator over all microbatches and ranks (rpg/objectives/aggregate.py). The public code
-  averages within microbatches, so that its loss depends on how they are cut.
-- Groups without signal (all rewards equal) stay in the batch and in every denominator, unless the spec asks for
-  dynamic sampling, as the paper has it. That fills the places of such groups only; the paper throws surplus away too.
+  averages within microbatches, so that its loss depends on how the batch is cut into them.
+- Groups without signal (all rewards equal) stay in the batch and in every denominator. With `rollout.dynamic_sampling`
+  other groups take their places, as in the paper, which also throws away what larger batches yield beyond that.
 - `old_logprobs` are the learner's, taken in the same microbatches that train, so that the first update's ratios are
-  exactly 1; the sampler's own logprobs weigh the loss only where the spec asks for a correction. With
-  `rollout.trust_logprobs` they stand for the learner's, except in the first minibatch.
-- With `rollout.max_staleness` a batch is sampled by an earlier policy, while others are trained on. Its `old_logprobs`
+  exactly 1. The sampler's own logprobs weigh the loss only where the spec asks for a correction. With
+  `rollout.trust_logprobs` they are the `old_logprobs` of all minibatches but the first.
+- With `rollout.max_staleness` an earlier policy samples a batch while training goes on with others. Its `old_logprobs`
   are the sampler's own, so that every ratio is over the policy that sampled, in the first update too.
-- `training.skip_zero_advantage` leaves responses uncomputed that have no gradient; they stay in every denominator.
+- With `training.skip_zero_advantage` responses without a gradient are not computed; they stay in every denominator.
 - Minibatches follow the order of the prompts; there is no further shuffling.
 - Dropout is off: the ratio compares two passes over the same tokens.
 - With Schedule-Free AdamW the policy is the average of the iterates wherever it is sampled, compared, saved or
-  measured; gradients are taken beside it, so that the first update's ratios are not 1. The public code samples and
-  evaluates at the gradient's point and takes `old_logprobs` at the average.
+  measured. Gradients are taken at another point, so that the first update's ratios are not 1. The public code samples
+  and evaluates at that point, and takes `old_logprobs` at the average.
 """
 
 import math
@@ -50,7 +50,7 @@ class DivergedError(RuntimeError):
 
 
 class Trainer:
-    """Trains one run. Every rank runs the same code over the same rollouts, and trains on its share of them."""
+    """Trains one run. Every rank runs this code with the same rollouts, and trains on its share of them."""
 
     def __init__(
         self, parts: Parts, source: RolloutSource, state: TrainingState, keeper: Keeper, progress: ProgressFile
@@ -63,12 +63,14 @@ class Trainer:
         self.spec = parts.spec
         self.training = parts.spec.training
         self.until: int = parts.run.inputs().get("until", 0)
-        """A step after which to stop and save, as if asked to; 0: the last one."""
+        """The step after which training stops as if it had been asked to; 0: the last one."""
         self.clock: Stopwatch | None = None
-        self.largest_pass = 0  # tokens, padding included
+        """Of the step under way."""
+        self.largest_pass = 0
+        """Tokens of the largest forward pass so far, padding included."""
 
     def train(self, stop: StopAfterStep) -> bool:
-        """Steps until the last one. False: it was asked to stop before that, and saved its state."""
+        """Trains to the last step. Returns False where it was asked to stop before that; its state is then saved."""
         with stop.held_until_asked():
             while self.state.step < self.training.steps:
                 try:
@@ -81,7 +83,7 @@ class Trainer:
         return True
 
     def step(self, stop: StopAfterStep) -> bool:
-        """One batch of rollouts: sampled, scored, trained on, recorded. Returns whether to stop after it."""
+        """Samples one batch of rollouts, scores it, trains on it, records it. Returns whether to stop now."""
         self.clock = clock = Stopwatch(self.parts.device, self.clock)
         self.state.step += 1
         rollouts = self.source.take(self.state.step, clock)
@@ -166,7 +168,7 @@ class Trainer:
     def update(
         self, minibatches: list[Minibatch], advantage: Tensor, ledger: TokenLedger
     ) -> tuple[UpdateMetrics, float]:
-        """Minibatches x epochs optimizer updates. Returns what was seen, and the learning rate of the last one."""
+        """Makes minibatches x epochs optimizer updates. Returns their metrics and the last one's learning rate."""
         metrics, rate = UpdateMetrics(), 0.0
         for epoch in range(self.training.epochs):
             for number, minibatch in enumerate(minibatches):
@@ -180,12 +182,7 @@ class Trainer:
                     ledger.write(
                         batch, logprobs=logprobs, entropies=entropies, ratios=seen["ratio"], clipped=seen["clipped"]
                     )
-                rate = self.parts.guards.learning_rate_factor(self.state.step) * learning_rate(
-                    self.training.schedule,
-                    peak=self.training.optimizer.learning_rate,
-                    update=self.state.updates,
-                    num_updates=self.training.steps * self.training.minibatches * self.training.epochs,
-                )
+                rate = self.next_learning_rate()
                 norm = self.parts.learner.update(learning_rate=rate)
                 if not math.isfinite(norm):
                     raise self.exception_for(
@@ -237,8 +234,17 @@ class Trainer:
         seen["clipped"] = seen["clipped_low"] | seen["clipped_high"] | seen["clipped_dual"]
         return loss, seen
 
+    def next_learning_rate(self) -> float:
+        """The learning rate of the next update: the schedule's, lowered by the roll-backs so far."""
+        return self.parts.guards.learning_rate_factor(self.state.step) * learning_rate(
+            self.training.schedule,
+            peak=self.training.optimizer.learning_rate,
+            update=self.state.updates,
+            num_updates=self.training.steps * self.training.minibatches * self.training.epochs,
+        )
+
     def sync(self) -> None:
-        """The sampler takes the new weights; an engine apart proves that they arrived."""
+        """Gives the sampler the new weights; an engine of its own has to prove that they arrived."""
         self.state.policy_version += 1
         self.source.rest()
         self.parts.give_sampler_weights(self.state.policy_version)
@@ -280,7 +286,7 @@ class Trainer:
         self.progress.say(message)
 
     def move_reference(self, kl_reverse: float) -> None:
-        """Makes the reference the present policy where its schedule says so."""
+        """Moves the reference to the present policy if its schedule says so. `kl_reverse`: the step's metric."""
         if self.parts.schedule.after_step(kl_reverse) and self.parts.reference:
             self.parts.reference.move(ema_decay=self.parts.schedule.ema_decay)
             version = self.parts.schedule.version

@@ -1,13 +1,13 @@
-"""Charts as inline SVG: a page of twenty weighs a few hundred kilobytes, opens offline and prints.
+"""Line charts as inline SVG: a page of twenty weighs a few hundred kilobytes, opens offline and can be printed.
 
-`hover.js` shows, at the pointer, the values of the lines that have a label; they travel in the attribute `data-hover`.
+The attribute `data-hover` holds the points of the lines that have a label: `hover.js` shows the values at the pointer.
 """
 
 import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from markupsafe import Markup
@@ -15,7 +15,7 @@ from markupsafe import Markup
 Point = tuple[float, float]
 
 MOST_POINTS = 240
-"""Points of one line at most; longer ones are averaged in bins of neighbours."""
+"""That one line is drawn with; a line of more is averaged in bins of neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,45 +23,43 @@ class Line:
     """One line of a chart."""
 
     points: Sequence[Point]
-    """By rising x. Points whose y is not finite are left out."""
+    """Sorted by x. Points that are not finite are left out."""
     label: str = ""
-    """Shown in the hover box; a line without one is background."""
+    """Shown in the hover box, which leaves out lines without a label."""
     color: int = 0
-    """Place in the palette of the style sheet, from 0."""
+    """Index into the palette of the style sheet."""
     faint: bool = False
-    """Drawn thin and pale: one seed behind its group's mean."""
+    """Drawn thin and pale, behind the others: one seed of a group."""
     steps: bool = False
-    """Drawn as stairs: the best so far."""
+    """Drawn as stairs, as for the best value so far."""
     dots: bool = False
-    """Drawn as points that no line joins."""
+    """Drawn as separate points."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range and where it is marked."""
+    """A range of values, and those that are marked on it."""
 
     low: float
     high: float
     ticks: tuple[float, ...]
 
     def place(self, value: float, start: float, end: float) -> float:
-        """Where `value` lies between the pixels `start` and `end`."""
+        """The pixel of `value`, where `low` is at the pixel `start` and `high` at `end`."""
         return start + (value - self.low) / (self.high - self.low) * (end - start)
 
 
-def axis(values: Sequence[float], *, ticks: int = 5, floor: float | None = None) -> Axis:
-    """A range that holds all values and ends on round numbers.
+def axis(values: Sequence[float], *, ticks: int = 5) -> Axis:
+    """A range that contains all values and ends on round numbers.
 
     Args:
         values: finite; may be empty.
-        ticks: marks wanted, about.
-        floor: taken into the range as well.
+        ticks: about how many marks it gets.
     Example:
         >>> axis([0.12, 0.87]).ticks
         (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """
-    held = [*values, *([] if floor is None else [floor])] or [0.0, 1.0]
-    low, high = min(held), max(held)
+    low, high = min(values, default=0.0), max(values, default=1.0)
     if low == high:
         low, high = low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5)
     rough = (high - low) / max(1, ticks - 1)
@@ -73,7 +71,7 @@ def axis(values: Sequence[float], *, ticks: int = 5, floor: float | None = None)
 
 
 def number(value: float) -> str:
-    """A figure short enough for an axis.
+    """A number as text that is short enough for an axis.
 
     Example:
         >>> number(0.25), number(12500.0), number(0.00002), number(3.0)
@@ -86,37 +84,29 @@ def number(value: float) -> str:
     return f"{value / 1e3:.4g}k" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def line_chart(
-    lines: Sequence[Line],
-    *,
-    title: str,
-    x_label: str = "step",
-    width: int = 400,
-    height: int = 220,
-    floor: float | None = None,
-) -> Markup:
+def line_chart(lines: Sequence[Line], *, title: str, x_label: str = "step") -> Markup:
     """Lines over a shared x; empty where no line has a finite point."""
-    lines = [Line(thin(line.points), line.label, line.color, line.faint, line.steps, line.dots) for line in lines]
+    lines = [replace(line, points=thin(line.points)) for line in lines]
     points = [point for line in lines for point in line.points]
     if not points:
         return Markup("")
-    x, y = axis([point[0] for point in points], ticks=6), axis([point[1] for point in points], floor=floor)
-    x = Axis(
-        min(p[0] for p in points), max(p[0] for p in points) + (0 if len({p[0] for p in points}) > 1 else 1), x.ticks
-    )
-    frame = Frame(width, height, x, y)
+    across = [x for x, _ in points]
+    first, last = min(across), max(across)
+    # From the first point to the last: round ends are for y alone.
+    x = Axis(first, last if last > first else first + 1, axis(across, ticks=6).ticks)
+    frame = Frame(x, axis([y for _, y in points]))
     drawn = "".join(_line(line, frame) for line in sorted(lines, key=lambda line: not line.faint))
     return frame.svg(title, drawn, x_label, hover=_hover(lines, frame))
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where a chart's data lie, in pixels."""
+    """The axes of a chart, and its measures in pixels."""
 
-    width: int
-    height: int
     x: Axis
     y: Axis
+    width: int = 400
+    height: int = 220
     left: int = 48
     right: int = 12
     top: int = 30
@@ -128,7 +118,7 @@ class Frame:
         return round(across, 1), round(self.y.place(point[1], self.height - self.bottom, self.top), 1)
 
     def svg(self, title: str, drawn: str, x_label: str, *, hover: str = "", x_names: Sequence[str] = ()) -> Markup:
-        """The whole chart: title, grid, marks and what is drawn in it."""
+        """The whole chart: `drawn` with title, grid and marks. `x_names`: the marks of x, where they are no numbers."""
         right, foot = self.width - self.right, self.height - self.bottom
         grid = "".join(
             f'<line class="grid" x1="{self.left}" x2="{right}" y1="{y}" y2="{y}"/>'
@@ -148,7 +138,7 @@ class Frame:
 
 
 def picture(title: str, drawn: str, width: int, height: int, *, kind: str = "", attributes: str = "") -> Markup:
-    """An SVG element with its title."""
+    """An SVG element with its title. `kind`: a further class of the style sheet."""
     named = f'role="img" aria-label="{escape(title)}"{attributes}'
     heading = f'<text class="title" x="8" y="16">{escape(title)}</text>'
     return Markup(f'<svg class="chart {kind}" viewBox="0 0 {width} {height}" {named}>{heading}{drawn}</svg>')
@@ -156,32 +146,30 @@ def picture(title: str, drawn: str, width: int, height: int, *, kind: str = "", 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     """The finite points, averaged in bins of neighbours where there are more than `most`."""
-    held = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
-    if len(held) <= most:
-        return held
-    size = math.ceil(len(held) / most)
-    bins = [held[start : start + size] for start in range(0, len(held), size)]
+    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
+    if len(finite) <= most:
+        return finite
+    size = math.ceil(len(finite) / most)
+    bins = [finite[start : start + size] for start in range(0, len(finite), size)]
     return [(sum(p[0] for p in part) / len(part), sum(p[1] for p in part) / len(part)) for part in bins]
 
 
 def color_class(index: int) -> str:
-    """The style sheet's class for a place in the palette; it comes round after eight."""
+    """The style sheet's class for an index into the palette, which has eight colours and then repeats."""
     return f"c{index % 8}"
 
 
 def _line(line: Line, frame: Frame) -> str:
-    spots = [frame.at(point) for point in line.points]
+    pixels = [frame.at(point) for point in line.points]
     kind = f"{color_class(line.color)}{' faint' if line.faint else ''}"
-    if line.dots or len(spots) == 1:
+    if line.dots or len(pixels) == 1:
         return "".join(
-            f'<circle class="dot {kind}" cx="{x}" cy="{y}" r="{2 if line.faint else 3.5}"/>' for x, y in spots
+            f'<circle class="dot {kind}" cx="{x}" cy="{y}" r="{2 if line.faint else 3.5}"/>' for x, y in pixels
         )
     if line.steps:
-        spots = [
-            spots[0],
-            *[corner for one, two in itertools.pairwise(spots) for corner in ((two[0], one[1]), two)],
-        ]
-    return f'<polyline class="line {kind}" points="{" ".join(f"{x},{y}" for x, y in spots)}"/>'
+        corners = [corner for one, two in itertools.pairwise(pixels) for corner in ((two[0], one[1]), two)]
+        pixels = [pixels[0], *corners]
+    return f'<polyline class="line {kind}" points="{" ".join(f"{x},{y}" for x, y in pixels)}"/>'
 
 
 def _hover(lines: Sequence[Line], frame: Frame) -> str:

@@ -1,4 +1,4 @@
-"""The learning curves of groups of seeds: each seed a faint line, the mean of the group a strong one."""
+"""The learning curves of groups of runs that differ in the seed: each seed a faint line, their mean a strong one."""
 
 import math
 from collections import defaultdict
@@ -11,20 +11,20 @@ from pipelines.report.evidence import Group
 from specs.metrics import CHARTED
 
 Curves = Mapping[str, Mapping[str, Sequence[Point]]]
-"""metric -> run_id -> points, see `evidence.metric_curves`."""
+"""Name of the metric -> run id -> points (step, value), see `evidence.metric_curves`."""
 
 
 def learning_curves(groups: Sequence[Group], curves: Curves) -> tuple[list[Markup], list[str]]:
-    """A chart per metric that moves, and a note (`learning_rate 0.0001`) for each that never does."""
-    charts, flat = [], []
+    """The charts of the metrics that change, and a note (`learning_rate 0.0001`) on each that never does."""
+    charts, constant = [], []
     for metric in CHARTED:
         by_run = curves.get(metric.name, {})
         values = {point[1] for points in by_run.values() for point in points if math.isfinite(point[1])}
         if len(values) == 1:
-            flat.append(f"{metric.name} {number(values.pop())}")
+            constant.append(f"{metric.name} {number(values.pop())}")
         elif values:
             charts.append(line_chart(_lines(groups, by_run), title=metric.heading))
-    return charts, flat
+    return charts, constant
 
 
 def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
@@ -39,9 +39,9 @@ def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
 def _lines(groups: Sequence[Group], by_run: Mapping[str, Sequence[Point]]) -> list[Line]:
     lines: list[Line] = []
     for color, group in enumerate(groups):
-        held = [by_run[run_id] for run_id in group.run_ids if run_id in by_run]
-        if len(held) > 1:
-            lines.extend(Line(points, color=color, faint=True) for points in held)
-        if held:
-            lines.append(Line(mean_curve(held), label=group.label, color=color))
+        seeds = [by_run[run_id] for run_id in group.run_ids if run_id in by_run]
+        if len(seeds) > 1:
+            lines.extend(Line(points, color=color, faint=True) for points in seeds)
+        if seeds:
+            lines.append(Line(mean_curve(seeds), label=group.label, color=color))
     return lines

@@ -1,4 +1,4 @@
-"""The other charts: intervals side by side, bars, parallel coordinates."""
+"""Charts that are no lines over steps: intervals, bars, a value over one parameter, parallel coordinates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,13 @@ from markupsafe import Markup
 from pipelines.report.charts import Axis, Frame, axis, color_class, number, picture
 from pipelines.report.statistics import Interval
 
+WIDTH = 820
+"""Of a chart across the whole page, pixels."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A figure with its interval in a row of an interval chart."""
+    """A value with its interval, in a row of an interval chart."""
 
     label: str
     interval: Interval
@@ -21,13 +24,12 @@ class Mark:
     """Drawn as a ring: the state before training."""
 
 
-def interval_chart(
-    rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, share: bool = False, width: int = 820
-) -> Markup:
-    """Rows of dots with whiskers over one shared scale; each row's marks from top to bottom, in the order given.
+def interval_chart(rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, share: bool = False) -> Markup:
+    """Rows of dots with whiskers over one shared scale.
 
     Args:
-        share: the figures are shares, so the scale stays within 0 and 1.
+        rows: name of each and its marks, which stand one below the other.
+        share: the values are shares, so the scale stays within 0 and 1.
     """
     marks = [mark for _, row in rows for mark in row]
     if not marks:
@@ -39,7 +41,7 @@ def interval_chart(
         scale = axis([min(max(end, 0.0), 1.0) for end in (scale.low, scale.high)], ticks=7)
     drawn = []
     for tick in scale.ticks:
-        x = round(scale.place(tick, left, width - 24), 1)
+        x = round(scale.place(tick, left, WIDTH - 24), 1)
         drawn.append(f'<line class="grid" x1="{x}" x2="{x}" y1="34" y2="{height - 26}"/>')
         drawn.append(f'<text class="mark" x="{x}" y="{height - 10}" text-anchor="middle">{number(tick)}</text>')
     for index, (name, row) in enumerate(rows):
@@ -47,14 +49,15 @@ def interval_chart(
         drawn.append(f'<text class="name" x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(_cut(name))}</text>')
         # A little apart, or overlapping intervals hide each other.
         places = [y + 8 * (place - (len(row) - 1) / 2) for place in range(len(row))]
-        drawn.extend(_whisker(mark, scale, left, width - 24, at) for mark, at in zip(row, places, strict=True))
-    return picture(title, "".join(drawn), width, height, kind="wide")
+        drawn.extend(_whisker(mark, scale, left, WIDTH - 24, at) for mark, at in zip(row, places, strict=True))
+    return picture(title, "".join(drawn), WIDTH, height, kind="wide")
 
 
-def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, width: int = 400, unit: str = "") -> Markup:
+def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") -> Markup:
     """Horizontal bars from 0, in the order given."""
     if not bars:
         return Markup("")
+    width = 400
     left, most = 24 + min(230, max(7 * len(name) for name, _ in bars)), max(value for _, value in bars) or 1.0
     drawn = []
     for index, (name, value) in enumerate(bars):
@@ -73,18 +76,18 @@ class Dot:
     y: float
     label: str
     shade: float
-    """From 0 (first) to 1 (last)."""
+    """From 0, the first trial, to 1, the last."""
 
 
 def slice_chart(
     dots: Sequence[Dot], *, title: str, names: Sequence[str] = (), log: bool = False, whole: bool = False
 ) -> Markup:
-    """Value over one parameter.
+    """Each trial's value over one parameter.
 
     Args:
-        names: the choices that lie at x = 0, 1, ...
-        log: x is a logarithm to base 10.
-        whole: x is a whole number, and marked only there.
+        names: of the choices at x = 0, 1, ..., where the parameter is one of several choices.
+        log: x is the parameter's logarithm to base 10.
+        whole: the parameter is a whole number; only whole numbers are marked.
     """
     if not dots:
         return Markup("")
@@ -93,7 +96,7 @@ def slice_chart(
     else:
         x = axis([dot.x for dot in dots])
         x = Axis(x.low, x.high, tuple(tick for tick in x.ticks if not whole or log or tick.is_integer()))
-    frame = Frame(400, 220, x, axis([dot.y for dot in dots]))
+    frame = Frame(x, axis([dot.y for dot in dots]))
     drawn = "".join(
         f'<circle class="dot shade" style="--shade:{dot.shade:.2f}" cx="{cx}" cy="{cy}" r="4.5">'
         f"<title>{escape(dot.label)}</title></circle>"
@@ -106,33 +109,35 @@ def slice_chart(
 
 @dataclass(frozen=True, slots=True)
 class Upright:
-    """One axis of a parallel plot: every path's place on it, from 0 (bottom) to 1, and the marks beside it."""
+    """One vertical axis of a chart in parallel coordinates."""
 
     name: str
     places: Sequence[float]
+    """Where each path crosses it, from 0 at the bottom to 1."""
     marks: Sequence[tuple[float, str]]
+    """(place, text) beside it."""
 
 
-def parallel_chart(uprights: Sequence[Upright], shades: Sequence[float], *, title: str, width: int = 820) -> Markup:
-    """One path per trial across all parameters; the best are the strongest. `shades`: from 0 (worst) to 1 (best)."""
+def parallel_chart(uprights: Sequence[Upright], shades: Sequence[float], *, title: str) -> Markup:
+    """One path a trial across all parameters, the best drawn strongest. `shades`: from 0, the worst, to 1, the best."""
     if not uprights or not shades:
         return Markup("")
     height, top, foot = 260, 58, 236
-    gap = (width - 120) / max(1, len(uprights) - 1)
+    gap = (WIDTH - 120) / max(1, len(uprights) - 1)
     across = [60 + gap * index for index in range(len(uprights))]
     drawn = []
     for path, shade in sorted(enumerate(shades), key=lambda pair: pair[1]):
-        spots = " ".join(
+        pixels = " ".join(
             f"{x:.1f},{foot - up.places[path] * (foot - top):.1f}" for x, up in zip(across, uprights, strict=True)
         )
-        drawn.append(f'<polyline class="path" style="--shade:{shade:.2f}" points="{spots}"/>')
+        drawn.append(f'<polyline class="path" style="--shade:{shade:.2f}" points="{pixels}"/>')
     for x, up in zip(across, uprights, strict=True):
         drawn.append(f'<line class="upright" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{foot}"/>')
         drawn.append(f'<text class="name" x="{x:.1f}" y="{top - 12}" text-anchor="middle">{escape(up.name)}</text>')
         for place, text in up.marks:
             y = foot - place * (foot - top) + 4
             drawn.append(f'<text class="mark halo" x="{x + 6:.1f}" y="{y:.1f}">{escape(text)}</text>')
-    return picture(title, "".join(drawn), width, height, kind="wide")
+    return picture(title, "".join(drawn), WIDTH, height, kind="wide")
 
 
 def _whisker(mark: Mark, scale: Axis, left: float, right: float, y: float) -> str:

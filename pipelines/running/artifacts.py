@@ -23,7 +23,7 @@ from storage import Store
 
 _CURVE_POINTS = 60
 _CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
-"""Mermaid's own colour cannot be seen on the dashboard's light ground."""
+"""Mermaid's own colour cannot be seen on the dashboard's light background."""
 _PROGRESS_SECONDS = 2.0
 _COLOURS = {"CACHED": "#cfe8d5", "RUN": "#fde9c8", "RESUME": "#cfe3f7"}
 
@@ -48,7 +48,7 @@ def plan_markdown(run: RunPlan) -> str:
 
 
 class TrainingProgress:
-    """A progress bar on the graph, moved now and then; needs a task run around it."""
+    """A progress bar on the dashboard's graph. Only within a Prefect task run."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
@@ -56,7 +56,7 @@ class TrainingProgress:
         self._last = 0.0
 
     def update(self, progress: dict[str, Any]) -> None:
-        """Moves the bar to the trainer's progress.json, at most every two seconds."""
+        """Moves the bar to where the trainer's progress.json is, at most every two seconds."""
         if not progress.get("steps") or time.monotonic() - self._last < _PROGRESS_SECONDS:
             return
         self._last = time.monotonic()
@@ -70,7 +70,7 @@ class TrainingProgress:
             update_progress_artifact(self._artifact, progress=percent)
 
     def close(self) -> None:
-        """The end: a full bar."""
+        """Fills the bar."""
         if self._artifact is not None:
             update_progress_artifact(self._artifact, progress=100.0)
 
@@ -112,9 +112,12 @@ def publish_results(execution: Execution) -> None:
         "from evaluations where run_id = ? order by dataset, metric, step"
     )
     with Store.open(execution.home.root) as store:
-        found = store.query(sql, (execution.run_id,))
-    if found.rows:
-        rows = [{name: _shown(value) for name, value in zip(found.columns, row, strict=True)} for row in found.rows]
+        evaluations = store.query(sql, (execution.run_id,))
+    if evaluations.rows:
+        rows = [
+            {name: _shown(value) for name, value in zip(evaluations.columns, row, strict=True)}
+            for row in evaluations.rows
+        ]
         create_table_artifact(rows, key=key(execution, "results"), description=f"Evaluation of {execution.run_id}")
 
 

@@ -1,4 +1,4 @@
-"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Results go to stdout and are not its affair."""
+"""Progress on stderr: a live line on a terminal, plain lines elsewhere. Results go to stdout, elsewhere."""
 
 import sys
 import time
@@ -11,11 +11,11 @@ from rich.status import Status
 from specs.metrics import progress_text
 
 _PLAIN_SECONDS = 10.0
-"""Between two lines about the same training where stderr is no terminal."""
+"""Least time between two lines about the same stage where stderr is no terminal."""
 
 
 class ProgressReporter(Protocol):
-    """Told what happens while an experiment runs."""
+    """Is called with what happens while an experiment runs."""
 
     def run_started(self, run_id: str, name: str, position: int, total: int) -> None: ...
     def stage_started(self, stage: str, reason: str) -> None: ...
@@ -59,18 +59,18 @@ class ConsoleProgress:
         self._last_text = ""
 
     def run_started(self, run_id: str, name: str, position: int, total: int) -> None:
-        """A heading."""
+        """Prints a heading."""
         self._console.print(f"[bold]\\[{position}/{total}] {run_id}[/]  {name}")
 
     def stage_started(self, stage: str, reason: str) -> None:
-        """Shows what works now."""
+        """Shows which stage works now."""
         self._stage, self._last_line, self._last_step = stage, time.monotonic(), -1
         if self._console.is_terminal:
             self._live = self._console.status(f"{stage}  {reason}")
             self._live.start()
 
     def training(self, progress: dict[str, Any]) -> None:
-        """Step, metrics and time left, from the trainer's progress.json."""
+        """Shows step, metrics and time left, from the trainer's progress.json."""
         if not progress.get("steps"):
             return
         step = int(progress.get("step", 0))
@@ -82,7 +82,7 @@ class ConsoleProgress:
             self._console.print(f"  {text}")
 
     def waiting(self, text: str) -> None:
-        """What the stage says of itself, or waits for."""
+        """Shows what the stage says of itself, or what it waits for."""
         if self._live is not None:
             self._live.update(escape(f"{self._stage}  {text}"))
         elif text != self._last_text and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
@@ -90,7 +90,7 @@ class ConsoleProgress:
             self._console.print(f"  {self._stage}  {text}", markup=False)
 
     def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
-        """One line that stays."""
+        """Prints a line that stays: the stage, how it ended and how long it took."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -99,7 +99,7 @@ class ConsoleProgress:
         self._console.print(f"  {stage:<9} [{colour}]{outcome}[/]{took}")
 
     def note(self, text: str) -> None:
-        """A line of its own."""
+        """Prints a line of its own."""
         self._console.print(text, markup=False)
 
 

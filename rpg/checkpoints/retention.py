@@ -1,4 +1,4 @@
-"""Which checkpoints stay when a new one comes."""
+"""Which checkpoints are kept when a new one is published."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,52 +9,54 @@ from specs.schema.training import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The newest few; those of certain steps; the best by a figure."""
+    """Keeps the newest checkpoints, those of every n-th step, and the best by a metric."""
 
     last: int
-    """At least 1."""
+    """How many of the newest, at least 1."""
     every: int = 0
-    """Those of its multiples, steps; 0: none for that."""
+    """Steps: checkpoints of its multiples are kept; 0: none for that reason."""
     best: str = ""
-    """Name of the figure; empty: none for that."""
+    """Name of the metric; empty: none is kept as the best."""
     mode: Literal["max", "min"] = "max"
-    """Which of its values is the best."""
+    """Whether the metric's largest or smallest value is the best."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Retention":
-        """As a spec says."""
+        """The retention that a spec asks for."""
         best = checkpoint.keep_best
-        kept = cls(checkpoint.keep_last, checkpoint.keep_every)
-        return replace(kept, best=best.metric, mode=best.mode) if best else kept
+        retention = cls(checkpoint.keep_last, checkpoint.keep_every)
+        return replace(retention, best=best.metric, mode=best.mode) if best else retention
 
     def kept(self, published: Mapping[int, Mapping[str, float]]) -> set[int]:
-        """The steps to keep, of those published and the figures noted with each. Of equals the later is the best.
+        """The steps whose checkpoints are kept. Of equally good ones the later is the best.
 
+        Args:
+            published: step of each checkpoint -> the metrics saved with it, see `Means`.
         Example:
-            >>> reward = {10: {"reward": 0.9}, 20: {"reward": 0.4}, 30: {"reward": 0.5}, 40: {}}
-            >>> sorted(Retention(last=1, every=20, best="reward").kept(reward))
+            >>> rewards = {10: {"reward": 0.9}, 20: {"reward": 0.4}, 30: {"reward": 0.5}, 40: {}}
+            >>> sorted(Retention(last=1, every=20, best="reward").kept(rewards))
             [10, 20, 40]
         """
         kept = set(sorted(published)[-self.last :])
         if self.every:
             kept |= {step for step in published if step % self.every == 0}
         sign = 1 if self.mode == "max" else -1
-        known = [(sign * figures[self.best], step) for step, figures in published.items() if self.best in figures]
-        return kept | {max(known)[1]} if known else kept
+        rated = [(sign * metrics[self.best], step) for step, metrics in published.items() if self.best in metrics]
+        return kept | {max(rated)[1]} if rated else kept
 
 
 class Means:
-    """Figures' means over the steps since they were last taken."""
+    """Means of the metrics over the steps since the checkpoint before."""
 
     def __init__(self) -> None:
-        self._seen: list[Mapping[str, float]] = []
+        self._steps: list[Mapping[str, float]] = []
 
-    def add(self, figures: Mapping[str, float]) -> None:
-        """A step's."""
-        self._seen.append(figures)
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Adds a step's metrics."""
+        self._steps.append(metrics)
 
     def take(self) -> dict[str, float]:
-        """The means, of figures that every step had; from then on it counts anew."""
-        seen, self._seen = self._seen, []
-        names = set.intersection(*(set(figures) for figures in seen)) if seen else set()
-        return {name: sum(figures[name] for figures in seen) / len(seen) for name in sorted(names)}
+        """The mean of each metric that all these steps have; then starts anew."""
+        steps, self._steps = self._steps, []
+        names = set.intersection(*(set(metrics) for metrics in steps)) if steps else set()
+        return {name: sum(metrics[name] for metrics in steps) / len(steps) for name in sorted(names)}

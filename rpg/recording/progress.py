@@ -1,4 +1,4 @@
-"""Says how far a run is: one live line on a terminal, a line a step elsewhere, and progress.json for other programs."""
+"""Shows how far training is: one live line on a terminal, one line a step elsewhere, progress.json for programs."""
 
 import shutil
 import sys
@@ -13,7 +13,7 @@ class ProgressFile:
     """Reports to stderr and to the run's directory."""
 
     def __init__(self, run: RunDirectory, *, steps: int, speaks: bool) -> None:
-        """`speaks`: rank 0; the others keep silent."""
+        """`speaks`: whether this rank reports anything; rank 0 does."""
         self._run = run
         self._steps = steps
         self._speaks = speaks
@@ -21,12 +21,12 @@ class ProgressFile:
         self._live = sys.stderr.isatty()
 
     def say(self, message: str) -> None:
-        """A line of its own."""
+        """Prints a line of its own."""
         if self._speaks:
             print(f"train: {message}", file=sys.stderr, flush=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step whose records are on disk."""
+        """Reports a step whose records are on disk."""
         if not self._speaks:
             return
         line = self.line(step, metrics)
@@ -36,7 +36,15 @@ class ProgressFile:
             print(f"\r\x1b[2K{line[:width]}", end=end, file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
-        self._report(step, metrics, "training")
+        self._run.report_progress(
+            {
+                "step": step,
+                "steps": self._steps,
+                "started_at": self._started_at,
+                "metrics": dict(metrics),
+                "phase": "training",
+            }
+        )
 
     def line(self, step: int, metrics: Mapping[str, float]) -> str:
         """The step in one line."""
@@ -47,7 +55,3 @@ class ProgressFile:
             f"  {metrics['tokens_per_second/rollout']:,.0f} sampled and"
             f" {metrics['tokens_per_second/train']:,.0f} trained tokens/s  {metrics['time/step']:.2f} s"
         )
-
-    def _report(self, step: int, metrics: Mapping[str, float], phase: str) -> None:
-        record = {"step": step, "steps": self._steps, "started_at": self._started_at}
-        self._run.report_progress({**record, "metrics": dict(metrics), "phase": phase})

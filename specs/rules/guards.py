@@ -1,4 +1,4 @@
-"""Guards that can never act, and knobs of theirs that have no effect."""
+"""Warnings: guards that can never fire, and fields of guards that have no effect."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,14 @@ from specs.schema.guard import Guard
 
 
 def _idle_guards(experiment: Experiment) -> Iterator[Issue]:
-    """Bounds that no value can leave."""
+    """Bounds that no value can pass, and more consecutive steps than the run has."""
     for index, guard in enumerate(experiment.training.guards):
         for name, value in (("above", guard.above), ("below", guard.below)):
-            if value is not None and (why := _never(experiment, guard, name, value)):
+            if value is not None and (reason := _never_fires(experiment, guard, name, value)):
                 yield Issue(
                     "the guard can never fire",
                     ("training", "guards", index, name),
-                    given=f"{guard.metric} {name} {value:g}: {why}",
+                    given=f"{guard.metric} {name} {value:g}: {reason}",
                 )
         if guard.for_steps > experiment.training.steps:
             yield Issue(
@@ -27,8 +27,8 @@ def _idle_guards(experiment: Experiment) -> Iterator[Issue]:
             )
 
 
-def _never(experiment: Experiment, guard: Guard, name: str, value: float) -> str:
-    """Why the figure cannot leave this bound; empty where it can."""
+def _never_fires(experiment: Experiment, guard: Guard, name: str, value: float) -> str:
+    """Why the metric cannot be above (below) this bound; empty where it can."""
     metric, longest = guard.metric, experiment.rollout.max_response_length
     least, most = BY_NAME[metric].least, BY_NAME[metric].most
     if name == "below":
@@ -45,7 +45,7 @@ def _never(experiment: Experiment, guard: Guard, name: str, value: float) -> str
 
 
 def _idle_roll_back(experiment: Experiment) -> Iterator[Issue]:
-    """What only a roll-back reads, and roll-backs without a checkpoint to go to."""
+    """Fields that only roll-backs read, and roll-backs that may find no checkpoint to go back to."""
     training = experiment.training
     for index, guard in enumerate(training.guards):
         path = ("training", "guards", index)

@@ -1,4 +1,4 @@
-"""Guards: figures of a run that somebody watches, and what happens when they leave their bounds."""
+"""Guards: bounds on the metrics of a run, and what happens when a metric is outside them."""
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -16,25 +16,25 @@ else:
 
 
 class Guard(Spec):
-    """Watches one figure after every step, before the step's checkpoint is saved."""
+    """Watches one metric after every step, before the step's checkpoint is saved."""
 
     metric: GuardedMetric
-    """The figure; not_finite: a loss or gradient norm that is no number, which needs no bound. Where no guard is on
-    it, one with action stop is."""
+    """The metric (docs/metrics.md); not_finite: the loss or the gradient norm is NaN or infinite, which needs no bound.
+    A run without a guard on not_finite has one with action stop."""
     above: float | None = None
-    """Trouble is a value above it, or one that is no number."""
+    """A value above it violates the guard; so does NaN."""
     below: float | None = None
-    """Trouble is a value below it, or one that is no number."""
+    """A value below it violates the guard; so does NaN."""
     for_steps: int = Field(1, ge=1)
-    """Steps of trouble one after another before the guard acts."""
+    """The guard acts when so many steps in a row violate it."""
     action: Literal["warn", "stop", "roll_back"] = "stop"
-    """warn: an event and a line, once until the figure is back within its bounds. stop: the run fails after the step,
-    without a checkpoint of it. roll_back: training goes on from the last checkpoint before the trouble, with a lower
-    learning rate; where that did not get past the step, from the one before it."""
+    """warn: an event and a line in the log, once until a step is within the bounds again. stop: the run fails after the
+    step, without a checkpoint of it. roll_back: training goes on from the last checkpoint before the violation, with a
+    lower learning rate; if the guard then fires again by the same step, from an earlier checkpoint."""
     learning_rate_factor: float = Field(0.5, gt=0, le=1)
-    """roll_back: what the learning rate of later steps is multiplied by, each time."""
+    """roll_back: the learning rate of later steps is multiplied by it, each time."""
     at_most: int = Field(2, ge=1)
-    """roll_back: how often this guard does so in a run; then it stops it."""
+    """roll_back: how often this guard does so in a run; after that it stops the run."""
 
     @model_validator(mode="after")
     def _bounded(self) -> "Guard":

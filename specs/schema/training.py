@@ -18,26 +18,26 @@ class Optimizer(Spec):
     learning_rate: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """Decay of the first and second moment, each in [0, 1). Schedule-free has no first moment: there it is the share of
-    the average in the point where gradients are taken, above 0."""
+    """Decay of the first and second moment, each in [0, 1). Schedule-free has no first moment: its first beta, above 0,
+    is the share of the average in the point where gradients are taken."""
     epsilon: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled; the share of a weight, times the learning rate, that an update takes away."""
+    """Decoupled: an update takes learning_rate x weight_decay of each weight away."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """The global gradient norm is scaled down to it."""
+    """A gradient of a greater global norm is scaled down to it."""
 
 
 class Lora(Spec):
     """Low-rank adapters, Hu 2021, arXiv:2106.09685: W + (alpha / rank) B A stands for each adapted weight W. Only A and
-    B are trained; W keeps no gradient and no optimizer state. There is no dropout: the ratio compares two passes."""
+    B are trained; W has no gradient and no optimizer state. There is no dropout: the ratio compares two passes."""
 
     rank: int = Field(16, ge=1)
     """Rows of A and columns of B."""
     alpha: float = Field(32.0, gt=0)
     """The product B A is scaled by alpha / rank."""
     target_modules: tuple[str, ...] = ()
-    """Names of the linear modules that get adapters, such as q_proj; none: all but the output head."""
+    """Names of the linear modules that get adapters, such as q_proj; empty: all but the output head."""
 
 
 class Schedule(Spec):
@@ -46,25 +46,25 @@ class Schedule(Spec):
     type: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up: constant, or decayed to 0 at the last update."""
     warmup_updates: int = Field(0, ge=0)
-    """Updates over which the rate rises linearly; the first is not 0."""
+    """Updates over which the rate rises linearly; the first update's is above 0."""
 
 
 class Offload(Spec):
-    """What DeepSpeed keeps in host memory; needs ZeRO (2 or 3 for the optimizer, 3 for the parameters)."""
+    """What DeepSpeed keeps in host memory."""
 
     optimizer: bool = False
-    """The optimizer's state and its step; ZeRO 2 or 3."""
+    """The optimizer's state, and its step on the CPU; needs ZeRO 2 or 3."""
     parameters: bool = False
-    """The parameters that are not in use; ZeRO 3."""
+    """The parameters while they are not in use; needs ZeRO 3."""
 
 
 class KeepBest(Spec):
-    """Which checkpoint is the best: by a figure's mean over the steps since the checkpoint before it."""
+    """Which checkpoint is the best: by a metric's mean over the steps since the checkpoint before it."""
 
     metric: GuardableMetric = execution(REWARD.name)
-    """As it is recorded at every step."""
+    """As it is recorded at every step (docs/metrics.md)."""
     mode: Literal["max", "min"] = execution("max")
-    """Whether more of it is better, or less."""
+    """Whether the largest mean is the best, or the smallest."""
 
 
 class Checkpoint(Spec):
@@ -75,9 +75,9 @@ class Checkpoint(Spec):
     keep_last: int = execution(2, ge=1)
     """Full checkpoints kept for resuming."""
     keep_every: int = execution(0, ge=0)
-    """Steps; a checkpoint of a multiple of it stays for good. A multiple of every_steps; 0: none stays for that."""
+    """Steps: checkpoints of its multiples are kept for good. A multiple of every_steps; 0: none is kept for that."""
     keep_best: KeepBest | None = execution(None)
-    """The best so far by a figure of the run stays as well."""
+    """The best so far by a metric is kept as well."""
 
     @model_validator(mode="after")
     def _keeps_what_is_saved(self) -> Self:
@@ -102,25 +102,25 @@ class Training(Spec):
     lora: Lora | None = addition(None)
     """Train low-rank adapters instead of the model's own weights."""
     mask_truncated: bool = addition(False)
-    """Overlong filtering: responses cut at rollout.max_response_length count for their group's advantages and for
-    nothing else; they are in no loss and no denominator."""
+    """Overlong filtering: responses cut at rollout.max_response_length count for their group's advantages only; they
+    are in no loss and no denominator."""
     skip_zero_advantage: bool = addition(False)
     """Compute no forward and backward of a response whose advantages are all exactly 0, as in a group of equal rewards,
-    where the objective gives it no gradient: no divergence in the loss, no entropy bonus. The update is the same, every
-    denominator too. Figures over tokens (entropy, kl, ratio, clip_fraction, weight) are then over the tokens computed,
-    whose share is trained_fraction, and an update without any computes its shortest response for them; the logprobs of
-    the other tokens are not recorded."""
+    where the objective gives it no gradient: no divergence in the loss, no entropy bonus. The update stays the same,
+    and so does every denominator. Metrics over tokens (entropy, kl, ratio, clip_fraction, weight) are then over the
+    tokens computed, whose share is trained_fraction; an update that could skip all of them computes its shortest
+    response. The logprobs of skipped tokens are not recorded."""
     entropy_coef: float = addition(0.0, ge=0)
     """Weight of the entropy bonus: the mean entropy of the policy at the sampled tokens, in nats, joins the objective,
     averaged as the losses are."""
     optimizer: Optimizer = Optimizer()
-    """What makes an update of a gradient."""
+    """How a gradient becomes an update."""
     schedule: Schedule = Schedule()
     """The learning rate over the updates."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of forward and backward; optimizer state and master weights stay float32."""
     guards: tuple[Guard, ...] = addition(())
-    """Figures to watch, and what happens when they leave their bounds."""
+    """Metrics to watch, and what happens when one is outside its bounds."""
     export_every_steps: int = Field(0, ge=0)
     """Steps between exports of weights that evaluation can read; 0 exports the last step only."""
     microbatch_tokens: int = execution(16384, ge=1)
@@ -129,11 +129,11 @@ class Training(Spec):
     """Lay the responses of a pass end to end instead of padding them, and compute a prompt once for those of its group
     that are in the pass, where the model's attention keeps them apart. No effect on the gradient."""
     ranks: int = execution(1, ge=1)
-    """Data-parallel processes. No effect on the batch: it is spread over them."""
+    """Data-parallel processes. The batch stays the same and is spread over them."""
     zero_stage: Literal[0, 1, 2, 3] = execution(0)
-    """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well: rank 0 reads the model
-    into host memory, and the learner loads it without room for the whole on any one GPU. In bfloat16, 0 runs as 1,
-    which adds the gradients of an update up in float32."""
+    """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well. With 3, rank 0 reads
+    the model into host memory, and no GPU has to hold the whole of it. In bfloat16, 0 runs as 1, which adds the
+    gradients of an update up in float32."""
     offload: Offload = execution(Offload())
     """What is kept in host memory."""
     gradient_checkpointing: bool = execution(False)
