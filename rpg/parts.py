@@ -19,19 +19,15 @@ from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.reference import ReferencePolicy, ReferenceSchedule, reference_policy
 from rpg.rewards import Scorer, open_scorer
-from rpg.samplers import open_sampler
+from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
-from rpg.samplers.sentinel import Probe, Sentinel, open_sentinel
+from rpg.samplers.sentinel import Sentinel, open_sentinel, probe_of
 from rpg.types import Problem
 from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
-from specs.schema.rollout import TransformersRollout, VllmRollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-PROBE_TOKENS = 32
-"""At most; any text will do, so it is the first prompt said twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ class Parts:
     guards: Guards
     """Watch the metrics of every step."""
     sentinel: Sentinel | None
-    """Compares a vLLM engine with the learner; None for another sampler."""
+    """Compares the sampler with the learner; None for one that needs no proof of its weights."""
 
     def give_sampler_weights(self, policy_version: int) -> None:
         """Loads the learner's weights into the sampler, which then has to prove that it holds them."""
@@ -64,12 +60,12 @@ class Parts:
         self.prove_sampler()
 
     def prove_sampler(self) -> None:
-        """A vLLM engine gives the same logprobs as the learner, or StaleEngineError is raised. All ranks call it."""
+        """The sampler gives the same logprobs as the learner, or StaleEngineError is raised. All ranks call it."""
         if self.sentinel:
             self.sentinel.check(self.sampler, self.learner.probe)
 
     def sentinel_metrics(self) -> dict[str, float]:
-        """How far this rank's engine was from the learner when it last proved its weights, nats; empty without one."""
+        """How far this rank's sampler was from the learner in its last proof, nats; empty without one."""
         return {"sentinel/difference": self.sentinel.difference} if self.sentinel else {}
 
 
@@ -100,24 +96,17 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
         device=device,
         lends_weights=spec.reference.source != "behaviour",
     )
-    # Up to ZeRO 2 every rank holds the whole policy: the sampler reads it where it is.
-    # Not so where it samples while they change.
-    shared = (
-        isinstance(spec.rollout, TransformersRollout)
-        and spec.training.zero_stage < 3
-        and not spec.rollout.max_staleness
+    settings = SamplerSettings(
+        weights_dir=base,
+        device=device,
+        max_length=max_length,
+        seed=seed,
+        learner_model=learner.model if spec.rollout.reads_learner(spec.training.zero_stage) else None,
+        beside_learner=True,
+        precision=spec.training.precision,
     )
     with ExitStack() as closing:
-        sampler = open_sampler(
-            spec.rollout,
-            weights_dir=base,
-            device=device,
-            max_length=max_length,
-            seed=seed,
-            model=learner.model if shared else None,
-            beside_learner=True,
-            precision=spec.training.precision,
-        )
+        sampler = open_sampler(spec.rollout, settings)
         closing.callback(sampler.close)
         yield Parts(
             run=run,
@@ -134,15 +123,13 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             reference=reference_policy(spec.reference, learner.model),
             schedule=ReferenceSchedule.of(spec.reference),
             guards=Guards(spec.training.guards, run.guards),
-            sentinel=_sentinel(spec, prompts[0], max_length=max_length, device=device),
+            sentinel=open_sentinel(
+                spec.rollout,
+                probe_of(prompts[0], max_length=max_length),
+                precision=spec.training.precision,
+                device_type=device.type,
+            ),
         )
-
-
-def _sentinel(spec: Experiment, prompt: Sequence[int], *, max_length: int, device: torch.device) -> Sentinel | None:
-    if not isinstance(spec.rollout, VllmRollout):
-        return None
-    probe = Probe(tuple([*prompt, *prompt][: max(2, min(PROBE_TOKENS, max_length - 1))]), prompt_length=1)
-    return open_sentinel(spec.rollout, probe, precision=spec.training.precision, device_type=device.type)
 
 
 def _seed_everything(seed: int) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pipelines.planning.memory import engine_memory
 from pipelines.planning.model_shape import ModelShape
 from specs.schema.experiment import Experiment
-from specs.schema.rollout import VllmRollout
 
 PEAK_FLOPS = 989e12
 """bfloat16 products of an H100 SXM, FLOP/s."""
@@ -63,7 +62,7 @@ def _sampling_seconds(experiment: Experiment, shape: ModelShape) -> float:
     context = experiment.data.max_prompt_length + rollout.max_response_length / 2
     cache = context * shape.layers * 2 * shape.key_value_size * size
     in_flight = min(responses, rollout.max_concurrent)
-    spread = rollout.tensor_parallel_size if isinstance(rollout, VllmRollout) else 1
+    spread = rollout.gpus_per_sampler
     if engine := engine_memory(experiment):
         in_flight = max(1, min(in_flight, int((engine * spread - shape.parameters * size) / cache)))
     traffic = (shape.matrix_parameters * size + in_flight * cache) / (BANDWIDTH * SAMPLING_SHARE)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipelines.planning.model_shape import ModelShape, model_shape
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.rollout import TransformersRollout, VllmRollout
+from specs.schema.rollout import Rollout
 from specs.schema.training import Lora, Training
 
 GIB = 2**30
@@ -52,15 +52,15 @@ class MemoryEstimate:
     optimizer: int
     reference: int
     sampler: int
-    """A model of the transformers engine's own, whole on every rank; 0 where it reads the learner's."""
+    """The sampler's own model, whole on every rank; 0 where it reads the learner's, or has it in `kv_cache`."""
     gathered: int
     """Weights that ZeRO 3 makes whole for the layers at work and the next ones."""
     activations: int
     logits: int
     kv_cache: int
-    """With vLLM and a known memory: the engine's share of it, its own weights included; 0 on GPUs of its own."""
+    """Of an engine that takes a share of a known memory: the share, its own weights included. 0 on GPUs of its own."""
     cache_stays: bool = False
-    """While training: an engine that does not sleep keeps its memory, one that samples ahead its cache."""
+    """While training: an engine that does not sleep keeps its share, a sampler that samples ahead its cache."""
 
     @property
     def total(self) -> int:
@@ -111,8 +111,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // training.ranks))
     length = experiment.data.max_prompt_length + rollout.max_response_length
     cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
-    engine = engine_memory(experiment)
-    sleeps = isinstance(rollout, VllmRollout) and rollout.sleep
+    share = engine_memory(experiment)
     elsewhere = rollout.gpus(training.ranks) > training.ranks
     return MemoryEstimate(
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
@@ -120,20 +119,18 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         buckets=_buckets(trained, experiment, stage, size),
         optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
         reference=_shard(reference, training, 3),
-        sampler=0 if _samples_learners_weights(experiment) else shape.parameters * size,
+        sampler=0 if rollout.memory_share or rollout.reads_learner(training.zero_stage) else shape.parameters * size,
         gathered=_gathered(shape.parameters + adapters, training) * size,
         activations=tokens * _activations_per_token(shape, training, size),
         logits=min(tokens, LOGPROB_CHUNK) * shape.vocab_size * 4 * 2,
-        kv_cache=0 if elsewhere else engine or cache,
-        cache_stays=not elsewhere and ((engine > 0 and not sleeps) or rollout.max_staleness > 0),
+        kv_cache=0 if elsewhere else share or cache,
+        cache_stays=not elsewhere and ((share > 0 and not rollout.sleeps) or rollout.max_staleness > 0),
     )
 
 
 def engine_memory(experiment: Experiment) -> int:
-    """What a vLLM engine takes of a device of known memory; 0 without either."""
-    if not isinstance(experiment.rollout, VllmRollout):
-        return 0
-    return int(experiment.rollout.memory_fraction * experiment.resources.memory_gib * GIB)
+    """Bytes of a GPU that the sampler takes for weights and cache together; 0: as much as these need, or unknown."""
+    return int(experiment.rollout.memory_share * experiment.resources.memory_gib * GIB)
 
 
 def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
@@ -164,12 +161,12 @@ def memory_warnings(experiment: Experiment) -> list[Issue]:
             f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit",
             path=("resources", "memory_gib"),
             given=f"{asked:g}",
-            hint=f"largest part: {_largest_part(estimate)}",
+            hint=f"largest part: {_largest_part(estimate, experiment.rollout)}",
         )
     ]
 
 
-def _largest_part(estimate: MemoryEstimate) -> str:
+def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
     remedies = {
         "weights": "training.zero_stage: 3 divides them among the ranks",
         "gradients": "training.zero_stage: 2 divides them among the ranks",
@@ -180,9 +177,7 @@ def _largest_part(estimate: MemoryEstimate) -> str:
         "gathered": "below training.zero_stage: 3 nothing is gathered",
         "activations": "a smaller training.microbatch_tokens or training.gradient_checkpointing: true",
         "logits": "a smaller vocabulary",
-        "kv_cache": "a smaller rollout.memory_fraction, or rollout.sleep: true"
-        if estimate.cache_stays
-        else "a smaller rollout.max_concurrent",
+        "kv_cache": rollout.smaller_cache,
     }
     name = max(remedies, key=lambda part: getattr(estimate, part))
     return f"{name} with {getattr(estimate, name) / GIB:.1f} GiB; {remedies[name]}"
@@ -206,12 +201,6 @@ def _buckets(trained: int, experiment: Experiment, stage: int, size: int) -> int
 
 def _shard(size: int, training: Training, from_stage: int) -> int:
     return size // training.ranks if training.zero_stage >= from_stage else size
-
-
-def _samples_learners_weights(experiment: Experiment) -> bool:
-    """No second model is needed: the engine reads the learner's, or its own are within its share of the memory."""
-    own = experiment.training.zero_stage == 3 or experiment.rollout.max_staleness > 0
-    return not (own and isinstance(experiment.rollout, TransformersRollout))
 
 
 def _gathered(parameters: int, training: Training) -> int:

@@ -39,7 +39,7 @@ def gpu_slots(execution: Execution, stage: str) -> Iterator[list[str]]:
         given = f"{ranks} ranks{engines} on {len(slots)} GPU slots: {', '.join(slots)}"
         hint = "a rank needs a GPU of its own: lower training.ranks, or write resources: {device: cpu}"
         if engines:
-            hint = "name GPUs of the ranks in rollout.engine_gpus, or write placement: colocated"
+            hint = experiment.rollout.fewer_gpus
         raise SpecError(
             execution.document.locate(Issue("too many for this machine", ("training", "ranks"), given, hint=hint))
         )

@@ -13,7 +13,7 @@ from rpg.evaluation.records import Answered, Recorder
 from rpg.processes.device import choose_device, use_threads
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Scorer, open_scorer
-from rpg.samplers import open_sampler
+from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.types import Problem, Sampling
@@ -124,13 +124,13 @@ def _samplers(
     """One engine, holding each checkpoint's weights in turn."""
     from transformers import AutoModelForCausalLM
 
-    sampler = open_sampler(
-        spec.rollout,
+    settings = SamplerSettings(
         weights_dir=checkpoints[0].weights,
         device=choose_device(spec.resources),
         max_length=max_length,
         seed=spec.evaluation.seed,
     )
+    sampler = open_sampler(spec.rollout, settings)
     try:
         yield checkpoints[0], sampler
         for version, checkpoint in enumerate(checkpoints[1:], sampler.policy_version + 1):

@@ -1,9 +1,11 @@
-"""What samples responses: one Protocol (`base`), an implementation with transformers and one with vLLM.
+"""What samples responses: one Protocol (`base`), and one module an engine, named as the spec names the engine.
 
-`opening` opens the one that a spec names; the sentinel proves that an engine apart has the learner's weights. Imports
-processes, batches and the files' helpers, and never the trainer.
+What is true of an engine is said by its class in `specs.schema.rollout`; how it is opened by `open_sampler` of its
+module here, which `opening` looks up by name. The sentinel proves that an engine apart has the learner's weights.
+Imports processes, batches and the files' helpers, and never the trainer.
 """
 
-from rpg.samplers.opening import SpecialTokens, open_sampler, special_tokens
+from rpg.samplers.base import SamplerSettings
+from rpg.samplers.opening import open_sampler
 
-__all__ = ["SpecialTokens", "open_sampler", "special_tokens"]
+__all__ = ["SamplerSettings", "open_sampler"]

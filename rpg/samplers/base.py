@@ -1,11 +1,18 @@
-"""The two sides of the loop: what samples and what learns."""
+"""What every sampler does, and what it is opened with."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from rpg.types import OnResponse, RolloutGroup, Sampling
+from specs.errors import Issue, SpecError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Sampler(Protocol):
@@ -33,6 +40,9 @@ class Sampler(Protocol):
                 batch, as far as the engine's arithmetic allows.
             on_response: called in this thread as responses end, each once, in any order, before this returns. What it
                 raises ends the call.
+        Raises:
+            ValueError: a prompt that is empty or leaves no room for a response, seeds that do not match the prompts, or
+                stop texts without a tokenizer.
         """
         ...
 
@@ -41,12 +51,66 @@ class Sampler(Protocol):
         ...
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Of the tokens after the prompt, under the engine's present weights, nats: the sentinel's probe."""
+        """Of the tokens after the prompt, under the sampler's present weights, nats: the sentinel's probe."""
         ...
 
     def close(self) -> None:
-        """Frees what the engine holds."""
+        """Frees what the sampler holds."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSettings:
+    """What a sampler is opened with besides its section of the spec."""
+
+    weights_dir: Path
+    """A transformers model directory: config, safetensors and tokenizer."""
+    device: torch.device
+    """Where to sample."""
+    max_length: int
+    """Tokens of prompt and response together at most."""
+    seed: int
+    """The sampler's own; what is drawn depends on the seeds given to `generate` alone."""
+    learner_model: "PreTrainedModel | None" = None
+    """The learner's own module, for a sampler that can read it; None: it needs weights of its own."""
+    beside_learner: bool = False
+    """A learner in this process wants the GPU's memory while the sampler does not sample."""
+    precision: Literal["float32", "bfloat16"] | None = None
+    """The learner's, for a sampler of the learner's arithmetic with weights of its own; None: float32 on a CPU, else
+    that of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """What ends a response, and what pads."""
+
+    eos_ids: tuple[int, ...]
+    """Any of them ends a response."""
+    pad_id: int
+
+
+def special_tokens(weights_dir: Path) -> SpecialTokens:
+    """From the generation config where the directory has one that names them, else from the tokenizer.
+
+    Raises:
+        SpecError: neither names an end token.
+    """
+    from transformers import AutoTokenizer, GenerationConfig
+
+    eos: int | list[int] | None = None
+    pad: int | None = None
+    if (weights_dir / "generation_config.json").exists():
+        config = GenerationConfig.from_pretrained(weights_dir)
+        eos, pad = config.eos_token_id, config.pad_token_id
+    if eos is None or pad is None:
+        tokenizer = AutoTokenizer.from_pretrained(weights_dir)
+        eos = tokenizer.eos_token_id if eos is None else eos
+        pad = tokenizer.pad_token_id if pad is None else pad
+    if eos is None:
+        hint = "name eos_token in its tokenizer, or eos_token_id in its generation_config.json"
+        raise SpecError(Issue("the model has no end-of-text token", path=("model",), given=str(weights_dir), hint=hint))
+    eos_ids = (eos,) if isinstance(eos, int) else tuple(eos)
+    return SpecialTokens(eos_ids, eos_ids[0] if pad is None else pad)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_length: int) -> None:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rpg.samplers.base import Sampler
-from specs.schema.rollout import VllmRollout
+from specs.schema.rollout import Rollout
 
 LogprobsFn = Callable[[Sequence[int], int], Sequence[float]]
 """(token ids, prompt length) -> logprobs of the tokens after the prompt, nats, at temperature 1."""
 
-_EXACT, _ROUNDED = 0.05, 0.5
-"""Nats, by default: in float32; in bfloat16, where a model of 12 layers was seen 0.1 apart from itself."""
-
+_PROBE_TOKENS = 32
 _ENOUGH = 8
 """Tokens of the probe: where so many of the learner's logprobs move, the engine's do not all stay by chance."""
 
@@ -32,15 +30,21 @@ class Probe:
     """The logprobs of the tokens after it are compared; at least 1."""
 
 
-def open_sentinel(rollout: VllmRollout, probe: Probe, *, precision: str, device_type: str) -> "Sentinel":
-    """With the spec's bound, or that of the arithmetic: an engine on a GPU has the type of the base model's weights."""
+def probe_of(prompt: Sequence[int], *, max_length: int) -> Probe:
+    """The prompt said twice, as far as 32 tokens and the length go: any text will do."""
+    return Probe(tuple([*prompt, *prompt][: max(2, min(_PROBE_TOKENS, max_length - 1))]), prompt_length=1)
+
+
+def open_sentinel(rollout: Rollout, probe: Probe, *, precision: str, device_type: str) -> "Sentinel | None":
+    """What the spec's sampler has to pass after each load; None for one that has nothing to prove.
+
+    On a GPU an engine apart computes in the type of the base model's weights, whatever the learner's precision is.
+    """
     on_cpu = device_type == "cpu"
-    bound = _EXACT if precision == "float32" and on_cpu else _ROUNDED
-    return Sentinel(
-        probe,
-        tolerance=rollout.sentinel_tolerance or bound,
-        sees_what_learner_sees=on_cpu or precision != "float32",
-    )
+    tolerance = rollout.tolerance(exact=on_cpu and precision == "float32")
+    if tolerance is None:
+        return None
+    return Sentinel(probe, tolerance=tolerance, sees_what_learner_sees=on_cpu or precision != "float32")
 
 
 class Sentinel:

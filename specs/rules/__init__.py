@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from specs.errors import Issue, Path
-from specs.rules import engine, guards, objective, rollout, sampling
+from specs.rules import guards, objective, rollout, sampling, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.rules.launchers import launcher_issues
 from specs.schema.data import ReasoningGymSource
@@ -256,9 +256,10 @@ RULES = (
     _vocabulary,
     *sampling.RULES,
     *rollout.RULES,
+    *vllm.RULES,
     missing_files,
     launcher_issues,
-    *engine.RULES,
+    *training.RULES,
 )
 IDLE_KNOBS = (
     _idle_divergence,
@@ -268,7 +269,7 @@ IDLE_KNOBS = (
     _idle_schedule,
     *objective.IDLE_KNOBS,
     *sampling.IDLE_KNOBS,
-    *engine.IDLE_KNOBS,
+    *vllm.IDLE_KNOBS,
     *rollout.IDLE_KNOBS,
     *guards.IDLE_KNOBS,
 )

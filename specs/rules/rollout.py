@@ -6,7 +6,6 @@ from specs.errors import Issue
 from specs.rules.objective import on_policy
 from specs.schema.experiment import Experiment
 from specs.schema.objective import RegularizedObjective
-from specs.schema.rollout import VllmRollout
 
 
 def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
@@ -25,18 +24,6 @@ def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
                 given=" and ".join(cut),
                 hint=f"leave {name} out, or leave out {' and '.join(text.split()[0] for text in cut)}",
             )
-
-
-def sleeping(experiment: Experiment) -> Iterator[Issue]:
-    """An engine cannot sample and give its memory away at once."""
-    rollout = experiment.rollout
-    if isinstance(rollout, VllmRollout) and rollout.sleep and rollout.max_staleness:
-        yield Issue(
-            "an engine that samples while the learner trains cannot sleep then",
-            ("rollout", "sleep"),
-            given=f"true with max_staleness {rollout.max_staleness}",
-            hint="leave sleep out, or max_staleness",
-        )
 
 
 def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
@@ -97,5 +84,5 @@ def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-RULES = (sampler_logprobs, sleeping)
+RULES = (sampler_logprobs,)
 IDLE_KNOBS = (idle_clip, idle_sampling, idle_skipping)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
-from specs.schema.rollout import TransformersRollout
+from specs.schema.rollout import SAMPLERS, engine_of
 
 
 def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
@@ -73,17 +73,55 @@ def idle_correction(experiment: Experiment) -> Iterator[Issue]:
         )
     if (
         correction.type != "none"
-        and isinstance(experiment.rollout, TransformersRollout)
+        and experiment.rollout.runs_learner_model
         and not experiment.rollout.gives_old_logprobs
         and (experiment.rollout.top_p, experiment.rollout.top_k) == (1, 0)  # else it weighs by what was cut off
     ):
+        others = " or ".join(engine_of(section) for section in SAMPLERS if not section.runs_learner_model)
         yield Issue(
             "the correction can never act",
             ("rollout", "correction"),
-            given="engine transformers: it samples with the learner's own weights and arithmetic",
-            hint="leave it out; it is for engine vllm",
+            given=f"engine {experiment.rollout.engine}: it samples with the learner's own weights and arithmetic",
+            hint=f"leave it out; it is for engine {others}",
+        )
+
+
+def biased_ratio(experiment: Experiment) -> Iterator[Issue]:
+    """What is drawn from a cut distribution and trained on as if from the whole one."""
+    rollout = experiment.rollout
+    for name, value, whole in (("top_p", rollout.top_p, 1), ("top_k", rollout.top_k, 0)):
+        if value != whole:
+            yield Issue(
+                "the importance ratio is biased",
+                ("rollout", name),
+                given=f"{value:g}: tokens are drawn from a part of the distribution, old_logprobs are of all of it",
+                hint=f"leave {name} at {whole} in training; evaluation has its own",
+            )
+
+
+def idle_cuts(experiment: Experiment) -> Iterator[Issue]:
+    """Cuts of a distribution from which only the likeliest token is taken."""
+    evaluation = experiment.evaluation
+    for name, value, whole in (("top_p", evaluation.top_p, 1), ("top_k", evaluation.top_k, 0)):
+        if evaluation.temperature == 0 and value != whole:
+            yield Issue(
+                f"{name} has no effect",
+                ("evaluation", name),
+                given=f"{value:g} at temperature 0, which takes the likeliest token",
+                hint=f"leave {name} out, or raise evaluation.temperature",
+            )
+
+
+def unequal_stops(experiment: Experiment) -> Iterator[Issue]:
+    """A policy that is trained to stop at a text, and measured without it."""
+    if experiment.rollout.stop and not experiment.evaluation.stop:
+        yield Issue(
+            "evaluation does not stop where training does",
+            ("rollout", "stop"),
+            given=", ".join(repr(text) for text in experiment.rollout.stop),
+            hint="give evaluation.stop the same texts",
         )
 
 
 RULES = (dynamic_sampling, overlong, mask_truncated)
-IDLE_KNOBS = (idle_dynamic_sampling, idle_correction)
+IDLE_KNOBS = (idle_dynamic_sampling, idle_correction, biased_ratio, idle_cuts, unequal_stops)

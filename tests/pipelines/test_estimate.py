@@ -211,6 +211,26 @@ def test_an_engine_keeps_its_share_of_a_ranks_gpu_unless_it_sleeps_or_has_its_ow
     assert estimate.total == fixed + (training + held if stays else max(training, held))
 
 
+@pytest.mark.parametrize(
+    ("rollout", "remedy"),
+    [
+        ("{engine: transformers, max_staleness: 1", "a smaller rollout.max_concurrent"),
+        ("{engine: vllm, memory_fraction: 0.9", "a smaller rollout.memory_fraction, or rollout.sleep: true"),
+        ("{engine: vllm, memory_fraction: 0.9, sleep: true", "a smaller rollout.memory_fraction"),
+        ("{engine: vllm, memory_fraction: 0.9, max_staleness: 1", "a smaller rollout.memory_fraction"),
+        (
+            "{engine: vllm, memory_fraction: 0.9, placement: dedicated, engine_gpus: [0, 1]",
+            "a smaller rollout.memory_fraction",
+        ),
+    ],
+)
+def test_a_cache_that_does_not_fit_names_the_keys_of_its_sampler(tmp_path: Path, rollout: str, remedy: str) -> None:
+    many = ("training.group_size=2000", "training.microbatch_tokens=1", "resources.memory_gib=0.001")
+    (warning,) = memory_warnings(experiment(tmp_path, "qwen3", f"rollout={rollout}, max_response_length: 8}}", *many))
+    assert warning.hint.startswith("largest part: kv_cache with ")
+    assert warning.hint.endswith(f" GiB; {remedy}")
+
+
 def test_gpu_hours_are_the_arithmetic_of_training_and_the_traffic_of_sampling(tmp_path: Path) -> None:
     """Worked out by hand for 3 steps of 8 responses of 16 + 8 tokens, 2 minibatches x 3 epochs, on 2 ranks."""
     spec = experiment(tmp_path)

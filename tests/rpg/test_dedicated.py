@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from rpg.samplers import open_sampler
-from rpg.samplers.placement import engine_gpus, rank_gpu
 from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcessError
+from rpg.samplers.vllm.placement import engine_gpus, rank_gpu
 from specs.errors import SpecError
 from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import (
-    MAX_LENGTH,
     PROMPT,
     PROMPTS,
     every_rollout,
     fresh_logprobs,
     moved,
+    on_cpu,
     open_engine,
     qwen3,
     sampling,
@@ -34,7 +34,7 @@ from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start
 STALE_AFTER_STEP_3 = """
 import pathlib, sys
 from rpg import train
-from rpg.engines.weight_transfer import DirectoryTransfer
+from rpg.samplers.vllm.weight_transfer import DirectoryTransfer
 whole = DirectoryTransfer.send
 def send(self, weights, policy_version):
     if policy_version == 3:  # the engine is told that it has new weights, and is given those that it had
@@ -151,7 +151,7 @@ def test_weights_arrive_where_they_are_spread_over_two_processes(weights_dir: Pa
     spec = {"engine": "vllm", "placement": "dedicated", "cpu_cache_gib": 0.25, "max_concurrent": 64}
     rollout = VllmRollout.model_validate(spec | {"tensor_parallel_size": 2})
     update = moved(qwen3())
-    sampler = open_sampler(rollout, weights_dir=weights_dir, device="cpu", max_length=MAX_LENGTH, seed=0)
+    sampler = open_sampler(rollout, on_cpu(weights_dir))
     try:
         sampler.load_weights(update.named_parameters(), policy_version=1)
         groups = sampler.generate(PROMPTS, group_size=2, sampling=sampling(), seeds=range(5))

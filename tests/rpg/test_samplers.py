@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from rpg.samplers.base import Sampler
 from rpg.types import Rollout, RolloutGroup, Sampling
+from specs.schema.rollout import SAMPLERS, engine_of
 from tests.rpg.tiny_engine import (
     EOS,
     MAX_LENGTH,
@@ -65,6 +67,13 @@ def engine(request: pytest.FixtureRequest, weights_dir: Path) -> Iterator[Sample
     sampler = open_engine(request.param, weights_dir)
     yield sampler
     sampler.close()
+
+
+def test_every_engine_that_a_spec_may_name_is_opened_by_its_module_and_tried_here() -> None:
+    engines = [engine_of(section) for section in SAMPLERS]
+
+    assert all(callable(import_module(f"rpg.samplers.{engine}").open_sampler) for engine in engines)
+    assert set(engines) <= {getattr(tried, "values", (tried,))[0] for tried in ENGINES}
 
 
 @pytest.mark.parametrize("engine", ENGINES_OF_MANY, indirect=True)

@@ -14,7 +14,7 @@ from rpg.samplers.transformers.sampler import TransformersSampler
 from rpg.types import RolloutGroup, Sampling
 from specs.errors import SpecError
 from specs.schema.rollout import TransformersRollout
-from tests.rpg.tiny_engine import EOS, PAD, PROMPT, PROMPTS, every_rollout, gpt2, llama, moved, qwen3, sampling
+from tests.rpg.tiny_engine import EOS, PAD, PROMPT, PROMPTS, every_rollout, gpt2, llama, moved, on_cpu, qwen3, sampling
 
 
 def sampler_of(model: PreTrainedModel, *, max_concurrent: int = 7, shared: bool = False) -> TransformersSampler:
@@ -139,7 +139,7 @@ def test_a_policy_without_a_tokenizer_and_a_spec_with_stop_texts_do_not_go_toget
     qwen3().save_pretrained(tmp_path)
 
     with pytest.raises(SpecError, match=r"rollout\.stop: stop texts need the policy's tokenizer"):
-        open_sampler(TransformersRollout(stop=("x",)), weights_dir=tmp_path, device="cpu", max_length=8, seed=0)
+        open_sampler(TransformersRollout(stop=("x",)), on_cpu(tmp_path))
 
 
 def test_a_shared_module_keeps_its_modes_and_its_gradients() -> None:

@@ -13,6 +13,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from pipelines.launchers.local import local_command
 from pipelines.running import exit_causes
@@ -143,14 +144,14 @@ def test_what_goes_wrong_in_sampling_ahead_ends_the_run_with_its_own_words(runs:
     ],
 )
 def test_a_sampler_out_of_memory_names_the_keys_of_its_engine(rollout: Rollout, device: str, keys: str) -> None:
-    with pytest.raises(SamplerOutOfMemoryError) as raised, memory_of_sampler(rollout, device):
+    with pytest.raises(SamplerOutOfMemoryError) as raised, memory_of_sampler(rollout, torch.device(device)):
         raise EngineProcessError("the engine's process failed in generate:\nTraceback\nMemoryError: no room\n")
     assert str(raised.value) == f"the sampler ran out of memory; lower {keys}: MemoryError: no room"
     assert cause_of(RuntimeError(f"rank 1: SamplerOutOfMemoryError: {raised.value}")) == "sampler_out_of_memory"
 
 
 def test_other_trouble_of_a_sampler_keeps_its_name() -> None:
-    with pytest.raises(EngineProcessError, match="is gone"), memory_of_sampler(VllmRollout(), "cpu"):
+    with pytest.raises(EngineProcessError, match="is gone"), memory_of_sampler(VllmRollout(), torch.device("cpu")):
         raise EngineProcessError("the process is gone")
 
 

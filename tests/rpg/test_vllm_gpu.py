@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rpg.samplers import open_sampler
+from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from rpg.samplers.sentinel import Probe, Sentinel
 from rpg.samplers.transformers.sampler import model_logprobs
@@ -33,9 +33,8 @@ def opened(way: str, directory: Path) -> Sampler:
         pytest.skip(f"needs {GPUS[way]} GPUs")
     save(qwen3().to(torch.bfloat16), directory)
     rollout = VllmRollout.model_validate({"engine": "vllm", "memory_fraction": 0.2, **WAYS[way]})
-    return open_sampler(
-        rollout, weights_dir=directory, device="cuda:0", max_length=MAX_LENGTH, seed=0, beside_learner=True
-    )
+    device = torch.device("cuda:0")
+    return open_sampler(rollout, SamplerSettings(directory, device, MAX_LENGTH, seed=0, beside_learner=True))
 
 
 @pytest.mark.gpu

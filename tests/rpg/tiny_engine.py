@@ -13,7 +13,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rpg.samplers import open_sampler
+from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from rpg.types import Rollout, RolloutGroup, Sampling
 from specs.schema.rollout import TransformersRollout, VllmRollout
@@ -97,7 +97,11 @@ def open_engine(name: str, weights_dir: Path, *, max_concurrent: int = 128, max_
             engine="vllm", placement="dedicated", max_concurrent=max_concurrent, cpu_cache_gib=0.25
         ),
     }[name]
-    return open_sampler(spec, weights_dir=weights_dir, device="cpu", max_length=max_length, seed=0)
+    return open_sampler(spec, on_cpu(weights_dir, max_length=max_length))
+
+
+def on_cpu(weights_dir: Path, *, max_length: int = MAX_LENGTH) -> SamplerSettings:
+    return SamplerSettings(weights_dir, torch.device("cpu"), max_length=max_length, seed=0)
 
 
 def save(model: PreTrainedModel, directory: Path) -> None:

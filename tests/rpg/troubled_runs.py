@@ -88,8 +88,8 @@ def meet(trouble: str, run_dir: Path) -> None:
 
     opened: Callable[..., Any] = rpg.parts.open_sampler
 
-    def open_sampler(_spec: Any, **how: Any) -> Any:
-        return TROUBLES[trouble](opened(TransformersRollout(), **how), run_dir)
+    def open_sampler(_rollout: Any, settings: Any) -> Any:
+        return TROUBLES[trouble](opened(TransformersRollout(), settings), run_dir)
 
     rpg.parts.open_sampler = open_sampler
 

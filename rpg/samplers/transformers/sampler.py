@@ -13,14 +13,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from rpg.samplers.base import check_prompts
+from rpg.samplers.base import SamplerSettings, check_prompts, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.decoding import Decoding, WatchFn
 from rpg.types import OnResponse, RolloutGroup, Sampling
+from specs.schema.rollout import TransformersRollout
 
 
 class TransformersSampler:
@@ -74,12 +75,7 @@ class TransformersSampler:
         seeds: Sequence[int],
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
-        """`group_size` responses to each prompt; see Sampler.
-
-        Raises:
-            ValueError: a prompt that is empty or leaves no room for a response, seeds that do not match the prompts, or
-                stop texts without a tokenizer.
-        """
+        """`group_size` responses to each prompt; see Sampler."""
         check_prompts(prompts, seeds, max_length=self._max_length)
         with _evaluating(self._model), torch.no_grad():
             decoding = Decoding(
@@ -121,6 +117,29 @@ class TransformersSampler:
 
     def close(self) -> None:
         """Nothing is held between calls."""
+
+
+def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> TransformersSampler:
+    """Over the learner's own module where that is given, else over the weights of the directory.
+
+    Raises:
+        SpecError: the directory names no end token.
+    """
+    tokens = special_tokens(settings.weights_dir)
+    model = settings.learner_model
+    if model is None:
+        dtype = settings.precision or ("float32" if settings.device.type == "cpu" else "auto")
+        model = AutoModelForCausalLM.from_pretrained(settings.weights_dir, dtype=dtype)
+        model.to(settings.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+    return TransformersSampler(
+        model,
+        eos_id=tokens.eos_ids,
+        pad_id=tokens.pad_id,
+        max_concurrent=rollout.max_concurrent,
+        max_length=settings.max_length,
+        shared=settings.learner_model is not None,
+        tokenizer_dir=settings.weights_dir,
+    )
 
 
 def model_logprobs(

@@ -41,12 +41,7 @@ class VllmSampler:
         seeds: Sequence[int],
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
-        """`group_size` responses to each prompt; see Sampler. Batch-mates may change the last bits of the arithmetic.
-
-        Raises:
-            ValueError: a prompt that is empty or leaves no room for a response, seeds that do not match the prompts, or
-                stop texts without a tokenizer.
-        """
+        """`group_size` responses to each prompt; see Sampler. Batch-mates may change the last bits of logprobs."""
         if sampling.stop:
             self._need_tokenizer()
         check_prompts(prompts, seeds, max_length=self._settings.max_length)

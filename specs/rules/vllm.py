@@ -1,0 +1,72 @@
+"""Rules of vLLM's own keys: where its engines can run, and when they can sleep."""
+
+from collections.abc import Iterator
+
+from specs.errors import Issue
+from specs.schema.experiment import Experiment
+from specs.schema.rollout import VllmRollout
+
+
+def placement(experiment: Experiment) -> Iterator[Issue]:
+    """Engines that cannot be where they are put."""
+    rollout = experiment.rollout
+    if not isinstance(rollout, VllmRollout):
+        return
+    colocated, size = rollout.placement == "colocated", rollout.tensor_parallel_size
+    if colocated and size > 1:
+        yield Issue(
+            "an engine in the trainer's process has one GPU, the rank's",
+            ("rollout", "tensor_parallel_size"),
+            given=f"{size} with placement colocated",
+            hint="write placement: dedicated, and rollout.engine_gpus",
+        )
+    if rollout.sleep and not colocated:
+        yield Issue(
+            "a dedicated engine shares its memory with nobody",
+            ("rollout", "sleep"),
+            given="true with placement dedicated",
+            hint="leave sleep out, or write placement: colocated",
+        )
+    if rollout.sleep and experiment.resources.device == "cpu":
+        yield Issue(
+            "vLLM cannot sleep on a CPU",
+            ("rollout", "sleep"),
+            given="true with resources.device cpu",
+            hint="leave sleep out",
+        )
+    for index, gpu in enumerate(rollout.engine_gpus):
+        if gpu in rollout.engine_gpus[:index]:
+            yield Issue("the GPU is given twice", ("rollout", "engine_gpus", index), given=str(gpu))
+    if len(rollout.engine_gpus) % size:
+        yield Issue(
+            "the GPUs cannot be dealt out evenly",
+            ("rollout", "engine_gpus"),
+            given=f"{len(rollout.engine_gpus)} GPUs for engines of {size}",
+            hint="a multiple of rollout.tensor_parallel_size",
+        )
+
+
+def sleeping(experiment: Experiment) -> Iterator[Issue]:
+    """An engine cannot sample and give its memory away at once."""
+    rollout = experiment.rollout
+    if isinstance(rollout, VllmRollout) and rollout.sleep and rollout.max_staleness:
+        yield Issue(
+            "an engine that samples while the learner trains cannot sleep then",
+            ("rollout", "sleep"),
+            given=f"true with max_staleness {rollout.max_staleness}",
+            hint="leave sleep out, or max_staleness",
+        )
+
+
+def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
+    """GPUs named for engines that take none."""
+    rollout = experiment.rollout
+    if not isinstance(rollout, VllmRollout) or not rollout.engine_gpus:
+        return
+    why = "placement colocated" if rollout.placement == "colocated" else "resources.device cpu"
+    if rollout.placement == "colocated" or experiment.resources.device == "cpu":
+        yield Issue("engine_gpus has no effect", ("rollout", "engine_gpus"), given=why, hint="leave it out")
+
+
+RULES = (sleeping, placement)
+IDLE_KNOBS = (idle_gpus,)
