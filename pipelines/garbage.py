@@ -23,8 +23,8 @@ class Artifact:
 def unreferenced(home: Home) -> list[Artifact]:
     """Artifacts that no run's record, plan or state names."""
     referred = set(_references(home))
-    found = (path for path in sorted(home.root.glob("artifacts/*/*")) if not path.name.startswith("."))
-    return [Artifact(path.parent.name, path, _size(path)) for path in found if path.name not in referred]
+    artifacts = (path for path in sorted(home.root.glob("artifacts/*/*")) if not path.name.startswith("."))
+    return [Artifact(path.parent.name, path, _size(path)) for path in artifacts if path.name not in referred]
 
 
 def remove(home: Home, artifacts: list[Artifact]) -> tuple[list[Artifact], list[Artifact]]:

@@ -97,19 +97,21 @@ def print_run(run: dict[str, Any]) -> None:
 
 
 def _certificate(certificate: Mapping[str, Any]) -> None:
-    """What the objective's gradient was found to be; nothing before the run has ended."""
+    """How the objective's gradient compares with the exact one; nothing before the run has ended."""
     if not certificate:
         return
     findings = [
         {
-            "policy": found["policy"].replace("_", " "),
-            "reference": found["reference"],
-            "error": "exact" if found["error"] <= certificate["tolerance"] else f"{100 * found['error']:.0f} %",
-            "cosine": f"{found['cosine']:.4f}",
-            "variance": f"{found['variance']:.3g}",
-            "divergence's part": (found["divergence_gradient_of"] or "none named") if found["divergence_error"] else "",
+            "policy": finding["policy"].replace("_", " "),
+            "reference": finding["reference"],
+            "error": "exact" if finding["error"] <= certificate["tolerance"] else f"{100 * finding['error']:.0f} %",
+            "cosine": f"{finding['cosine']:.4f}",
+            "variance": f"{finding['variance']:.3g}",
+            "divergence's part": (finding["divergence_gradient_of"] or "none named")
+            if finding["divergence_error"]
+            else "",
         }
-        for found in certificate["findings"]
+        for finding in certificate["findings"]
     ]
     claim = {"always": "exact always", "on_policy": "exact on policy", "never": "no claim"}[certificate["claim"]]
     verdict = "" if certificate["claim"] == "never" else ", holds" if certificate["holds"] else ", DOES NOT HOLD"
@@ -154,14 +156,14 @@ def _files(home: Home, run_id: str) -> dict[str, str]:
     directory = home.run(run_id)
     weights = sorted(directory.glob("weights/step-*"))
     checkpoints = sorted(directory.glob("checkpoints/step-*"))
-    found = {
+    paths = {
         "directory": directory,
         "report": directory / "report.html",
         "weights": weights[-1] if weights else None,
         "checkpoint": checkpoints[-1] if checkpoints else None,
     }
     logs = {f"log of {path.stem}": path for path in log_files(home, run_id)}
-    return {name: str(path) for name, path in (found | logs).items() if path is not None and path.exists()}
+    return {name: str(path) for name, path in (paths | logs).items() if path is not None and path.exists()}
 
 
 def _short(run: dict[str, Any]) -> list[Any]:

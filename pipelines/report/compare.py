@@ -7,21 +7,21 @@ from typing import Any
 from pipelines.home import Home
 from pipelines.report import evidence
 from pipelines.report.answer import Outcome, outcomes
-from pipelines.report.endings import LastStep, endings
+from pipelines.report.endings import FinalMetric, final_metrics
 from pipelines.report.evidence import Group
 from storage import Store
 
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """The first group is the one that the others are held against."""
+    """Groups of seeds side by side; the others are compared with the first."""
 
     groups: tuple[Group, ...]
     spec: dict[str, list[Any]]
     """Fields that differ: path -> one value per group."""
     outcomes: tuple[Outcome, ...]
     """Accuracy on the evaluation sets."""
-    measures: tuple[LastStep, ...]
+    measures: tuple[FinalMetric, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; where there is no interval its ends are NaN."""
@@ -38,7 +38,7 @@ class RunComparison:
 
 
 def compare(home: Home, names: Sequence[str]) -> RunComparison:
-    """Holds runs and experiments against each other; each cell of an experiment's matrix is a group of its own.
+    """Compares runs and experiments; each cell of an experiment's matrix is a group of its own.
 
     Raises:
         RpgError: a name stands for nothing, or for several runs.
@@ -50,7 +50,9 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
         curves = evidence.metric_curves(store, run_ids)
     spec = evidence.differences([group.runs[0].spec for group in groups])
-    return RunComparison(tuple(groups), spec, tuple(results), tuple(endings(groups, curves, confidence=confidence)))
+    return RunComparison(
+        tuple(groups), spec, tuple(results), tuple(final_metrics(groups, curves, confidence=confidence))
+    )
 
 
 def _distinct(groups: Sequence[Group]) -> list[Group]:

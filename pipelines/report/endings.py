@@ -14,7 +14,7 @@ LAST_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class LastStep:
+class FinalMetric:
     """One training metric of one group, and how it differs from the first group's."""
 
     metric: str
@@ -25,22 +25,24 @@ class LastStep:
     """None for the first group itself, and where nothing differs."""
 
 
-def endings(groups: Sequence[Group], curves: Curves, *, confidence: float = 0.95) -> list[LastStep]:
-    """A measure for each metric that a report draws and each group that has it, in that order."""
-    measures = []
+def final_metrics(groups: Sequence[Group], curves: Curves, *, confidence: float = 0.95) -> list[FinalMetric]:
+    """One entry for each metric that a report draws and each group that has it, in that order."""
+    entries = []
     for metric in (metric.name for metric in CHARTED):
         first: list[float] = []
         for group in groups:
-            figures = [_ending(curves[metric][run_id]) for run_id in group.run_ids if run_id in curves.get(metric, {})]
+            figures = [
+                _last_mean(curves[metric][run_id]) for run_id in group.run_ids if run_id in curves.get(metric, {})
+            ]
             figures = [figure for figure in figures if math.isfinite(figure)]
             if figures:
                 moves = max(first + figures) - min(first + figures) > 1e-9 * abs(figures[0])
                 against = seed_difference(first, figures, confidence=confidence) if first and moves else None
-                measures.append(LastStep(metric, group.label, seed_mean(figures, confidence=confidence), against))
+                entries.append(FinalMetric(metric, group.label, seed_mean(figures, confidence=confidence), against))
                 first = first or figures
-    return measures
+    return entries
 
 
-def _ending(points: Sequence[tuple[float, float]]) -> float:
+def _last_mean(points: Sequence[tuple[float, float]]) -> float:
     values = [value for _, value in points[-LAST_STEPS:] if math.isfinite(value)]
     return sum(values) / len(values) if values else math.nan

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.home import Home
 from pipelines.runs import find_run, status_of
@@ -17,6 +17,13 @@ from storage import Store
 JsonObject = dict[str, Any]
 Scores = dict[str, float]
 """Share of right answers of each problem, by problem id."""
+TROUBLE = ("guard_warned", "guard_stopped", "rolled_back", "attempt_failed", "failed", "reward_failed")
+"""Kinds of events that a reader of a report has to know of."""
+MOST_TROUBLE = 20
+_TROUBLE_QUERY = """
+    SELECT run_id, step, kind, message, recorded_at FROM events
+    WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +117,10 @@ def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict
         "WHERE list_contains(?, run_id) GROUP BY ALL ORDER BY ALL",
         [list(run_ids)],
     ).rows
-    found: dict[str, dict[str, dict[int, Scores]]] = {}
+    scores: dict[str, dict[str, dict[int, Scores]]] = {}
     for dataset, run_id, step, problem, share in rows:
-        found.setdefault(dataset, {}).setdefault(run_id, {}).setdefault(step, {})[problem] = share
-    return found
+        scores.setdefault(dataset, {}).setdefault(run_id, {}).setdefault(step, {})[problem] = share
+    return scores
 
 
 def metric_curves(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, list[tuple[float, float]]]]:
@@ -139,6 +146,12 @@ def sample_responses(store: Store, run_ids: Sequence[str], *, best: bool, count:
         f"ORDER BY score {order}, md5(problem_id) LIMIT ?",
         [list(run_ids), count],
     )
+    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+
+
+def trouble_of(store: Store, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """The first events of the kinds in TROUBLE, oldest first."""
+    result = store.query(_TROUBLE_QUERY, {"runs": list(run_ids), "kinds": list(TROUBLE), "most": MOST_TROUBLE})
     return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
 
 
@@ -193,20 +206,3 @@ def seconds(stage: Mapping[str, Any]) -> float:
     if not started or not ended:
         return math.nan
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds()
-
-
-if TYPE_CHECKING:
-    from storage import Store
-
-KINDS = ("guard_warned", "guard_stopped", "rolled_back", "attempt_failed", "failed", "reward_failed")
-MOST = 20
-_TROUBLE = """
-    SELECT run_id, step, kind, message, recorded_at FROM events
-    WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most
-"""
-
-
-def trouble_of(store: "Store", run_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The first so many events of these kinds, oldest first."""
-    result = store.query(_TROUBLE, {"runs": list(run_ids), "kinds": list(KINDS), "most": MOST})
-    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]

@@ -11,7 +11,7 @@ from pipelines.home import Home
 from pipelines.report import evidence
 from pipelines.report.answer import Outcome, headline, outcomes
 from pipelines.report.curves import learning_curves
-from pipelines.report.endings import LAST_STEPS, LastStep, endings
+from pipelines.report.endings import LAST_STEPS, FinalMetric, final_metrics
 from pipelines.report.evidence import Group, Run, trouble_of
 from pipelines.report.page import publish, render
 from pipelines.report.plots import Mark, interval_chart
@@ -57,12 +57,12 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         facts=_facts(name, groups),
         answer=headline(results),
         method=_method(results, confidence),
-        warnings=[*_warnings(runs), *_told(trouble, runs)],
+        warnings=[*_warnings(runs), *_trouble_lines(trouble, runs)],
         answer_charts=_answer_charts(results),
         outcomes=results,
         many=len(groups) > 1,
         measures=measures,
-        endings=_endings(endings(groups, curves, confidence=confidence)) if len(groups) > 1 else {},
+        endings=_endings(final_metrics(groups, curves, confidence=confidence)) if len(groups) > 1 else {},
         last_steps=LAST_STEPS,
         charts=charts,
         flat=flat,
@@ -91,20 +91,20 @@ def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
     """(the cells that share it, certificate) of each objective that was trained to the end."""
     labels: dict[str, list[str]] = {}
     for group in groups:
-        found = [certificate for run in group.runs if (certificate := run.read("certificate.json"))]
-        if found:
-            labels.setdefault(json.dumps(found[0]), []).append(group.label)
+        certificates = [certificate for run in group.runs if (certificate := run.read("certificate.json"))]
+        if certificates:
+            labels.setdefault(json.dumps(certificates[0]), []).append(group.label)
     return [("; ".join(sharing), json.loads(text)) for text, sharing in labels.items()]
 
 
-def _endings(measures: Sequence[LastStep]) -> dict[str, list[tuple[str, LastStep]]]:
+def _endings(measures: Sequence[FinalMetric]) -> dict[str, list[tuple[str, FinalMetric]]]:
     """Title -> (label, measure) of each group, for the metrics that differ between groups."""
-    found: dict[str, list[tuple[str, LastStep]]] = {}
+    by_heading: dict[str, list[tuple[str, FinalMetric]]] = {}
     for measure in measures:
         metric = BY_NAME[measure.metric]
         if metric.tells_outcome:
-            found.setdefault(metric.heading, []).append((measure.label, measure))
-    return {title: rows for title, rows in found.items() if any(measure.against_first for _, measure in rows)}
+            by_heading.setdefault(metric.heading, []).append((measure.label, measure))
+    return {title: rows for title, rows in by_heading.items() if any(measure.against_first for _, measure in rows)}
 
 
 def _row(run: Run) -> dict[str, Any]:
@@ -153,15 +153,18 @@ def _method(results: Sequence[Outcome], confidence: float) -> str:
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
-    undone = [run for run in runs if run.status != "finished"]
+    not_finished = [run for run in runs if run.status != "finished"]
     # A report is the last stage of a run that is still under way: it is no news there.
-    told = [run for run in undone if run.status not in ("running", "pending") or "evaluate" not in _finished(run)]
+    unfinished = [
+        run for run in not_finished if run.status not in ("running", "pending") or "evaluate" not in _finished(run)
+    ]
     return [
-        f"{run.name or run.run_id} is {run.status}{_why(run)}: what is shown of it is not the whole." for run in told
+        f"{run.name or run.run_id} is {run.status}{_why(run)}: what is shown of it is not the whole."
+        for run in unfinished
     ]
 
 
-def _told(trouble: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
+def _trouble_lines(trouble: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
     """A line for each thing that went wrong on the way."""
     names = {run.run_id: run.name or run.run_id for run in runs}
     return [f"{names[event['run_id']]}: {event['kind'].replace('_', ' ')}: {event['message']}." for event in trouble]

@@ -1,4 +1,4 @@
-"""A study in a worker: one flow run does all its trials, one after another."""
+"""A study on a Prefect server: its submission, and the flow run in which a worker does all its trials."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,12 @@ from pipelines.services.submit import POOL, api_url, ensure_deployment, flow_run
 from pipelines.studies.report import answer, best_trial, write_study_report
 from pipelines.studies.study import StudyInterruptedError, run_study
 from specs.study_document import StudyDocument
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+DEPLOYMENT = "studies"
+ENTRYPOINT = "pipelines.studies.flow.run_study_flow"
 
 
 @flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)
@@ -37,13 +43,6 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
     write_study_report(home, record["name"])
     ending = Completed if best_trial(record) else Failed
     return ending(message=answer(home, record))
-
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-
-DEPLOYMENT = "studies"
-ENTRYPOINT = "pipelines.studies.flow.run_study_flow"
 
 
 def submit_study(document: StudyDocument, home: Home, profile: str = "") -> str:
@@ -72,8 +71,6 @@ def submit_study(document: StudyDocument, home: Home, profile: str = "") -> str:
 
 
 def _deployment(client: "SyncPrefectClient") -> UUID:
-    from pipelines.studies.flow import run_study_flow
-
     ensure_deployment(client)
     return client.create_deployment(
         flow_id=client.create_flow(run_study_flow),

@@ -56,21 +56,21 @@ def open_study(home: Home, document: StudyDocument) -> "optuna.Study":
         SpecError: the stored one has another search space, goal or experiment.
     """
     study = document.study
-    found = load_study(home, study.name, direction=study.goal.direction)
+    stored = load_study(home, study.name, direction=study.goal.direction)
     about = {
         "parameters": space.plain(study.parameters),
         "goal": study.goal.model_dump(mode="json"),
         "experiment": experiment_digest(document),
     }
-    before = found.user_attrs
+    before = stored.user_attrs
     if not before:
-        found.set_user_attr("created_at", now())
-    elif problems := _changes(before, about, study):
-        raise SpecError(*(document.locate(problem) for problem in problems))
+        stored.set_user_attr("created_at", now())
+    elif issues := _changes(before, about, study):
+        raise SpecError(*(document.locate(issue) for issue in issues))
     for key, value in about.items():
         if before.get(key) != value:
-            found.set_user_attr(key, value)
-    return found
+            stored.set_user_attr(key, value)
+    return stored
 
 
 def load_study(home: Home, name: str, direction: Literal["maximize", "minimize"] = "maximize") -> "optuna.Study":
@@ -126,14 +126,14 @@ def experiment_digest(document: StudyDocument) -> str:
 
 
 def _changes(before: Mapping[str, Any], about: Mapping[str, Any], study: Study) -> list[Issue]:
-    problems = space.changes(before["parameters"], study.parameters)
+    issues = space.changes(before["parameters"], study.parameters)
     hint = f"trials judged otherwise do not compare: give the study another name than {study.name!r}"
     if before["goal"] != about["goal"]:
         given, allowed = (json.dumps(side["goal"]) for side in (about, before))
-        problems.append(Issue("differs from the stored study", ("goal",), given=given, allowed=allowed, hint=hint))
+        issues.append(Issue("differs from the stored study", ("goal",), given=given, allowed=allowed, hint=hint))
     if before["experiment"] != about["experiment"]:
-        problems.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
-    return problems
+        issues.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
+    return issues
 
 
 def _trial(trial: "optuna.trial.FrozenTrial", study: Study) -> dict[str, Any]:

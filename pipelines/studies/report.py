@@ -82,17 +82,17 @@ def answer(home: Home, record: Record) -> str:
     best, baseline = best_trial(record), baseline_trial(record)
     if best is None:
         return "No trial has finished yet."
-    found = f"{record['goal'].split(' ', 1)[1]} is {best['value']:.3f}"
+    result = f"{record['goal'].split(' ', 1)[1]} is {best['value']:.3f}"
     if baseline is None:
-        return f"The best {found}, with {_values(best)}."
+        return f"The best {result}, with {_values(best)}."
     if baseline["number"] == best["number"]:
-        return f"Nothing found beats the experiment's own values: {found}."
+        return f"Nothing found beats the experiment's own values: {result}."
     against = f"{best['value'] - baseline['value']:+.3f} against the experiment's own values"
     if gap := _difference(home, record, baseline, best):
         seeds = len(best["run_ids"]) + len(baseline["run_ids"])
         sure = "" if gap.excludes(0) and seeds > 2 else ", which may be chance"
         against = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] against the experiment's own values{sure}"
-    return f"The best {found}, with {_values(best)}: {against}."
+    return f"The best {result}, with {_values(best)}: {against}."
 
 
 def _difference(home: Home, record: Record, baseline: Record, best: Record) -> Interval | None:
@@ -133,10 +133,10 @@ def importances(home: Home, record: Record) -> list[tuple[str, float]]:
     if len({trial["value"] for trial in finished_trials(record)}) < 4:
         return []
     try:
-        found = get_param_importances(load_study(home, record["name"], record["direction"]))
+        by_path = get_param_importances(load_study(home, record["name"], record["direction"]))
     except (ValueError, RuntimeError):
         return []
-    shares = [(path, round(100 * share, 1)) for path, share in found.items()]
+    shares = [(path, round(100 * share, 1)) for path, share in by_path.items()]
     return shares if all(math.isfinite(share) for _, share in shares) else []
 
 

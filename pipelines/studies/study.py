@@ -33,8 +33,8 @@ class StudyInterruptedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a trial came to."""
+class TrialResult:
+    """A trial's runs and the value that they give it."""
 
     run_ids: tuple[str, ...]
     value: Interval | None
@@ -50,7 +50,7 @@ def run_study(
 
     Args:
         execute: called once a trial, in this thread.
-        say: told what happens, a line at a time.
+        say: is given a line for each thing that happens.
     Raises:
         SpecError: the study does not fit what is stored of it, or its experiment names what is not there.
         StudyBusyError: another process runs it, or one of its runs.
@@ -67,11 +67,11 @@ def run_study(
             trial.set_user_attr("started_at", trial.user_attrs.get("started_at") or now())
             write_record(home, study, stored)
             say(f"trial {trial.number} ({done + 1} of {study.trials})  {_shown(values)}")
-            told = _run_trial(document, values, home, execute)
-            _tell(stored, trial, told)
+            result = _run_trial(document, values, home, execute)
+            _tell(stored, trial, result)
             record = write_record(home, study, stored)
-            say(_outcome_line(told))
-            if told.value is None and study.on_failure == "stop":
+            say(_outcome_line(result))
+            if result.value is None and study.on_failure == "stop":
                 break
     return record
 
@@ -146,44 +146,44 @@ def _sampler(study: Study, number: int) -> "optuna.samplers.BaseSampler":
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=study.sampler.startup_trials)
 
 
-def _run_trial(document: StudyDocument, values: Mapping[str, Any], home: Home, execute: Execute) -> Told:
+def _run_trial(document: StudyDocument, values: Mapping[str, Any], home: Home, execute: Execute) -> TrialResult:
     study = document.study
     try:
         outcomes = execute(trial_document(document, values))
     except SpecError as error:
         if not _blames(error, values):
             raise
-        return Told((), None, str(error))
+        return TrialResult((), None, str(error))
     run_ids = tuple(outcome.run.run_id for outcome in outcomes)
     if any(outcome.interrupted for outcome in outcomes):
         raise StudyInterruptedError("interrupted")
     if busy := [outcome for outcome in outcomes if outcome.status == "busy"]:
         raise StudyBusyError(str(busy[0].error))
     if unfinished := [outcome for outcome in outcomes if outcome.status != "finished"]:
-        return Told(run_ids, None, f"{unfinished[0].run.run_id} {unfinished[0].status}: {unfinished[0].error}")
+        return TrialResult(run_ids, None, f"{unfinished[0].run.run_id} {unfinished[0].status}: {unfinished[0].error}")
     value = measured(study, run_ids, home, confidence=outcomes[0].run.experiment.evaluation.confidence)
-    return Told(run_ids, value, "" if value else f"no finite {study.goal.metric} on {study.goal.dataset}")
+    return TrialResult(run_ids, value, "" if value else f"no finite {study.goal.metric} on {study.goal.dataset}")
 
 
 def _blames(error: SpecError, values: Mapping[str, Any]) -> bool:
     """Whether the values of this trial are at fault, and not what all trials share."""
     searched = [tuple(path.split(".")) for path in values]
-    blamed = [tuple(map(str, problem.path)) for problem in error.issues]
+    blamed = [tuple(map(str, issue.path)) for issue in error.issues]
     return any(path and (path[: len(s)] == s or s[: len(path)] == path) for path in blamed for s in searched)
 
 
-def _tell(stored: "optuna.Study", trial: "optuna.Trial", told: Told) -> None:
+def _tell(stored: "optuna.Study", trial: "optuna.Trial", result: TrialResult) -> None:
     import optuna
 
-    trial.set_user_attr("run_ids", list(told.run_ids))
+    trial.set_user_attr("run_ids", list(result.run_ids))
     trial.set_user_attr("ended_at", now())
-    if told.value is None:
-        trial.set_user_attr("reason", told.reason)
+    if result.value is None:
+        trial.set_user_attr("reason", result.reason)
         stored.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         return
-    for name, end in (("value_low", told.value.low), ("value_high", told.value.high)):
+    for name, end in (("value_low", result.value.low), ("value_high", result.value.high)):
         trial.set_user_attr(name, end if end == end else None)
-    stored.tell(trial.number, told.value.value)
+    stored.tell(trial.number, result.value.value)
 
 
 def _num_told(stored: "optuna.Study") -> int:
@@ -196,7 +196,7 @@ def _shown(values: Mapping[str, Any]) -> str:
     return "  ".join(f"{path}={show(value)}" for path, value in values.items())
 
 
-def _outcome_line(told: Told) -> str:
-    if told.value is None:
-        return f"  failed: {told.reason}"
-    return f"  {told.value.value:.4f} [{told.value.low:.4f}, {told.value.high:.4f}]"
+def _outcome_line(result: TrialResult) -> str:
+    if result.value is None:
+        return f"  failed: {result.reason}"
+    return f"  {result.value.value:.4f} [{result.value.low:.4f}, {result.value.high:.4f}]"

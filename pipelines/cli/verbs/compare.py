@@ -22,52 +22,52 @@ def compare(
     """Puts runs or groups of seeds side by side: where the specs differ, and what came out, with intervals."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
-    from pipelines.report.compare import compare as hold_against
+    from pipelines.report.compare import compare as compare_groups
 
-    found = hold_against(Home.from_environment(), names)
+    comparison = compare_groups(Home.from_environment(), names)
     if as_json:
-        print_json(found.to_json())
+        print_json(comparison.to_json())
     else:
-        _print(found)
+        _print(comparison)
 
 
-def _print(found: RunComparison) -> None:
+def _print(comparison: RunComparison) -> None:
     import sys
 
     from rich.console import Console
 
     # A pipe has no width to fit into.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
-    if found.spec:
-        console.print(_spec_table(found))
+    if comparison.spec:
+        console.print(_spec_table(comparison))
     else:
         console.print("The specs differ in nothing but the seed.\n")
-    console.print(_result_table(found))
-    if len(found.groups) > 1:
+    console.print(_result_table(comparison))
+    if len(comparison.groups) > 1:
         console.print("Second lines: difference from the first column; * its interval excludes 0.")
 
 
-def _spec_table(found: RunComparison) -> Table:
+def _spec_table(comparison: RunComparison) -> Table:
     from pipelines.report.evidence import show
 
-    table = _table("spec", *(group.label for group in found.groups))
-    for path, values in found.spec.items():
+    table = _table("spec", *(group.label for group in comparison.groups))
+    for path, values in comparison.spec.items():
         table.add_row(path, *map(show, values))
     return table
 
 
-def _result_table(found: RunComparison) -> Table:
+def _result_table(comparison: RunComparison) -> Table:
     """A row per figure; every group but the first also shows its difference from the first."""
-    labels = [group.label for group in found.groups]
+    labels = [group.label for group in comparison.groups]
     rows: dict[str, dict[str, str]] = {}
-    for outcome in found.outcomes:
+    for outcome in comparison.outcomes:
         row = rows.setdefault(f"accuracy {outcome.dataset}", {})
         row[outcome.label] = _cell(outcome.after, outcome.against_first)
         if outcome.gain is not None:
             rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)
-    for measure in found.measures:
+    for measure in comparison.measures:
         rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first)
-    seeds = [", ".join(str(run.seed) for run in group.runs) for group in found.groups]
+    seeds = [", ".join(str(run.seed) for run in group.runs) for group in comparison.groups]
     table = _table("result", *labels)
     table.add_row("seeds", *seeds)
     for name, cells in rows.items():

@@ -36,8 +36,8 @@ def plan(
         print(json.dumps(as_data(made), indent=2))
     else:
         _print_plan(made)
-    found = {warning for run in made.runs for warning in memory_warnings(run.experiment)}
-    warnings = [*document.warnings, *(document.locate(warning) for warning in found)]
+    over_memory = {warning for run in made.runs for warning in memory_warnings(run.experiment)}
+    warnings = [*document.warnings, *(document.locate(warning) for warning in over_memory)]
     if warnings:
         print(render(warnings, noun="warning"), file=sys.stderr)
 

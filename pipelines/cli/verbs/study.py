@@ -117,8 +117,8 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 
     best = best_trial(record)
     counts = f"{len(_ended(record))}/{record['trials_wanted']}"
-    found = (f"{best['value']:.4f}", cell_label(best["params"])) if best else ("-", "")
-    return record["name"], counts, record["goal"], *found
+    best_columns = (f"{best['value']:.4f}", cell_label(best["params"])) if best else ("-", "")
+    return record["name"], counts, record["goal"], *best_columns
 
 
 def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
