@@ -67,7 +67,7 @@ def trl(directory: Path, lengths: str, seed: int, steps: int) -> dict[str, Any]:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from rpg.rewards import math_dapo
+    from rpg.rewards.functions.math_dapo import MathDapo
     from rpg.types import Problem
 
     torch.set_num_threads(2)
@@ -80,7 +80,7 @@ def trl(directory: Path, lengths: str, seed: int, steps: int) -> dict[str, Any]:
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
         mean_lengths.append(sum(map(len, completion_ids)) / len(completion_ids))
         texts = tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
-        return [math_dapo.score(problem, each).value for each in texts]
+        return [MathDapo(type="math_dapo").score(problem, each).value for each in texts]
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:

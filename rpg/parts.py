@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rpg.data import encode_prompts, load_problems
+from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.order import PromptOrder, seed_of
 from rpg.evaluation.inputs import evaluation_inputs
 from rpg.guards import Guards

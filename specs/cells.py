@@ -10,7 +10,7 @@ from specs.errors import Issue, Path, Positions
 from specs.reading.validate import parse, show
 from specs.rules import issues_of, warnings_of
 from specs.schema.experiment import Experiment, Matrix
-from specs.schema.fields import below, no_such_item, split, switches, unknown
+from specs.schema.fields import below, carried_over, no_such_item, split, unknown
 
 MAX_RUNS = 4096
 FIXED = ("name", "question", "seeds", "matrix")
@@ -83,8 +83,10 @@ def _set(target: Any, path: Path, value: Any) -> None:
             target[part] = {}
         target = target[part]
     last = path[-1]
-    if isinstance(target, dict) and switches(schema, target, str(last), value):
+    if isinstance(target, dict):
+        kept = carried_over(schema, target, str(last), value)
         target.clear()
+        target.update(kept)
     target[last] = value
 
 

@@ -76,6 +76,15 @@ def checked(source: dict[str, Any], positions: Positions) -> Document:
     )
 
 
+def resolved_experiment(spec: Mapping[str, Any]) -> Experiment:
+    """The experiment of a resolved spec, as a run's directory has it. SpecError where a package is missing."""
+    experiment, issues = parse(Experiment, dict(spec))
+    if issues:
+        raise SpecError(*issues)
+    assert isinstance(experiment, Experiment)
+    return experiment
+
+
 def _base(source: dict[str, Any], positions: Positions) -> Experiment:
     experiment, issues = parse(Experiment, base_of(source))
     if issues:

@@ -23,6 +23,14 @@ class Issue:
     """That line's text."""
 
 
+class IssueError(ValueError):
+    """Raised by a validator: what is wrong, its path relative to the section that is validated."""
+
+    def __init__(self, issue: Issue) -> None:
+        super().__init__(issue.message)
+        self.issue = issue
+
+
 class RpgError(Exception):
     """What the user named is wrong. `str()` is the whole message."""
 

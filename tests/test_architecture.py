@@ -24,6 +24,7 @@ FLOORS = {
         {"cells"},
         {"rules", "reading"},
         {"schema"},
+        {"extensions"},
         {"errors", "metrics", "records"},
     ],
     "rpg": [

@@ -11,7 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from specs.extensions import variants
 from specs.metrics import METRICS, Metric
+from specs.schema.base import is_open
 from specs.schema.experiment import Experiment
 from specs.schema.study import Study
 
@@ -56,10 +58,21 @@ def _section(model: type[BaseModel], seen: set[type[BaseModel]]) -> list[str]:
         return []
     seen.add(model)
     lines = ["", f"## {model.__name__}", "", _flat(model.__doc__), ""]
-    if model.model_fields:
-        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
     nested: list[type[BaseModel]] = []
-    for name, field in model.model_fields.items():
+    kind = next((base for base in model.__mro__[1:] if is_open(base)), None)
+    if is_open(model):
+        ours = variants(model, installed=False)
+        nested += ours.values()
+        links = ", ".join(f"[`{name}`](#{variant.__name__.lower()})" for name, variant in ours.items())
+        lines += [f"`{model.tag}` is {links}, or what an [installed package](extending.md) offers; each has", ""]
+        lines[-2] += " keys of its own beside these."
+    fields = {name: field for name, field in model.model_fields.items() if not kind or name not in kind.model_fields}
+    if kind:
+        lines[-2] += f" {'Beside the' if fields else 'The'} keys of [{kind.__name__}](#{kind.__name__.lower()})"
+        lines[-2] += ":" if fields else "."
+    if fields:
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in fields.items():
         lines.append(_row(name, field))
         nested += _models(field.annotation)
     for child in nested:

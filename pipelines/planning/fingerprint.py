@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from specs.schema.base import identity_of
+from specs.schema.data import Source
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
 
@@ -34,7 +34,7 @@ def train_data_identity(experiment: Experiment) -> Identity:
     data = experiment.data
     parts: dict[str, Any] = {
         "train": [_source(source) for source in data.train],
-        "prompt": identity_of(data.prompt),
+        "prompt": data.prompt.identity(),
         "deduplicate": data.deduplicate,
         "max_prompt_length": data.max_prompt_length,
     }
@@ -52,10 +52,10 @@ def data_identity(experiment: Experiment) -> Identity:
 
 def base_identity(experiment: Experiment) -> Identity:
     """The policy before training."""
-    model = identity_of(experiment.model)
+    model = experiment.model.identity()
     if isinstance(experiment.model, PretrainedModel) and Path(experiment.model.path).is_dir():
         model = {"source": "pretrained", "content": _directory_digest(experiment.model.path)}
-    warm_up = identity_of(experiment.warm_up) if experiment.warm_up else None
+    warm_up = experiment.warm_up.identity() if experiment.warm_up else None
     return flatten({"model": model, "warm_up": warm_up})
 
 
@@ -70,19 +70,19 @@ def base_reads_data(experiment: Experiment) -> bool:
 def train_identity(experiment: Experiment) -> Identity:
     """One run's training."""
     sections = ("rollout", "reward", "objective", "advantage", "reference", "training")
-    parts: dict[str, Any] = {name: identity_of(getattr(experiment, name)) for name in sections}
+    parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
     return flatten(parts | {"seeds": list(experiment.seeds)})
 
 
 def evaluate_identity(experiment: Experiment) -> Identity:
     """One run's measurements."""
-    evaluation = identity_of(experiment.evaluation)
+    evaluation = experiment.evaluation.identity()
     if not experiment.evaluation.max_response_length:
         evaluation["max_response_length"] = experiment.rollout.max_response_length
     return flatten(
         {
             "evaluation": evaluation,
-            "reward": identity_of(experiment.reward),
+            "reward": experiment.reward.identity(),
             "rollout": {"engine": experiment.rollout.engine},
         }
     )
@@ -107,13 +107,21 @@ def flatten(value: Any, prefix: str = "") -> Identity:
     return flat
 
 
-def _source(source: Any) -> dict[str, Any]:
-    plain = identity_of(source)
-    path = plain.get("path")
-    if path is not None and Path(path).is_file():
-        plain["path"] = {"content": _file_digest(path, *_stamp(Path(path)))}
-    elif path is not None and Path(path).is_dir():
-        plain["path"] = {"content": _directory_digest(path)}
+def _source(source: Source) -> dict[str, Any]:
+    """The source's identity: what it names on this machine enters by its content."""
+    plain = source.identity()
+    for where, _, path in source.paths():
+        if Path(path).is_file():
+            content = _file_digest(path, *_stamp(Path(path)))
+        elif Path(path).is_dir():
+            content = _directory_digest(path)
+        else:
+            continue
+        *sections, last = where
+        holder: Any = plain
+        for part in sections:
+            holder = holder[part]
+        holder[last] = {"content": content}
     return plain
 
 

@@ -14,7 +14,6 @@ from pipelines.state import read_json, write_json
 from pipelines.studies import space
 from rpg.files import now
 from specs.errors import Issue, RpgError, SpecError
-from specs.schema.base import identity_of
 from specs.schema.study import Study
 from specs.study_document import StudyDocument
 
@@ -112,7 +111,7 @@ def write_record(home: Home, study: Study, stored: "optuna.Study") -> dict[str, 
 
 def experiment_digest(document: StudyDocument) -> str:
     """Of all that makes a trial's result, the searched fields left out: only trials of one experiment compare."""
-    identity = identity_of(document.experiment.experiment)
+    identity = document.experiment.experiment.identity()
     for name in ("name", "question"):
         identity.pop(name, None)
     for path in document.study.parameters:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from rpg.data import load_problems
+from rpg.data.loading import load_problems
 from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpg.data import encode_prompts
+from rpg.data.loading import encode_prompts
 from rpg.types import Problem
 from specs.schema.data import Data
 from specs.schema.model import WarmUp

@@ -1,23 +1,72 @@
 """From a row of a table to a problem: the DAPO and verl schema, or plain columns."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rpg.data.problems import Message, SourceProblem
 from specs.errors import Issue, SpecError
-from specs.schema.data import Columns
+from specs.schema.base import Spec
+from specs.schema.data import Source
 from specs.schema.fields import nearest
 
-Path = tuple[str | int, ...]
+
+class Columns(Spec):
+    """Which column holds what; dots reach into structs. The defaults are the DAPO and verl schema."""
+
+    prompt: str = "prompt"
+    """A list of chat messages ({role, content}) or plain text."""
+    answer: str = "reward_model.ground_truth"
+    """The gold answer."""
+    data_source: str = ""
+    """Column that names the problem's origin; empty: the set's own name."""
+
+
+class TableSource(Source):
+    """What the sources have in common whose problems are rows of a table."""
+
+    columns: Columns = Columns()
+    """Which column holds what."""
+
+    def problem(self, row: dict[str, Any], dataset: str, where: str) -> SourceProblem:
+        """The problem that a row holds.
+
+        Args:
+            row: column -> value; a struct is a dictionary.
+            dataset: name of the set, for rows that do not say their origin.
+            where: the row in words, for errors: `train.jsonl, line 3`.
+        """
+        values: dict[str, Any] = {}
+        for role, column in self._chosen().items():
+            try:
+                values[role] = cell(row, column)
+            except MissingColumnError:
+                raise missing(column, role, names(row), where) from None
+        origin = values.get("data_source")
+        return SourceProblem(
+            _prompt(values["prompt"], self.columns.prompt, where),
+            _answer(values["answer"], self.columns.answer, where),
+            dataset if origin is None else str(origin),
+        )
+
+    def columns_to_read(self, schema: Any, where: str) -> list[str]:
+        """The top-level columns of a table with this Arrow schema. SpecError for one that it lacks."""
+        known = _leaves(schema)
+        roots: list[str] = []
+        for role, column in self._chosen().items():
+            if column not in known and not any(name.startswith(column + ".") for name in known):
+                raise missing(column, role, known, where)
+            roots.append(column if column in schema.names else column.split(".")[0])
+        return list(dict.fromkeys(roots))
+
+    def _chosen(self) -> dict[str, str]:
+        """Role -> column, those that are in use."""
+        return {role: column for role, column in self.columns.model_dump().items() if column}
 
 
 class MissingColumnError(LookupError):
-    """The row or table has no such column."""
-
-
-def chosen(columns: Columns) -> dict[str, str]:
-    """Role -> column, those that are in use."""
-    return {role: column for role, column in columns.model_dump().items() if column}
+    """The row has no such column."""
 
 
 def cell(row: dict[str, Any], column: str) -> Any:
@@ -30,14 +79,14 @@ def cell(row: dict[str, Any], column: str) -> Any:
     raise MissingColumnError(column)
 
 
-def missing(column: str, role: str, known: Sequence[str], path: Path, where: str) -> SpecError:
+def missing(column: str, role: str, known: Sequence[str], where: str) -> SpecError:
     """No such column: which there are, and the nearest."""
     inside = next((name for name in known if name.split(".")[-1] == column.split(".")[-1]), "")
     hint = f"did you mean `{inside}`?" if inside else nearest(column, known)
     return SpecError(
         Issue(
             f"{where} has no column `{column}`",
-            path=(*path, "columns", role),
+            path=("columns", role),
             given=column,
             allowed=", ".join(known),
             hint=hint or f"say which column holds the {role}: `columns: {{{role}: ...}}`",
@@ -47,29 +96,24 @@ def missing(column: str, role: str, known: Sequence[str], path: Path, where: str
 
 def names(row: dict[str, Any], prefix: str = "") -> list[str]:
     """Every column of a row, those inside structs with dots."""
-    found: list[str] = []
+    columns: list[str] = []
     for key, value in row.items():
-        found += names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
-    return found
+        columns += names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+    return columns
 
 
-def problem(row: dict[str, Any], columns: Columns, dataset: str, path: Path, where: str) -> SourceProblem:
-    """The problem that a row holds; `where` names the row, for errors."""
-    values: dict[str, Any] = {}
-    for role, column in chosen(columns).items():
-        try:
-            values[role] = cell(row, column)
-        except MissingColumnError:
-            raise missing(column, role, names(row), path, where) from None
-    origin = values.get("data_source")
-    return SourceProblem(
-        _prompt(values["prompt"], columns.prompt, path, where),
-        _answer(values["answer"], columns.answer, path, where),
-        dataset if origin is None else str(origin),
-    )
+def _leaves(fields: Any, prefix: str = "") -> list[str]:
+    """The same of an Arrow schema or struct."""
+    import pyarrow as pa
+
+    columns: list[str] = []
+    for field in fields:
+        name = prefix + field.name
+        columns += _leaves(field.type, f"{name}.") if pa.types.is_struct(field.type) else [name]
+    return columns
 
 
-def _prompt(value: Any, column: str, path: Path, where: str) -> str | list[Message]:
+def _prompt(value: Any, column: str, where: str) -> str | list[Message]:
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, list) and value and all(_is_message(message) for message in value):
@@ -77,7 +121,7 @@ def _prompt(value: Any, column: str, path: Path, where: str) -> str | list[Messa
     raise SpecError(
         Issue(
             f"{where}: `{column}` holds no prompt",
-            path=(*path, "columns", "prompt"),
+            path=("columns", "prompt"),
             given=repr(value)[:120],
             allowed="text, or a list of messages {role, content}",
         )
@@ -88,14 +132,26 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
 
 
-def _answer(value: Any, column: str, path: Path, where: str) -> str:
+def _answer(value: Any, column: str, where: str) -> str:
     if isinstance(value, (str, int, float)) and str(value).strip():
         return str(value)
     raise SpecError(
         Issue(
             f"{where}: `{column}` holds no answer",
-            path=(*path, "columns", "answer"),
+            path=("columns", "answer"),
             given=repr(value)[:120],
             allowed="text or a number",
         )
     )
+
+
+def existing_file(path: str) -> Path:
+    """The file at a source's `path`. SpecError where there is none any more."""
+    file = Path(path)
+    if file.is_file():
+        return file
+    hint = (
+        nearest(file.name, os.listdir(file.parent)) if file.parent.is_dir() else f"there is no directory {file.parent}"
+    )
+    message = "is a directory, not a file" if file.is_dir() else "no such file"
+    raise SpecError(Issue(message, path=("path",), given=path, hint=hint))

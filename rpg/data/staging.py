@@ -3,18 +3,17 @@
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rpg.data import gym, metadata, tables
-from rpg.data.columns import Path
+from rpg.data import metadata
 from rpg.data.problems import SourceProblem, StagedProblem
 from rpg.data.prompts import check_template, staged
-from specs.errors import Issue, SpecError
-from specs.schema.data import Data, HubSource, ParquetSource, ReasoningGymSource, Source
+from specs.errors import Issue, Path, SpecError
+from specs.schema.data import Data, Source
 
 SPLITS = ("train", "evaluation")
 SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "answer", "dataset", "metadata")])
@@ -81,13 +80,11 @@ def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
 
 
 def _read(source: Source, path: Path) -> Iterator[SourceProblem]:
-    if isinstance(source, ReasoningGymSource):
-        return gym.read(source, path)
-    if isinstance(source, ParquetSource):
-        return tables.read_parquet(source, path)
-    if isinstance(source, HubSource):
-        return tables.read_hub(source, path)
-    return tables.read_jsonl(source, path)
+    """The source's problems; what is wrong with it is told at its place in the spec."""
+    try:
+        yield from source.read()
+    except SpecError as error:
+        raise SpecError(*(replace(issue, path=(*path, *issue.path)) for issue in error.issues)) from error
 
 
 def _check_names(sets: list[StagedSet]) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpg.data import encode_prompts, load_problems
+from rpg.data.loading import encode_prompts, load_problems
 from rpg.types import Problem
 from specs import errors
 from specs.schema.experiment import Experiment

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rpg.files import now, replace_json
+from specs.document import resolved_experiment
 from specs.schema.experiment import Experiment
 
 
@@ -16,8 +17,8 @@ class RunDirectory:
     path: Path
 
     def spec(self) -> Experiment:
-        """The run's spec, resolved."""
-        return Experiment.model_validate_json((self.path / "spec.json").read_bytes())
+        """The run's spec, resolved. SpecError where an installed package that it needs is missing."""
+        return resolved_experiment(json.loads((self.path / "spec.json").read_bytes()))
 
     def inputs(self) -> dict[str, Any]:
         """run_id, fingerprint, where the staged data and the base model are; until: a step to stop after, if given."""

@@ -1,45 +1,47 @@
-"""Scorers of responses. A scorer that raises, hangs or dies costs its sample a recorded error and nothing else."""
+"""Scorers of responses. A scorer that raises, hangs or dies costs its sample a recorded error and nothing else.
+
+`functions` holds our rewards, one a module; `score` what a scorer says of a response; `pool` and `worker` the processes
+in which scorers run. A user's own reward is written as ours are, see docs/extending.md.
+"""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
-from rpg.rewards import exact_match, math_dapo
-from rpg.rewards.pool import WorkerPool
-from rpg.rewards.score import FULL_MARK, Score, Scorer
+from rpg.rewards.score import FULL_MARK, Score, Scorer, verdict
 from rpg.types import Problem
-from specs.schema.rollout import Reward
+from specs.schema.reward import Reward
 
-__all__ = ["FULL_MARK", "Score", "Scorer", "open_scorer"]
+__all__ = ["FULL_MARK", "Problem", "Reward", "Score", "Scorer", "open_scorer"]
 
 
 def open_scorer(reward: Reward) -> Scorer:
     """The scorer that a spec names, a context manager. Call it as often as you like, from any thread."""
-    if reward.type == "exact_match":
-        return _InProcess(exact_match.score)
-    if reward.type == "math_dapo":
-        return _InProcess(math_dapo.score)
-    workers = max(1, min(8, (os.cpu_count() or 1) // 2))
-    return WorkerPool(f"rpg.rewards.{reward.type}:score", timeout_seconds=reward.timeout_seconds, workers=workers)
+    if reward.in_process:
+        return _InProcess(reward)
+    from rpg.rewards.pool import WorkerPool
+
+    return WorkerPool(reward, workers=max(1, min(8, (os.cpu_count() or 1) // 2)))
 
 
 class _InProcess:
-    """A Scorer whose function only compares texts: it takes microseconds and cannot hang."""
+    """A Scorer for a reward that only compares texts."""
 
-    def __init__(self, function: Callable[[Problem, str], Score]) -> None:
-        self._function = function
+    def __init__(self, reward: Reward) -> None:
+        reward.prepare()
+        self._reward = reward
 
     def submit(self, problem: Problem, response: str) -> "Future[Score]":
         """See Scorer; the verdict is there at once."""
-        verdict: Future[Score] = Future()
-        verdict.set_result(self._function(problem, response))
-        return verdict
+        score: Future[Score] = Future()
+        score.set_result(verdict(self._reward, problem, response))
+        return score
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
         """See Scorer."""
-        return [self._function(problem, response) for problem, response in zip(problems, responses, strict=True)]
+        return [verdict(self._reward, *pair) for pair in zip(problems, responses, strict=True)]
 
     def close(self) -> None:
         """Holds nothing."""

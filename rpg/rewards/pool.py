@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 from rpg.data import metadata
 from rpg.rewards.score import Score
 from rpg.types import Problem
+from specs.schema.reward import Reward
 
 _START_SECONDS = 120.0
 """A worker imports its library (seconds, on a busy machine more) before it says that it is ready."""
@@ -32,20 +33,14 @@ _Task = tuple["Future[Score]", str]
 
 
 class WorkerPool:
-    """A Scorer whose function runs in worker processes, one response at a time each. They start when needed and stay.
+    """A Scorer whose reward runs in worker processes, one response at a time each. They start when needed and stay.
 
     A thread of the pool's own starts and serves them, since they die with the thread that started them.
     """
 
-    def __init__(self, scorer: str, *, timeout_seconds: float, workers: int = 1) -> None:
-        """
-        Args:
-            scorer: `module:function`, the function taking a Problem and a response and returning a Score.
-            timeout_seconds: on one response.
-            workers: processes at most.
-        """
-        self._scorer = scorer
-        self._timeout_seconds = timeout_seconds
+    def __init__(self, reward: Reward, *, workers: int = 1) -> None:
+        """`workers`: processes at most."""
+        self._reward = reward
         self._size = workers
         self._workers: list[_Worker] = []
         self._todo: deque[_Task] = deque()
@@ -98,7 +93,7 @@ class WorkerPool:
         """Hands out what there is to do, waits for something to happen, takes what came of it."""
         wanted = len(self._todo) + sum(worker.busy for worker in self._workers)
         while len(self._workers) < min(self._size, wanted):
-            self._workers.append(_Worker(self._scorer, self._timeout_seconds))
+            self._workers.append(_Worker(self._reward))
         for worker in self._workers:
             worker.take(self._todo)
         busy = [worker for worker in self._workers if worker.busy]
@@ -131,9 +126,9 @@ class WorkerPool:
 class _Worker:
     """One process: starting, idle, or at one response."""
 
-    def __init__(self, scorer: str, timeout_seconds: float) -> None:
-        self._scorer = scorer
-        self._timeout_seconds = timeout_seconds
+    def __init__(self, reward: Reward) -> None:
+        self._reward = reward
+        self._timeout_seconds = reward.timeout_seconds
         self.task: _Task | None = None
         self._failed_starts = 0
         self._start()
@@ -189,7 +184,7 @@ class _Worker:
         self.deadline = time.monotonic() + _START_SECONDS
         # A session of its own: the SIGTERM that asks a run to finish its step goes to the whole process group.
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-m", "rpg.rewards.worker", self._scorer, str(self._timeout_seconds), str(os.getpid())],
+            [sys.executable, "-m", "rpg.rewards.worker", *self._job(), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._noise,
@@ -200,6 +195,11 @@ class _Worker:
         assert self._process.stdout is not None
         self._input: IO[bytes] = self._process.stdin
         self._output: IO[bytes] = self._process.stdout
+
+    def _job(self) -> tuple[str, str]:
+        """The reward's class as `module:class`, and its fields as JSON."""
+        variant = type(self._reward)
+        return f"{variant.__module__}:{variant.__qualname__}", self._reward.model_dump_json()
 
     def _verdict(self) -> Score | None:
         """What the worker said; None for its greeting."""
@@ -220,7 +220,7 @@ class _Worker:
         if self.task is None:
             self._failed_starts += 1
             if self._failed_starts == _STARTS:
-                raise RuntimeError(f"the worker of scorer {self._scorer} did not start ({how})\n{said[-2000:]}")
+                raise RuntimeError(f"the worker of reward {self._reward.type} did not start ({how})\n{said[-2000:]}")
         self._start()
         if reason:
             return Score.failed(reason)

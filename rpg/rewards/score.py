@@ -1,12 +1,14 @@
 """What a scorer says of one response."""
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
 from rpg.types import Problem
+from specs.schema.reward import Reward
 
 FULL_MARK = 1.0
 """The value from which a response counts as correct, under every scorer."""
@@ -27,6 +29,9 @@ class Score:
     penalty: float = 0.0
     """Added to the value for what the scorer does not see, such as the length; at most 0."""
 
+    terms: dict[str, float] = field(default_factory=dict)
+    """Of a weighted sum: each term's value, unweighted, by its name."""
+
     @property
     def reward(self) -> float:
         """What is trained on."""
@@ -41,6 +46,17 @@ class Score:
     def failed(cls, error: str) -> Self:
         """The verdict where the scorer raised, hung or died."""
         return cls(value=0.0, correct=False, error=error)
+
+
+def verdict(reward: Reward, problem: Problem, response: str) -> Score:
+    """The reward's score of a response, or why there is none."""
+    try:
+        score = reward.score(problem, response)
+    except Exception as error:
+        return Score.failed(f"{type(error).__name__}: {error}"[:500])
+    if not isinstance(score, Score) or not math.isfinite(score.value):
+        return Score.failed(f"the scorer returned {score!r}"[:500])
+    return score
 
 
 class Scorer(Protocol):

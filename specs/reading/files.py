@@ -2,24 +2,24 @@
 
 import difflib
 import os
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 
 from specs.errors import Issue, Path, Position, SpecError
 from specs.reading.tree import assign, merge
 from specs.reading.yaml import MAX_BYTES, YamlNode, parse_bytes, parse_text
+from specs.schema.base import PathKind, path_kind
 from specs.schema.experiment import Experiment
-from specs.schema.fields import no_such_item, split, unknown
+from specs.schema.fields import below, is_model, no_such_item, sections_of, split, unknown, with_field
 from specs.schema.study import Study
-
-LOCAL_SOURCES = ("parquet", "jsonl")
-"""Sources whose path is a file; that of the others may be a Hub id."""
 
 
 def read_tree(path: str, schema: type[BaseModel]) -> YamlNode:
     """The file and all it extends, merged as the schema has it, paths absolute. Raises SpecError."""
-    return _absolute(_without_extends(path, (), None, schema))
+    return _absolute(_without_extends(path, (), None, schema), [schema])
 
 
 def override(root: YamlNode, setting: str, schema: type[BaseModel]) -> YamlNode:
@@ -32,7 +32,7 @@ def override(root: YamlNode, setting: str, schema: type[BaseModel]) -> YamlNode:
     if issue := unknown(schema, path) or no_such_item(root.plain(), path):
         raise SpecError(misplaced(replace(issue, file=at.file), schema))
     node = parse_text(text, lambda _line: at)
-    return _absolute(assign(root, path, _on_one_line(node, at) if node else YamlNode(None, at), [schema]))
+    return _absolute(assign(root, path, _on_one_line(node, at) if node else YamlNode(None, at), [schema]), [schema])
 
 
 def _on_one_line(node: YamlNode, at: Position) -> YamlNode:
@@ -92,39 +92,46 @@ def _at(
     return Issue(message, path, given, allowed, hint, where.file, where.line, where.snippet)
 
 
-def _absolute(root: YamlNode) -> YamlNode:
+def _absolute(node: YamlNode, schema: Iterable[Any]) -> YamlNode:
     """The tree with every relative path made absolute against the file that names it, or the working directory."""
-    assert isinstance(root.value, dict)
-    entries = {key: _with_paths(node) for key, node in root.value.items()}
-    if "experiment" in entries:
-        entries["experiment"] = _path(entries["experiment"], "experiment")
-    return YamlNode(entries, root.at)
-
-
-def _with_paths(node: YamlNode) -> YamlNode:
     if isinstance(node.value, list):
-        return YamlNode([_with_paths(child) for child in node.value], node.at)
+        return YamlNode([_absolute(child, below(schema, index)) for index, child in enumerate(node.value)], node.at)
     if not isinstance(node.value, dict):
         return node
-    entries = {key: _with_paths(child) for key, child in node.value.items()}
-    source = entries["source"].value if "source" in entries else None
-    if "path" in entries and isinstance(source, str):
-        entries["path"] = _path(entries["path"], source)
-    if "hostfile" in entries:
-        entries["hostfile"] = _path(entries["hostfile"], LOCAL_SOURCES[0])
-    for key, child in entries.items():
-        if key.endswith(".path") and isinstance(child.value, list):
-            entries[key] = YamlNode([_path(item, "") for item in child.value], child.at)
+    plain = {key: child.value for key, child in node.value.items()}
+    entries: dict[str, YamlNode] = {}
+    for key, child in node.value.items():
+        kind = _kind_of_path(sections_of(schema, plain), key) or _kind_at_dotted_path(schema, key)
+        entries[key] = _absolute_texts(child, kind) if kind else _absolute(child, below(schema, key))
     return YamlNode(entries, node.at)
 
 
-def _path(node: YamlNode, source: str) -> YamlNode:
+def _kind_of_path(sections: Iterable[type[BaseModel]], key: str) -> PathKind | None:
+    """What the field names, if it names a path."""
+    fields = [model.model_fields[str(key)] for section in sections for model in with_field(section, key)]
+    return next((kind for field in fields if (kind := path_kind(field))), None)
+
+
+def _kind_at_dotted_path(schema: Iterable[Any], key: str) -> PathKind | None:
+    """The same of a key such as `model.path` in a matrix. What stands around the field is not known there."""
+    if "." not in key or not any(get_origin(annotation) is dict for annotation in schema):
+        return None
+    *sections, field = split(key)
+    here: tuple[Any, ...] = (Experiment,)
+    for part in sections:
+        here = below(here, part)
+    return "path or id" if _kind_of_path([model for model in here if is_model(model)], str(field)) else None
+
+
+def _absolute_texts(node: YamlNode, kind: PathKind) -> YamlNode:
+    if isinstance(node.value, list):
+        return YamlNode([_absolute_texts(child, kind) for child in node.value], node.at)
     if not isinstance(node.value, str) or not node.value:
         return node
     folder = os.path.dirname(node.at.file) if node.at.line else ""
     full = os.path.abspath(os.path.join(folder, os.path.expanduser(node.value)))
-    local = source in (*LOCAL_SOURCES, "experiment") or node.value.startswith((".", "/", "~"))
-    return YamlNode(full, node.at) if local or os.path.exists(full) else node
+    is_path = kind != "path or id" or node.value.startswith((".", "/", "~")) or os.path.exists(full)
+    return YamlNode(full, node.at) if is_path else node
 
 
 def misplaced(issue: Issue, schema: type[BaseModel]) -> Issue:

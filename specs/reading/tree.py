@@ -5,7 +5,7 @@ from typing import Any
 
 from specs.errors import Path, Positions
 from specs.reading.yaml import YamlNode
-from specs.schema.fields import below, switches
+from specs.schema.fields import below, carried_over
 
 
 def merge(under: YamlNode, over: YamlNode, schema: Iterable[Any]) -> YamlNode:
@@ -16,9 +16,9 @@ def merge(under: YamlNode, over: YamlNode, schema: Iterable[Any]) -> YamlNode:
     """
     if not isinstance(under.value, dict) or not isinstance(over.value, dict):
         return over
-    if any(switches(schema, under.value, key, node.value, _value) for key, node in over.value.items()):
-        return over
     entries = dict(under.value)
+    for key, node in over.value.items():
+        entries = carried_over(schema, entries, key, node.value, _value)
     for key, node in over.value.items():
         entries[key] = merge(entries[key], node, below(schema, key)) if key in entries else node
     return YamlNode(entries, over.at)
@@ -35,8 +35,8 @@ def assign(root: YamlNode, path: Path, node: YamlNode, schema: Iterable[Any]) ->
         items[head] = assign(items[head], rest, node, under)
         return YamlNode(items, root.at)
     entries = dict(root.value) if isinstance(root.value, dict) else {}
-    if not rest and switches(schema, entries, str(head), node.value, _value):
-        entries = {}
+    if not rest:
+        entries = carried_over(schema, entries, str(head), node.value, _value)
     entries[str(head)] = assign(entries.get(str(head), YamlNode({}, node.at)), rest, node, under)
     return YamlNode(entries, root.at)
 

@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from specs.errors import Issue, Path
+from specs.errors import Issue, IssueError, Path
+from specs.extensions import find_variant, our_names
+from specs.schema.base import OpenSection, is_open
 from specs.schema.fields import choose, is_model, literal_of, members, names, nearest, tag_of
 
 KINDS = {
@@ -44,18 +46,18 @@ def parse(schema: Any, data: Any) -> tuple[Any, list[Issue]]:
             value = TypeAdapter(schema).validate_python(data)
     except ValidationError as error:
         known = {issue.path for issue in issues}
-        found = translate(error.errors(include_url=False), schema)
+        found = translate(error.errors(include_url=False), schema, data)
         issues += [issue for issue in found if issue.path not in known]
     return (None if issues else value), issues
 
 
-def translate(errors: Sequence[ErrorDetails], schema: Any) -> list[Issue]:
+def translate(errors: Sequence[ErrorDetails], schema: Any, data: Any) -> list[Issue]:
     """One issue per place; a value that fits no alternative of a union is one issue, not one for each."""
     issues: dict[tuple[Path, str], Issue] = {}
     for error in errors:
         if _after_the_fact(error):
             continue
-        place = Place(schema, error["loc"])
+        place = Place(schema, error["loc"], data)
         issue = place.issue(error)
         issues.setdefault((issue.path, "" if place.in_plain_union else issue.message), issue)
     return list(issues.values())
@@ -71,7 +73,8 @@ def _after_the_fact(error: ErrorDetails) -> bool:
 class Place:
     """Where an error is: the path without the union tags that pydantic puts into it, and what the schema says there."""
 
-    def __init__(self, schema: Any, loc: Sequence[str | int]) -> None:
+    def __init__(self, schema: Any, loc: Sequence[str | int], data: Any) -> None:
+        self._data = data
         self.path: Path = ()
         self.in_plain_union = False
         self.annotation: Any = schema
@@ -100,8 +103,11 @@ class Place:
 
     def _descend(self, part: str | int) -> None:
         here: Any = next(iter(members(self.annotation)), None)
+        if is_open(here):
+            here = find_variant(here, self._data[here.tag])  # the loc does not name it
         self.path = (*self.path, part)
         self.owner = here
+        self._data = _item_of(self._data, part)
         if is_model(here) and part in here.model_fields:
             self.field = here.model_fields[part]
             self.annotation = self.field.annotation
@@ -132,6 +138,8 @@ class Place:
             allowed = [str(value) for value in literal_of(self.field)] if self.field else []
             hint = nearest(str(error["input"]), allowed) or hint_of(self.field)
             return Issue("not one of the values allowed", self.path, given, ", ".join(allowed), hint)
+        if kind == "value_error" and isinstance(issue_error := error["ctx"]["error"], IssueError):
+            return replace(issue_error.issue, path=(*self.path, *issue_error.issue.path))
         if kind in ("value_error", "assertion_error"):
             return Issue(str(error["ctx"]["error"]), self.path, "" if isinstance(error["input"], dict) else given)
         message = self._message(kind, error.get("ctx", {}))
@@ -155,6 +163,14 @@ class Place:
 
     def _tag(self, error: ErrorDetails) -> Issue:
         models = [part for part in members(self.annotation) if is_model(part)]
+        if models and is_open(models[0]):
+            kind: type[OpenSection] = models[0]
+            return Issue(
+                "missing",
+                (*self.path, kind.tag),
+                allowed=", ".join(our_names(kind.package)),
+                hint=f"say which {kind.tag} it is",
+            )
         name = tag_of(models)
         if name is None:
             forms = ", ".join("{" + ", ".join(model.model_fields) + "}" for model in models)
@@ -165,6 +181,13 @@ class Place:
             return Issue("missing", path, allowed=", ".join(allowed), hint=f"say which {name} it is")
         tag = str(error["ctx"]["tag"])
         return Issue(f"unknown {name}", path, show(tag), ", ".join(allowed), nearest(tag, allowed))
+
+
+def _item_of(data: Any, part: str | int) -> Any:
+    try:
+        return data[part]
+    except (TypeError, LookupError):
+        return None
 
 
 def hint_of(field: FieldInfo | None) -> str:

@@ -1,12 +1,12 @@
 """What no single field shows: rules across fields, files that must exist, and knobs that cannot act."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from specs.errors import Issue, Path
 from specs.rules import guards, objective, rollout, sampling, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.rules.launchers import launcher_issues
-from specs.schema.data import ReasoningGymSource
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
 
@@ -118,17 +118,10 @@ def _repeated(values: Sequence[object], path: Path, message: str) -> Iterator[Is
 
 
 def _reward(experiment: Experiment) -> Iterator[Issue]:
-    if getattr(experiment.reward, "type", "") != "reasoning_gym":
-        return
     for split, sources in (("train", experiment.data.train), ("evaluation", experiment.data.evaluation)):
         for index, source in enumerate(sources):
-            if not isinstance(source, ReasoningGymSource):
-                yield Issue(
-                    "reward.type reasoning_gym scores reasoning-gym's own problems only",
-                    ("data", split, index),
-                    given=source.source,
-                    hint="take another reward.type: math_verify, math_dapo or exact_match",
-                )
+            if issue := experiment.reward.refuses(source):
+                yield replace(issue, path=("data", split, index))
 
 
 def _prompt(experiment: Experiment) -> Iterator[Issue]:
@@ -146,18 +139,8 @@ def _overlap(experiment: Experiment) -> Iterator[Issue]:
         return
     for index, held_out in enumerate(experiment.data.evaluation):
         for trained in experiment.data.train:
-            if not isinstance(held_out, ReasoningGymSource) or not isinstance(trained, ReasoningGymSource):
-                continue
-            if (held_out.task, held_out.config) != (trained.task, trained.config):
-                continue
-            apart = held_out.seed - trained.seed
-            if -held_out.size < apart < trained.size:
-                yield Issue(
-                    "shares problems with a training set",
-                    ("data", "evaluation", index, "seed"),
-                    given=f"seeds {trained.seed} and {held_out.seed}, sizes {trained.size} and {held_out.size}",
-                    hint="item i of seed s is item i+1 of seed s-1: keep the seeds further apart than the sizes",
-                )
+            if issue := held_out.shared_with(trained):
+                yield replace(issue, path=("data", "evaluation", index, *issue.path))
 
 
 def _vocabulary(experiment: Experiment) -> Iterator[Issue]:

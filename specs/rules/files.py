@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specs.errors import Issue
-from specs.schema.data import JsonlSource, ParquetSource, ReasoningGymSource
+from specs.schema.base import PathKind
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
 from specs.schema.model import PretrainedModel, ScratchModel
@@ -23,14 +23,18 @@ def missing_files(experiment: Experiment) -> list[Issue]:
 def _data(experiment: Experiment) -> Iterator[Issue]:
     for split, sources in (("train", experiment.data.train), ("evaluation", experiment.data.evaluation)):
         for index, source in enumerate(sources):
-            if isinstance(source, ReasoningGymSource):
-                continue
-            where, path = ("data", split, index, "path"), source.path
-            if isinstance(source, (ParquetSource, JsonlSource)) and not os.path.isfile(path):
-                message = "is a directory, not a file" if os.path.isdir(path) else "no such file"
-                yield Issue(message, where, path, hint=_sibling(path))
-            elif os.path.isabs(path) and not os.path.exists(path):
-                yield Issue("no such dataset directory", where, path, hint=_sibling(path))
+            for where, kind, path in source.paths():
+                if message := _missing(kind, path):
+                    yield Issue(message, ("data", split, index, *where), path, hint=_sibling(path))
+
+
+def _missing(kind: PathKind, path: str) -> str:
+    """What is wrong with a path; empty where it is there, or may be the id of something elsewhere."""
+    if kind == "file":
+        return "" if os.path.isfile(path) else "is a directory, not a file" if os.path.isdir(path) else "no such file"
+    if kind == "directory":
+        return "" if os.path.isdir(path) else "is no directory" if os.path.exists(path) else "no such directory"
+    return "" if os.path.exists(path) or not os.path.isabs(path) else "no such dataset directory"
 
 
 def _model(experiment: Experiment) -> Iterator[Issue]:

@@ -1,8 +1,17 @@
 """What every section of a spec shares, and how a field says that it is no part of a result's identity."""
 
-from typing import Any
+import json
+from abc import ABC
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
+
+from specs.extensions import find_variant, variants
+
+PathKind = Literal["file", "directory", "path or id"]
 
 
 class Spec(BaseModel):
@@ -16,6 +25,91 @@ class Spec(BaseModel):
         allow_inf_nan=False,
     )
 
+    def identity(self) -> dict[str, Any]:
+        """The fields that change a result, as plain data; those declared with `execution` are left out."""
+        plain: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            extra, value = field.json_schema_extra, getattr(self, name)
+            kind = extra.get("identity") if isinstance(extra, dict) else True
+            if kind is False or (kind == "unless default" and value == field.default):
+                continue
+            plain[name] = _plain(value)
+        return plain
+
+    def paths(self) -> Iterator[tuple[tuple[str | int, ...], PathKind, str]]:
+        """Each path that the section's own fields name: where it is said, what it must be, and the path."""
+        for name, field in type(self).model_fields.items():
+            if kind := path_kind(field):
+                value = getattr(self, name)
+                texts = [((name,), value)] if isinstance(value, str) else [((name, i), v) for i, v in enumerate(value)]
+                yield from ((where, kind, text) for where, text in texts if text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return value.identity()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
+
+
+def is_open(section: Any) -> bool:
+    """Whether it is a kind of open section (not one of its variants)."""
+    return isinstance(section, type) and "group" in vars(section)
+
+
+class OpenSection(Spec, ABC):
+    """A section whose variants live with the code that does their work: `reward: {type: math_verify}`.
+
+    A direct subclass is a kind of section: it has the fields that its variants share, and the methods that do the work.
+    A variant is a subclass of the kind, its own fields its options; see `specs.extensions` for where variants are.
+    Checking a spec imports the variant's module, so what takes long to import is imported in the methods.
+
+    Validating the kind gives an instance of the variant that the data names.
+    """
+
+    tag: ClassVar[str] = "type"
+    """The field that names the variant."""
+    group: ClassVar[str]
+    """The entry points' group, set by the kind."""
+    package: ClassVar[str]
+    """The package whose modules are our variants, set by the kind."""
+    distribution: ClassVar[str] = ""
+    """Name and version of the installed package that a variant comes from; empty for ours."""
+
+    def identity(self) -> dict[str, Any]:
+        """See Spec. With each version of its package a variant is another one."""
+        plain = super().identity()
+        return plain | {self.tag: f"{plain[self.tag]} ({self.distribution})"} if self.distribution else plain
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        if not is_open(cls):
+            return schema
+        by_own_fields = core_schema.simple_ser_schema("any")
+        return core_schema.no_info_before_validator_function(cls._as_variant, schema, serialization=by_own_fields)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        if not is_open(cls):
+            return handler(schema)
+        forms = [
+            {**handler(variant.__pydantic_core_schema__), "properties": {cls.tag: {"const": name}}}
+            for name, variant in variants(cls).items()
+        ]
+        return {"type": "object", "required": [cls.tag], "oneOf": forms}
+
+    @classmethod
+    def _as_variant(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value  # a variant already, or an error that the schema finds
+        if cls.tag not in value:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": repr(cls.tag)})
+        return find_variant(cls, value[cls.tag]).model_validate_json(json.dumps(value), strict=True)
+
 
 def execution(default: Any = ..., **constraints: Any) -> Any:
     """A field that says where or how work runs and never what comes out: left out of every fingerprint."""
@@ -28,6 +122,21 @@ def addition(default: Any, **constraints: Any) -> Any:
     return Field(default, json_schema_extra={"identity": "unless default"}, **constraints)
 
 
+def names_path(kind: PathKind, default: Any = ..., **constraints: Any) -> Any:
+    """A text, or list of texts, that names what is on this machine, relative to the spec file. It must be there.
+
+    path or id: it may also be what another place calls it, such as a Hub id. It is a path if it begins with `.`, `/` or
+    `~`, or if there is one.
+    """
+    return Field(default, json_schema_extra={"path": kind}, **constraints)
+
+
+def path_kind(field: FieldInfo) -> PathKind | None:
+    """What a field declared with `names_path` names; None for others."""
+    extra = field.json_schema_extra
+    return cast("PathKind | None", extra.get("path")) if isinstance(extra, dict) else None
+
+
 def unless_said(tag: str, variant: str) -> BeforeValidator:
     """For a union of sections: a mapping that leaves its `tag` out means `variant`."""
 
@@ -35,25 +144,3 @@ def unless_said(tag: str, variant: str) -> BeforeValidator:
         return {tag: variant, **value} if isinstance(value, dict) else value
 
     return BeforeValidator(fill)
-
-
-def identity_of(model: BaseModel) -> dict[str, Any]:
-    """The fields of a section that change a result, as plain data; those declared with `execution` are left out."""
-    plain: dict[str, Any] = {}
-    for name, field in type(model).model_fields.items():
-        extra, value = field.json_schema_extra, getattr(model, name)
-        kind = extra.get("identity") if isinstance(extra, dict) else True
-        if kind is False or (kind == "unless default" and value == field.default):
-            continue
-        plain[name] = _plain(value)
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return identity_of(value)
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return value

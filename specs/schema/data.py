@@ -1,82 +1,41 @@
 """Where problems come from, how they become prompts, and what is filtered out."""
 
-from typing import Annotated, Literal
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec, addition, unless_said
-from specs.schema.model import ConfigValue
+from specs.errors import Issue
+from specs.schema.base import OpenSection, Spec, addition, unless_said
 
 
-class Columns(Spec):
-    """Which column holds what; dots reach into structs. The defaults are the DAPO and verl schema."""
+class Source(OpenSection):
+    """Where problems come from."""
 
-    prompt: str = "prompt"
-    """A list of chat messages ({role, content}) or plain text."""
-    answer: str = "reward_model.ground_truth"
-    """The gold answer."""
-    data_source: str = ""
-    """Column that names the problem's origin; empty: the set's own name."""
+    tag: ClassVar[str] = "source"
+    group: ClassVar[str] = "rpg.data"
+    package: ClassVar[str] = "rpg.data.sources"
 
-
-class _Source(Spec):
+    source: str
+    """Name of the kind of source."""
     name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
     """What the set is called in evaluations and tables; an evaluation set needs one.
     Empty: the task's, the file's or the dataset's own name."""
     limit: int = Field(0, ge=0)
     """Keep the first so many problems after deduplication; 0 keeps all."""
 
+    @abstractmethod
+    def read(self) -> Iterator[Any]:
+        """The set's problems as `rpg.data.SourceProblem`s, always in the same order.
 
-class ReasoningGymSource(_Source):
-    """Problems that reasoning-gym generates, with its own scorer."""
+        Raises:
+            SpecError: what the source names is wrong; the paths of its issues are relative to the source.
+        """
 
-    source: Literal["reasoning_gym"] = "reasoning_gym"
-    task: str
-    """A task of reasoning-gym, e.g. chain_sum."""
-    config: dict[str, ConfigValue] = Field(default_factory=dict)
-    """That task's settings, e.g. {min_terms: 2, max_terms: 2}."""
-    size: int = Field(ge=1)
-    """Problems to generate, before deduplication."""
-    seed: int = Field(0, ge=0)
-    """Seed of the generator. Item i of seed s is item i+1 of seed s-1: keep the seeds of two sets further apart than
-    their sizes."""
-
-
-class ParquetSource(_Source):
-    """A Parquet file."""
-
-    source: Literal["parquet"] = "parquet"
-    path: str = Field(min_length=1)
-    """File, relative to the spec file."""
-    columns: Columns = Columns()
-    """Which column holds what."""
-
-
-class JsonlSource(_Source):
-    """A file with one JSON object a line."""
-
-    source: Literal["jsonl"] = "jsonl"
-    path: str = Field(min_length=1)
-    """File, relative to the spec file."""
-    columns: Columns = Columns()
-    """Which column holds what."""
-
-
-class HubSource(_Source):
-    """A dataset that the `datasets` library can load: a Hub id or a local directory."""
-
-    source: Literal["hub"] = "hub"
-    path: str = Field(min_length=1)
-    """Hub id or directory."""
-    split: str = "train"
-    """Part of the dataset."""
-    revision: str = "main"
-    """Branch, tag or commit on the Hub."""
-    columns: Columns = Columns()
-    """Which column holds what."""
-
-
-Source = Annotated[ReasoningGymSource | ParquetSource | JsonlSource | HubSource, Field(discriminator="source")]
+    def shared_with(self, other: "Source") -> Issue | None:  # noqa: ARG002 (for those that override it)
+        """Why the set must hold problems of the other one, if that follows from the settings; at a path of this one."""
+        return None
 
 
 class TemplatePrompt(Spec):

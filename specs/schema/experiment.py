@@ -13,7 +13,8 @@ from specs.schema.model import Model, WarmUp
 from specs.schema.objective import Advantage, Objective
 from specs.schema.published import with_published
 from specs.schema.reference import Reference
-from specs.schema.rollout import Reward, Rollout, TransformersRollout
+from specs.schema.reward import Reward
+from specs.schema.rollout import Rollout, TransformersRollout
 from specs.schema.training import Training
 
 

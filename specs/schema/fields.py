@@ -3,12 +3,15 @@
 import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from specs.errors import Issue, Path
+from specs.errors import Issue, IssueError, Path
+from specs.extensions import find_variant, variants
+from specs.schema.base import is_open
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
@@ -49,48 +52,77 @@ def choose(annotation: Any, tag: Any) -> type[BaseModel] | None:
     return next((model for model in models if tag in literal_of(model.model_fields[name])), None)
 
 
+def sections_of(annotations: Iterable[Any], data: Mapping[str, Any]) -> list[type[BaseModel]]:
+    """The models that a section's data may be of: the one that its tag chooses, all where it chooses none."""
+    models = [annotation for annotation in annotations if is_model(annotation)]
+    if len(models) == 1 and is_open(models[0]):
+        with suppress(IssueError):
+            return [find_variant(models[0], data.get(models[0].tag))]
+    tag = tag_of(models)
+    chosen = [model for model in models if tag and data.get(tag) in literal_of(model.model_fields[tag])]
+    return chosen or models
+
+
 def _required(model: type[BaseModel]) -> list[str]:
     return [name for name, field in model.model_fields.items() if field.is_required()]
 
 
 def below(annotations: Iterable[Any], part: str | int) -> tuple[Any, ...]:
     """The alternatives of what stands under `part`; empty where nothing can."""
-    found: list[Any] = []
+    alternatives: list[Any] = []
     for annotation in annotations:
-        if is_model(annotation) and part in annotation.model_fields:
-            found += members(annotation.model_fields[str(part)].annotation)
+        if is_model(annotation):
+            for model in with_field(annotation, str(part)):
+                alternatives += members(model.model_fields[str(part)].annotation)
         elif annotation is Any:
-            found.append(Any)
+            alternatives.append(Any)
         elif get_origin(annotation) is dict:
-            found += members(get_args(annotation)[1])
+            alternatives += members(get_args(annotation)[1])
         elif get_origin(annotation) in (list, tuple) and isinstance(part, int):
-            found += members(get_args(annotation)[0])
-    return tuple(found)
+            alternatives += members(get_args(annotation)[0])
+    return tuple(alternatives)
+
+
+def with_field(model: type[BaseModel], field: str) -> list[type[BaseModel]]:
+    """The models that may stand where this one does and have the field: itself, or variants of an open section."""
+    if field in model.model_fields or not is_open(model):
+        return [model] if field in model.model_fields else []
+    for installed in (False, True):
+        having = [one for one in variants(model, installed=installed).values() if field in one.model_fields]
+        if having:
+            return having
+    return []
 
 
 def names(annotations: Iterable[Any]) -> list[str]:
     """The fields that may stand here, sorted."""
-    models = (annotation for annotation in annotations if is_model(annotation))
-    return sorted({name for model in models for name in model.model_fields})
+    models = [annotation for annotation in annotations if is_model(annotation)]
+    variants_too = [*models, *(variant for kind in models if is_open(kind) for variant in variants(kind).values())]
+    return sorted({name for model in variants_too for name in model.model_fields})
 
 
-def switches(
+def carried_over(
     annotations: Iterable[Any],
     section: Mapping[str, Any],
     key: str,
     value: Any,
     read: Callable[[Any], Any] = lambda it: it,
-) -> bool:
-    """Whether giving `key` this value makes the section another thing, whose other fields do not carry over.
+) -> dict[str, Any]:
+    """The entries of a section that still belong to it once `key` has this value.
 
-    True for a `source`, and for a `type` that chooses between classes; not for an `engine`, a way to do the same.
+    None where that makes it another thing: a `source`, or a `type` that chooses between classes, has changed; not an
+    `engine`, a way to do the same. Of an open section with a new `type` those stay that all its variants share.
     """
-    models = [annotation for annotation in annotations if is_model(annotation)]
+    if key not in section or read(section[key]) == value:
+        return dict(section)
     # Where it is not known yet what stands around the section, others may fit there that have no such field.
-    chosen_by = [model for model in models if key in model.model_fields and literal_of(model.model_fields[key])]
-    if key not in section or not ((key == "source" and chosen_by) or (key == "type" and len(chosen_by) > 1)):
-        return False
-    return bool(read(section[key]) != value)
+    models = [annotation for annotation in annotations if is_model(annotation) and key in annotation.model_fields]
+    kinds = [model for model in models if is_open(model) and model.tag == key]
+    chosen_by = [model for model in models if literal_of(model.model_fields[key])]
+    if key == "type" and kinds:
+        return {name: item for name, item in section.items() if name in kinds[0].model_fields}
+    switches = (key == "source" and (kinds or chosen_by)) or (key == "type" and len(chosen_by) > 1)
+    return {} if switches else dict(section)
 
 
 def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:

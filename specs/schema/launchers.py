@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec, unless_said
+from specs.schema.base import Spec, names_path, unless_said
 
 HOST_NAME = r"^[A-Za-z0-9_.:@\[\]][A-Za-z0-9_.:@\[\]-]*$"
 """What ssh takes for a host; no leading hyphen, which it would take for an option."""
@@ -47,7 +47,7 @@ class SshLauncher(_Cluster):
     """ssh: this command reaches the hosts by ssh and stays connected."""
     hosts: tuple[Host, ...] = ()
     """Filled in order, as far as training.ranks needs them; what is left over stands in for a lost one."""
-    hostfile: str = ""
+    hostfile: str = names_path("file", "")
     """In the place of hosts: a file as DeepSpeed's, a line `NAME slots=N` for each host."""
     ssh: tuple[str, ...] = Field(("ssh",), min_length=1)
     """The program and its options, e.g. [ssh, -F, cluster.conf, -p, "2222"]."""

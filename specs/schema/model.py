@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec
+from specs.schema.base import Spec, names_path
 
 ConfigValue = str | int | float | bool | None | list[str] | list[int] | list[float]
 
@@ -13,7 +13,7 @@ class PretrainedModel(Spec):
     """Weights and tokenizer that already exist."""
 
     source: Literal["pretrained"] = "pretrained"
-    path: str = Field(min_length=1)
+    path: str = names_path("path or id", min_length=1)
     """A directory (relative to the spec file) or a Hub id such as `Qwen/Qwen3-4B-Base`."""
     revision: str = "main"
     """Branch, tag or commit of a Hub id; ignored for a directory."""

@@ -1,4 +1,4 @@
-"""How responses are sampled, and how they are scored."""
+"""How responses are sampled."""
 
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -24,15 +24,6 @@ class Correction(Spec):
     outside."""
     bound: float = Field(2.0, gt=1)
     """Largest weight."""
-
-
-class Overlong(Spec):
-    """DAPO's soft overlong punishment, arXiv:2503.14476 eq. 13: reward taken off as a response nears its limit."""
-
-    buffer: int = Field(ge=1)
-    """Tokens before rollout.max_response_length over which the penalty grows linearly from 0."""
-    penalty: float = Field(1.0, gt=0)
-    """Reward taken off at the limit."""
 
 
 StopText = Annotated[str, Field(min_length=1)]
@@ -243,15 +234,3 @@ SAMPLERS: tuple[type[SamplerSection], ...] = members(Rollout)
 def engine_of(section: type[SamplerSection]) -> str:
     """The name by which a spec asks for it."""
     return str(section.model_fields["engine"].default)
-
-
-class Reward(Spec):
-    """The scorer of a response. One that raises or hangs costs its response a recorded failure and reward 0."""
-
-    type: Literal["math_verify", "math_dapo", "reasoning_gym", "exact_match"]
-    """math_verify: mathematical equality, 1 or 0; math_dapo: DAPO's rule, 1 or -1; reasoning_gym: the task's own
-    scorer, 0 to 1; exact_match: the stripped texts are equal, 1 or 0."""
-    overlong: Overlong | None = addition(None)
-    """A penalty on long responses, added to the score; left out: none."""
-    timeout_seconds: float = execution(10.0, gt=0)
-    """A scorer is stopped after so long on one response."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from specs.schema.base import Spec
+from specs.schema.base import Spec, names_path
 
 Bounds = tuple[float, float]
 WholeBounds = tuple[int, int]
@@ -98,7 +98,7 @@ class Study(Spec):
     """Lower-case letters, digits and hyphens."""
     question: str = ""
     """What the study answers, in a sentence."""
-    experiment: str = Field(min_length=1)
+    experiment: str = names_path("file", min_length=1)
     """The experiment's file, relative to this one."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Fields of the experiment that every trial has otherwise; keys are paths such as training.steps."""

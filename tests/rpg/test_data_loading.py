@@ -8,10 +8,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from rpg.base.tokenization import make_tokenizer
-from rpg.data import encode_prompts, load_problems
+from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.staging import SCHEMA
 from specs.errors import Issue, SpecError
-from specs.schema.data import ChatPrompt, Data, JsonlSource
+from specs.schema.data import ChatPrompt, Data
 from specs.schema.model import ByteTokenizer
 
 TEMPLATE = (
@@ -34,7 +34,7 @@ def publish(directory: Path, split: str, *prompts: str) -> None:
 
 
 def data(max_prompt_length: int = 10, prompt: ChatPrompt | None = None) -> Data:
-    fields = {"train": (JsonlSource(path="t.jsonl"),), "max_prompt_length": max_prompt_length}
+    fields = {"train": ({"source": "jsonl", "path": "t.jsonl"},), "max_prompt_length": max_prompt_length}
     return Data.model_validate(fields | ({"prompt": prompt} if prompt else {}))
 
 

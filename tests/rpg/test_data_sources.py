@@ -8,14 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pydantic import TypeAdapter
 
-from rpg.data import gym, tables
 from rpg.data.problems import SourceProblem
 from specs.errors import Issue, SpecError
 from specs.schema.data import Source
 
-HERE = ("data", "train", 0)
 DAPO_ROW: dict[str, Any] = {
     "data_source": "math_dapo",
     "prompt": [{"role": "user", "content": "What is 1 + 1?"}],
@@ -24,14 +21,7 @@ DAPO_ROW: dict[str, Any] = {
 
 
 def read(**fields: Any) -> list[SourceProblem]:
-    source: Any = TypeAdapter(Source).validate_python(fields)
-    reader: Any = {
-        "parquet": tables.read_parquet,
-        "jsonl": tables.read_jsonl,
-        "hub": tables.read_hub,
-        "reasoning_gym": gym.read,
-    }[fields["source"]]
-    return list(reader(source, HERE))
+    return list(Source.model_validate(fields).read())
 
 
 def wrong(**fields: Any) -> Issue:
@@ -86,13 +76,13 @@ def test_a_hub_source_reads_a_local_directory(tmp_path: Path, monkeypatch: pytes
     problem = wrong(source="hub", path=str(directory), columns={"prompt": "query", "answer": "a"})
     assert (problem.message, problem.allowed) == ("sums has no column `query`", "q, a")
     problem = wrong(source="hub", path=str(directory), split="test")
-    assert problem.path == (*HERE, "split")
+    assert problem.path == ("split",)
     assert problem.message == "the dataset cannot be loaded: Unknown split \"test\". Should be one of ['train']."
 
 
 def test_a_hub_directory_that_holds_no_data(tmp_path: Path) -> None:
     problem = wrong(source="hub", path=str(tmp_path))
-    assert problem.path == (*HERE, "path")
+    assert problem.path == ("path",)
     assert problem.message.startswith("the dataset cannot be loaded: ")
 
 
@@ -112,7 +102,7 @@ def test_missing_file_names_the_nearest(tmp_path: Path) -> None:
     parquet(tmp_path / "maths.parquet", DAPO_ROW)
     given = str(tmp_path / "math.parquet")
     assert wrong(source="parquet", path=given) == Issue(
-        "no such file", path=(*HERE, "path"), given=given, hint="did you mean `maths.parquet`?"
+        "no such file", path=("path",), given=given, hint="did you mean `maths.parquet`?"
     )
 
 
@@ -125,7 +115,7 @@ def test_missing_column_in_parquet_says_which_there_are(tmp_path: Path) -> None:
     file = parquet(tmp_path / "maths.parquet", DAPO_ROW)
     assert wrong(source="parquet", path=str(file), columns={"answer": "ground_truth"}) == Issue(
         "maths.parquet has no column `ground_truth`",
-        path=(*HERE, "columns", "answer"),
+        path=("columns", "answer"),
         given="ground_truth",
         allowed="data_source, prompt, reward_model.ground_truth, reward_model.style",
         hint="did you mean `reward_model.ground_truth`?",
@@ -141,7 +131,7 @@ def test_missing_column_in_jsonl_names_the_line(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "maths.jsonl", DAPO_ROW, {"promt": "1", "reward_model": {"ground_truth": "2"}})
     assert wrong(source="jsonl", path=str(file)) == Issue(
         "maths.jsonl, line 2 has no column `prompt`",
-        path=(*HERE, "columns", "prompt"),
+        path=("columns", "prompt"),
         given="prompt",
         allowed="promt, reward_model.ground_truth",
         hint="did you mean `promt`?",
@@ -154,7 +144,7 @@ def test_truncated_parquet(tmp_path: Path, keep: float) -> None:
     os.truncate(file, int(file.stat().st_size * keep))
     assert wrong(source="parquet", path=str(file)) == Issue(
         "the Parquet file is cut short",
-        path=(*HERE, "path"),
+        path=("path",),
         given=f"{file} ({file.stat().st_size} bytes)",
         hint="copy or download it again",
     )
@@ -188,7 +178,7 @@ def test_a_bad_jsonl_line_is_named_by_its_number(tmp_path: Path, line: bytes, me
     file.write_bytes(json.dumps(DAPO_ROW).encode() + b"\n\n" + line + b"\n")
     problem = wrong(source="jsonl", path=str(file))
     assert problem.message.startswith(message)
-    assert problem.path == (*HERE, "path")
+    assert problem.path == ("path",)
 
 
 @pytest.mark.parametrize("prompt", [7, "", [], [{"role": "user"}], None])
@@ -196,7 +186,7 @@ def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any) -> None:
     file = jsonl(tmp_path / "maths.jsonl", {**DAPO_ROW, "prompt": prompt})
     assert wrong(source="jsonl", path=str(file)) == Issue(
         "maths.jsonl, line 1: `prompt` holds no prompt",
-        path=(*HERE, "columns", "prompt"),
+        path=("columns", "prompt"),
         given=repr(prompt),
         allowed="text, or a list of messages {role, content}",
     )
@@ -211,7 +201,7 @@ def test_an_answer_that_is_none(tmp_path: Path, answer: Any) -> None:
 
 def test_unknown_reasoning_gym_task_names_the_nearest() -> None:
     problem = wrong(source="reasoning_gym", task="chain_sums", size=1)
-    assert problem.path == (*HERE, "task")
+    assert problem.path == ("task",)
     assert (problem.message, problem.given, problem.hint) == ("unknown task", "chain_sums", "did you mean `chain_sum`?")
 
 
@@ -219,7 +209,7 @@ def test_unknown_reasoning_gym_setting_names_the_nearest() -> None:
     problem = wrong(source="reasoning_gym", task="chain_sum", size=1, config={"min_term": 2})
     assert problem == Issue(
         "unknown setting of chain_sum",
-        path=(*HERE, "config", "min_term"),
+        path=("config", "min_term"),
         given="min_term",
         allowed="allow_negation, max_digits, max_terms, min_digits, min_terms",
         hint="did you mean `min_terms`?",
@@ -230,6 +220,6 @@ def test_reasoning_gym_settings_that_contradict_each_other() -> None:
     problem = wrong(source="reasoning_gym", task="chain_sum", size=1, config={"min_terms": 5, "max_terms": 2})
     assert problem == Issue(
         "reasoning_gym rejects the settings of chain_sum: max_terms must be >= min_terms",
-        path=(*HERE, "config"),
+        path=("config",),
         given="min_terms: 5, max_terms: 2",
     )

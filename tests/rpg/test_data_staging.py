@@ -10,10 +10,10 @@ import pytest
 from rpg.data import metadata
 from rpg.data.staging import stage
 from rpg.rewards import open_scorer
-from rpg.types import Issue as Question
+from rpg.types import Problem as Question
 from specs.errors import Issue, SpecError
 from specs.schema.data import Data
-from specs.schema.rollout import Reward
+from specs.schema.reward import Reward
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 PLAIN = {"prompt": "q", "answer": "a"}
@@ -145,7 +145,7 @@ def test_tasks_whose_items_are_no_plain_json_score_their_gold_answers_from_the_p
     staged(tmp_path / "out", train=[{"source": "reasoning_gym", "task": task, "size": 2} for task in tasks])
     rows = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
     problems = [Question(**{**row, "metadata": metadata.load(row["metadata"])}) for row in rows]
-    with open_scorer(Reward(type="reasoning_gym")) as scorer:
+    with open_scorer(Reward.model_validate({"type": "reasoning_gym"})) as scorer:
         scores = scorer.score(problems, [problem.answer for problem in problems])
     assert [score.error for score in scores] == [None] * len(problems)
     # graph_color and rush_hour have no gold answer, only a scorer.
@@ -162,6 +162,6 @@ def test_aime_and_amc_stage_without_copies_and_their_gold_answers_score_full_mar
     rows = pq.read_table(tmp_path / "out" / "evaluation.parquet").to_pylist()
     problems = [Question(**{**row, "metadata": {}}) for row in rows]
     assert "336^\\circ" in [problem.answer for problem in problems]
-    with open_scorer(Reward(type=reward)) as scorer:
+    with open_scorer(Reward.model_validate({"type": reward})) as scorer:
         scores = scorer.score(problems, [f"So it is.\n\nAnswer: ${problem.answer}$" for problem in problems])
     assert sum(score.value for score in scores) == 100

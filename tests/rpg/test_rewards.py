@@ -8,11 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from faulty_scorers import Faulty, Unprepared
 
 from rpg.rewards import Score, open_scorer
 from rpg.rewards.pool import WorkerPool
 from rpg.types import Problem
-from specs.schema.rollout import Reward
+from specs.schema.reward import Reward
 
 
 def problem(answer: str, **metadata: object) -> Problem:
@@ -75,7 +76,7 @@ def test_math_dapo_reports_the_normalised_answer_or_none() -> None:
 
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[object]:
-    with open_scorer(Reward(type="math_verify")) as scorer:
+    with open_scorer(Reward.model_validate({"type": "math_verify"})) as scorer:
         yield scorer
 
 
@@ -98,7 +99,7 @@ def test_math_verify_compares_as_mathematics(verifier, gold: str, response: str,
 
 
 def test_math_verify_survives_a_power_tower() -> None:
-    with open_scorer(Reward(type="math_verify", timeout_seconds=1.0)) as scorer:
+    with open_scorer(Reward.model_validate({"type": "math_verify", "timeout_seconds": 1.0})) as scorer:
         scores = scorer.score([problem("42")] * 2, [r"$9^{9^{9^{9^{9}}}}$", r"\boxed{42}"])
     assert scores[0].value == 0.0
     assert scores[1] == Score(1.0, True, "42")
@@ -113,7 +114,7 @@ def test_exact_match_ignores_only_surrounding_white_space() -> None:
 def test_reasoning_gym_uses_the_tasks_own_scorer_and_its_partial_credit() -> None:
     entry = {"question": "12 + 30 =", "answer": "42", "metadata": {}}
     item = problem("42", task="chain_sum", config={}, entry=entry)
-    with open_scorer(Reward(type="reasoning_gym")) as scorer:
+    with open_scorer(Reward.model_validate({"type": "reasoning_gym"})) as scorer:
         exact, tagged, longer, wrong = scorer.score([item] * 4, [" 42", "so <answer>42</answer>", "1420", "7"])
     assert exact == Score(1.0, True, "42")
     assert tagged == Score(1.0, True, "42")
@@ -130,14 +131,14 @@ def test_reasoning_gym_on_a_problem_of_another_source_is_a_recorded_error() -> N
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    with WorkerPool("faulty_scorers:score", timeout_seconds=0.5, workers=2) as pool:
+    with WorkerPool(Faulty(type="faulty", timeout_seconds=0.5), workers=2) as pool:
         yield pool
 
 
 def workers() -> set[int]:
     """Processes of the faulty scorers."""
     children = psutil.Process().children()
-    return {child.pid for child in children if child.is_running() and "faulty_scorers:score" in child.cmdline()}
+    return {child.pid for child in children if child.is_running() and "faulty_scorers:Faulty" in child.cmdline()}
 
 
 def run(pool: WorkerPool, *responses: str) -> list[Score]:
@@ -194,9 +195,9 @@ def test_closing_leaves_no_process(pool: WorkerPool) -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_a_scorer_that_cannot_be_imported_is_our_failure_not_the_samples() -> None:
+def test_a_scorer_that_cannot_be_prepared_is_our_failure_not_the_samples() -> None:
     with (
-        WorkerPool("no.such.module:score", timeout_seconds=1) as pool,
+        WorkerPool(Unprepared(type="unprepared")) as pool,
         pytest.raises(RuntimeError, match="did not start"),
     ):
         run(pool, "x")

@@ -2,7 +2,6 @@
 
 from spec_text import changed, message
 
-from specs.schema.base import identity_of
 from specs.schema.training import Lora, Training
 
 
@@ -25,5 +24,5 @@ def test_schedule_free_takes_no_decay_and_needs_an_average():
 
 def test_a_field_with_a_default_that_changes_nothing_leaves_earlier_results_valid():
     plain = Training(steps=1, prompts_per_step=1, group_size=1)
-    assert "lora" not in identity_of(plain)
-    assert identity_of(plain.model_copy(update={"lora": Lora(rank=2)}))["lora"]["rank"] == 2
+    assert "lora" not in plain.identity()
+    assert plain.model_copy(update={"lora": Lora(rank=2)}).identity()["lora"]["rank"] == 2

@@ -1,9 +1,11 @@
 """DAPO's answer rule: the last `Answer:` in the last 300 characters, normalised, must equal the normalised gold."""
 
 import re
+from typing import ClassVar
 
 from rpg.rewards.score import Score
 from rpg.types import Problem
+from specs.schema.reward import Reward
 
 _TAIL = 300
 """Characters of the response that are looked at, from its end."""
@@ -76,10 +78,15 @@ def normalise(answer: str) -> str:
     return answer.strip()
 
 
-def score(problem: Problem, response: str) -> Score:
+class MathDapo(Reward):
     """1 where the response's answer is the gold one after normalisation, else -1. Equal values in other form get -1."""
-    found = _ANSWER.findall(response[-_TAIL:])
-    if not found:
-        return Score.of(-1.0, None)
-    extracted = normalise(found[-1])
-    return Score.of(1.0 if extracted == normalise(problem.answer) else -1.0, extracted)
+
+    in_process: ClassVar[bool] = True
+
+    def score(self, problem: Problem, response: str) -> Score:
+        """See Reward; the extracted answer is the normalised one."""
+        answers = _ANSWER.findall(response[-_TAIL:])
+        if not answers:
+            return Score.of(-1.0, None)
+        extracted = normalise(answers[-1])
+        return Score.of(1.0 if extracted == normalise(problem.answer) else -1.0, extracted)

@@ -1,0 +1,61 @@
+"""Problems of a dataset that the `datasets` library loads."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from rpg.data.columns import TableSource
+from rpg.data.problems import SourceProblem
+from specs.errors import Issue, SpecError
+from specs.schema.base import names_path
+
+
+class HubSource(TableSource):
+    """A dataset that the `datasets` library can load: a Hub id or a local directory."""
+
+    path: str = names_path("path or id", min_length=1)
+    """Hub id or directory."""
+    split: str = "train"
+    """Part of the dataset."""
+    revision: str = "main"
+    """Branch, tag or commit on the Hub."""
+
+    def read(self) -> Iterator[SourceProblem]:
+        """See Source."""
+        table = self._load()
+        name = self.name or self.path.rstrip("/").split("/")[-1]
+        columns = self.columns_to_read(table.features.arrow_schema, name)
+        for number, row in enumerate(table.select_columns(columns), 1):
+            yield self.problem(row, name, f"{name}, row {number}")
+
+    def _load(self) -> Any:
+        import datasets
+
+        datasets.disable_progress_bars()
+        # A directory has no revisions; the argument would only change the cache's key.
+        revision = {} if os.path.isdir(self.path) else {"revision": self.revision}
+        try:
+            return datasets.load_dataset(self.path, split=self.split, **revision)
+        except datasets.exceptions.DatasetNotFoundError as error:
+            issue = Issue(
+                f"no such dataset: {error}",
+                path=("path",),
+                given=self.path,
+                hint="a directory with data files, or the id of a dataset on the Hub",
+            )
+        except ConnectionError as error:
+            issue = Issue(
+                f"the Hub cannot be reached: {error}",
+                path=("path",),
+                given=self.path,
+                hint="download the dataset where there is a network and give its directory",
+            )
+        except Exception as error:
+            # `datasets` wraps its readers' exceptions in its own classes and reports an unknown split as a ValueError.
+            split = "split" in str(error)
+            issue = Issue(
+                f"the dataset cannot be loaded: {str(error).splitlines()[0]}",
+                path=("split" if split else "path",),
+                given=self.split if split else self.path,
+            )
+        raise SpecError(issue)

@@ -1,0 +1,18 @@
+"""Equality of texts."""
+
+from typing import ClassVar
+
+from rpg.rewards.score import Score
+from rpg.types import Problem
+from specs.schema.reward import Reward
+
+
+class ExactMatch(Reward):
+    """1 where response and gold answer are the same text, surrounding white space aside, else 0."""
+
+    in_process: ClassVar[bool] = True
+
+    def score(self, problem: Problem, response: str) -> Score:
+        """See Reward; the extracted answer is the whole response."""
+        extracted = response.strip()
+        return Score.of(1.0 if extracted == problem.answer.strip() else 0.0, extracted or None)

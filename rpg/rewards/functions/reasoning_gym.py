@@ -1,0 +1,56 @@
+"""The scorers that come with reasoning-gym's tasks. Some run the answer or search over it: in a worker process only."""
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+from rpg.rewards.score import Score
+from rpg.types import Problem
+from specs.errors import Issue
+from specs.schema.data import Source
+from specs.schema.reward import Reward
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class ReasoningGym(Reward):
+    """The task's own mark, from 0 to 1; partial credit is the task's affair. For reasoning-gym's problems only."""
+
+    def refuses(self, source: Source) -> Issue | None:
+        """See Reward."""
+        if source.source == "reasoning_gym":
+            return None
+        return Issue(
+            "reward.type reasoning_gym scores reasoning-gym's own problems only",
+            given=source.source,
+            hint="take another reward.type: math_verify, math_dapo or exact_match",
+        )
+
+    def prepare(self) -> None:
+        """See Reward."""
+        import reasoning_gym  # noqa: F401
+
+    def score(self, problem: Problem, response: str) -> Score:
+        """See Reward.
+
+        The answer is what stands in the last <answer> tag, as reasoning-gym's own system prompts ask for, else the
+        whole response; white space around it does not count. `problem.metadata` is what the data stage wrote: task,
+        config and the generator's entry.
+        """
+        tagged = _TAGGED.findall(response)
+        extracted = (tagged[-1] if tagged else response).strip()
+        origin = problem.metadata
+        if "entry" not in origin:
+            raise ValueError(
+                f"problem {problem.problem_id} does not come from reasoning_gym: it has no task to score it"
+            )
+        task = _task(origin["task"], json.dumps(origin["config"], sort_keys=True))
+        return Score.of(float(task.score_answer(extracted, origin["entry"])), extracted or None)
+
+
+@lru_cache(maxsize=64)
+def _task(name: str, config: str) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, size=1, seed=0, **json.loads(config))

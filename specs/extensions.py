@@ -1,0 +1,112 @@
+"""From a name in a spec to the class that does the work: one of ours, or one that an installed package offers.
+
+Classes come in kinds, such as the rewards; a kind is an open section of the schema, `specs.schema.base.OpenSection`.
+Ours of a kind are the modules of one package, each called what a spec calls it; an installed package offers others as
+entry points of the kind's group. Only for a name that is none of ours are the installed packages asked: that takes some
+50 ms. Nothing is imported but the module of the class that is asked for.
+"""
+
+import difflib
+import importlib
+import inspect
+import json
+import pkgutil
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from specs.errors import Issue, IssueError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+Kind = type[Any]
+"""A class with `tag`, `group`, `package` and `distribution`, see OpenSection; or one of its variants."""
+
+
+def find_variant(kind: Kind, name: Any) -> Kind:
+    """The variant of this name.
+
+    Raises:
+        IssueError: there is none, or the package that offers it is broken; the path is that of the tag.
+    """
+    if name in our_names(kind.package):
+        return _ours(kind, name)
+    offers = [entry for entry in _entry_points(kind.group, tuple(sys.path)) if entry.name == name]
+    if not offers:
+        raise _unknown(kind, name)
+    if len(offers) > 1:
+        packages = " and ".join(_package_of(entry) for entry in offers)
+        raise _at_tag(kind, name, f"two packages offer this {kind.tag}: {packages}", "uninstall one of them")
+    return _loaded(kind, offers[0])
+
+
+def variants(kind: Kind, *, installed: bool = True) -> dict[str, Kind]:
+    """Name -> variant: ours, then those of installed packages that can be loaded."""
+    known = {name: _ours(kind, name) for name in our_names(kind.package)}
+    for entry in _entry_points(kind.group, tuple(sys.path)) if installed else ():
+        try:
+            known.setdefault(entry.name, find_variant(kind, entry.name))
+        except IssueError:
+            continue  # told to whoever names it
+    return known
+
+
+@lru_cache
+def our_names(package: str) -> tuple[str, ...]:
+    """The modules of the package, which are not imported."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)))
+
+
+def _ours(kind: Kind, name: str) -> Kind:
+    module = importlib.import_module(f"{kind.package}.{name}")
+    (variant,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, kind) and value.__module__ == module.__name__
+    )
+    return variant
+
+
+@lru_cache
+def _entry_points(group: str, _path: tuple[str, ...]) -> tuple["EntryPoint", ...]:
+    """Of all packages on the path, which is an argument so that another path is searched anew."""
+    from importlib.metadata import entry_points
+
+    return tuple(entry_points(group=group))
+
+
+def _package_of(entry: "EntryPoint") -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package without a name"
+
+
+def _loaded(kind: Kind, entry: "EntryPoint") -> Kind:
+    package = _package_of(entry)
+    try:
+        variant: Any = entry.load()
+    except Exception as error:  # whatever the package does as it is imported
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise _at_tag(kind, entry.name, f"{package} cannot be loaded: {reason}", "install it again") from error
+    if not isinstance(variant, type) or not issubclass(variant, kind) or inspect.isabstract(variant):
+        methods = " and ".join(f"{name}()" for name in sorted(getattr(kind, "__abstractmethods__", ())))
+        hint = f"an entry point of {kind.group} names a subclass of {kind.__module__}.{kind.__name__} with {methods}"
+        raise _at_tag(kind, entry.name, f"{package} offers something else: {entry.value}", hint)
+    offered: Kind = variant
+    offered.distribution = package
+    return offered
+
+
+def _unknown(kind: Kind, name: Any) -> IssueError:
+    packages = {entry.name: _package_of(entry) for entry in _entry_points(kind.group, tuple(sys.path))}
+    known = [*our_names(kind.package), *packages]
+    close = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"did you mean `{close[0]}`? " if close else ""
+    hint += f"more are installed as packages with an entry point in `{kind.group}`"
+    allowed = ", ".join(f"{each} ({packages[each]})" if each in packages else each for each in known)
+    return _at_tag(kind, name, f"unknown {kind.tag}", hint, allowed)
+
+
+def _at_tag(kind: Kind, name: Any, message: str, hint: str, allowed: str = "") -> IssueError:
+    given = json.dumps(name, ensure_ascii=False, default=str)
+    return IssueError(Issue(message, (kind.tag,), given, allowed, hint))

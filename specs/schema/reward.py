@@ -1,0 +1,47 @@
+"""How responses are scored."""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from specs.errors import Issue
+from specs.schema.base import OpenSection, Spec, addition, execution
+from specs.schema.data import Source
+
+
+class Overlong(Spec):
+    """DAPO's soft overlong punishment, arXiv:2503.14476 eq. 13: reward taken off as a response nears its limit."""
+
+    buffer: int = Field(ge=1)
+    """Tokens before rollout.max_response_length over which the penalty grows linearly from 0."""
+    penalty: float = Field(1.0, gt=0)
+    """Reward taken off at the limit."""
+
+
+class Reward(OpenSection):
+    """The scorer of a response. One that raises or hangs costs its response a recorded failure and reward 0."""
+
+    group: ClassVar[str] = "rpg.rewards"
+    package: ClassVar[str] = "rpg.rewards.functions"
+
+    in_process: ClassVar[bool] = False
+    """Whether a score takes microseconds and cannot hang or crash. Else it is taken in a worker process."""
+
+    type: str
+    """Name of the reward."""
+    overlong: Overlong | None = addition(None)
+    """A penalty on long responses, added to the score; left out: none."""
+    timeout_seconds: float = execution(10.0, gt=0)
+    """A scorer is stopped after so long on one response."""
+
+    def prepare(self) -> None:
+        """Called once in the process that scores, before its first response: the place for imports that take long."""
+
+    @abstractmethod
+    def score(self, problem: Any, response: str) -> Any:
+        """The `rpg.rewards.Score` of a response to a problem, which is an `rpg.rewards.Problem`. May raise."""
+
+    def refuses(self, source: Source) -> Issue | None:  # noqa: ARG002 (for those that override it)
+        """Why the problems of a source cannot be scored, if they cannot."""
+        return None

@@ -1,0 +1,1 @@
+"""A reward and a data source of a user's own."""
