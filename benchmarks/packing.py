@@ -51,6 +51,7 @@ def responses(lengths: np.ndarray, *, group_size: int) -> StepRollouts:
         problems=tuple(range(groups)),
         group_ids=np.repeat(np.arange(groups), group_size),
         token_ids=generator.integers(0, VOCABULARY, count),
+        sampled=np.ones(count, dtype=np.bool_),
         rollout_logprobs=np.zeros(count, dtype=np.float32),
         lengths=lengths,
         finish_reasons=("stop",) * len(lengths),

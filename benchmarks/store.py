@@ -136,6 +136,7 @@ def step_columns(step: int, tokens: int) -> dict[str, dict[str, Any]]:
             "ratio": draws.normal(1, 0.1, tokens).astype(np.float32),
             "clipped": draws.random(tokens) < 0.01,
             "entropy": draws.exponential(1, tokens).astype(np.float32),
+            "sampled": np.ones(tokens, np.bool_),
         },
     }
 

@@ -102,8 +102,8 @@ def rollout_metrics(step: StepRollouts) -> dict[str, float]:
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
         "zero_std_fraction": float(np.mean([np.ptp(group) == 0 for group in groups])),
-        "response_length/mean": float(step.lengths.mean()),
-        "response_length/max": float(step.lengths.max()),
+        "response_length/mean": float(step.num_sampled.mean()),
+        "response_length/max": float(step.num_sampled.max()),
         "truncated_fraction": step.finish_reasons.count("length") / len(step.finish_reasons),
     }
 

@@ -88,7 +88,7 @@ class Trainer:
         self.state.step += 1
         rollouts = self.source.take(self.state.step, clock)
         version = self.state.policy_version
-        ledger = TokenLedger(len(rollouts.token_ids))
+        ledger = TokenLedger(len(rollouts.rollout_logprobs))
         with clock("logprobs"):
             advantage = self.advantages(rollouts, ledger) if self.spec.skips_zero_advantage else None
             packed = self.parts.learner.packs
@@ -110,8 +110,8 @@ class Trainer:
             "reference/version": float(schedule.version),
             "reference/age_steps": float(schedule.age_steps),
         }
-        trained = sum(minibatch.num_computed_with_prompts for minibatch in minibatches) * self.training.epochs
-        means = response_means(advantage, torch.from_numpy(rollouts.lengths))
+        trained = sum(minibatch.num_computed_with_context for minibatch in minibatches) * self.training.epochs
+        means = response_means(advantage, torch.from_numpy(rollouts.num_sampled))
         self.keeper.rollouts(
             self.state.step, rollouts, means, ledger, trained_version=version, reference_version=schedule.version
         )
@@ -149,7 +149,7 @@ class Trainer:
                         ledger.write(batch, ref_logprobs=self.parts.learner.logprobs(batch)[0])
 
     def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
-        """Of every response token of the step. [N]"""
+        """Of every sampled token of the step. [M]"""
         old_logprobs = ref_logprobs = None
         if self.spec.objective.penalizes_reward:
             known = ledger.gather()
@@ -160,7 +160,7 @@ class Trainer:
             self.spec.advantage,
             rewards=torch.from_numpy(rollouts.rewards),
             group_ids=torch.from_numpy(rollouts.group_ids),
-            lengths=torch.from_numpy(rollouts.lengths),
+            lengths=torch.from_numpy(rollouts.num_sampled),
             old_logprobs=old_logprobs,
             ref_logprobs=ref_logprobs,
         )

@@ -40,16 +40,65 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """One sampled response. Tokens are what the engine sampled, never re-encoded text."""
+class Turn:
+    """A stretch of a response: tokens that the policy sampled, or tokens that its environment gave it (what a tool
+    returned, what a user said). Sampled tokens are what the engine drew, never re-encoded text."""
 
-    response_ids: tuple[int, ...]
-    """Sampled tokens, the end token included where there is one."""
-    rollout_logprobs: tuple[float, ...]
+    token_ids: tuple[int, ...]
+    """At least one; of a sampled turn the end token included where there is one."""
+    logprobs: tuple[float, ...] | None = None
     """Of each sampled token under the distribution it was drawn from, nats: tempered, cut to top_k and the nucleus,
-    and renormalised. They differ from the learner's wherever a cut took something away."""
+    and renormalised. They differ from the learner's wherever a cut took something away. None: the tokens were given."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where there is no token, or not a logprob for each sampled one."""
+        if not self.token_ids:
+            raise ValueError("a turn has at least one token")
+        if self.logprobs is not None and len(self.logprobs) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} sampled tokens have {len(self.logprobs)} logprobs")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy sampled these tokens, so that they are trained on."""
+        return self.logprobs is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One response: its turns in order. A response of a single turn is one sampled turn."""
+
+    turns: tuple[Turn, ...]
+    """At least one of them sampled."""
     finish_reason: FinishReason
-    """stop: the end token was sampled, or a stop text completed; length: cut at max_response_length."""
+    """stop: it ended by itself (the end token, a stop text, its environment's decision); length: it was cut at
+    max_response_length."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where nothing was sampled."""
+        if not any(turn.sampled for turn in self.turns):
+            raise ValueError("a rollout has at least one sampled turn")
+
+    @property
+    def response_ids(self) -> tuple[int, ...]:
+        """All tokens of the response, the given ones included. [n]"""
+        if len(self.turns) == 1:
+            return self.turns[0].token_ids
+        return tuple(token for turn in self.turns for token in turn.token_ids)
+
+    @property
+    def sampled(self) -> tuple[bool, ...]:
+        """Which tokens of the response the policy sampled. [n]"""
+        return tuple(turn.sampled for turn in self.turns for _ in turn.token_ids)
+
+    @property
+    def rollout_logprobs(self) -> tuple[float, ...]:
+        """Of the sampled tokens alone, nats; see Turn."""
+        return tuple(logprob for turn in self.turns for logprob in turn.logprobs or ())
+
+    @property
+    def answer_ids(self) -> tuple[int, ...]:
+        """The last sampled turn: what is scored, so that no given text passes for the policy's answer."""
+        return next(turn.token_ids for turn in reversed(self.turns) if turn.sampled)
 
 
 OnResponse = Callable[[int, Rollout], None]

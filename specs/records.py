@@ -45,6 +45,7 @@ class RolloutRow:
     correct: bool
     advantage: float
     num_tokens: Int32
+    """That the policy sampled; those that its environment gave it are rows of `tokens` and not counted here."""
     finish_reason: str
     """stop: ended by itself; length: cut at the maximum."""
     policy_version: Int32
@@ -60,7 +61,7 @@ class RolloutRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One response token. All logprobs in nats."""
+    """One response token. All logprobs in nats. Of a token that the policy did not sample none is known."""
 
     run_id: str
     attempt: Int32
@@ -72,11 +73,14 @@ class TokenRow:
     logprob: Float32 | None
     """At the update that last trained on it; NULL if none did."""
     old_logprob: Float32 | None
-    rollout_logprob: Float32
+    rollout_logprob: Float32 | None
     ref_logprob: Float32 | None
     ratio: Float32 | None
     clipped: bool | None
     entropy: Float32 | None
+    sampled: bool
+    """False: given by the environment of several turns (what a tool returned, what a user said), and context alone.
+    True in older records."""
 
 
 @dataclass(frozen=True, slots=True)

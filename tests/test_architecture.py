@@ -34,7 +34,7 @@ FLOORS = {
         {"rollouts"},
         {"parts", "replay"},
         {"evaluation", "base", "reference"},
-        {"samplers", "learner", "metrics", "stopwatch"},
+        {"rollouters", "samplers", "learner", "metrics", "stopwatch"},
         {"recording", "guards"},
         {"batches", "checkpoints"},
         {"rewards"},

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,17 @@ from rpg.rewards.score import Score
 from rpg.types import FinishReason, RolloutGroup
 
 Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepRollouts:
-    """A step's responses in the order of its prompts, their tokens laid end to end."""
+    """A step's responses in the order of its prompts, their tokens laid end to end.
+
+    Of N response tokens the policy sampled M; the others were given to it by its environment. Given tokens are context:
+    whatever is known of a token's probability (logprobs, advantages, the token ledger) is an array over the M sampled
+    tokens alone, laid end to end too, so that nothing can be trained on a given one.
+    """
 
     prompts: tuple[Integers, ...]
     """Token ids of the prompt of each group."""
@@ -26,11 +33,13 @@ class StepRollouts:
     group_ids: Integers
     """Of each response: which group it belongs to, from 0. [B]"""
     token_ids: Integers
-    """Sampled tokens of all responses. [N]"""
+    """Tokens of all responses. [N]"""
+    sampled: Bools
+    """Which of them the policy sampled. [N]"""
     rollout_logprobs: Floats
-    """Of the sampled tokens under the distribution they were drawn from, nats. [N]"""
+    """Of the sampled tokens under the distribution they were drawn from, nats. [M]"""
     lengths: Integers
-    """Tokens of each response. [B]"""
+    """Tokens of each response, the given ones included. [B]"""
     finish_reasons: tuple[FinishReason, ...]
     responses: tuple[str, ...]
     """The text of each response."""
@@ -43,6 +52,11 @@ class StepRollouts:
     def starts(self) -> Integers:
         """Where each response begins among the tokens, and where the last one ends. [B + 1]"""
         return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    @cached_property
+    def num_sampled(self) -> Integers:
+        """Sampled tokens of each response, at least 1. [B]"""
+        return np.add.reduceat(self.sampled, self.starts[:-1], dtype=np.int64)
 
     @property
     def prompt_lengths(self) -> Integers:
@@ -60,7 +74,7 @@ class StepRollouts:
         return np.array([score.reward for score in self.scores], dtype=np.float32)
 
     @property
-    def truncated(self) -> npt.NDArray[np.bool_]:
+    def truncated(self) -> Bools:
         """Whether a response was cut at the maximum length. [B]"""
         return np.array([reason == "length" for reason in self.finish_reasons])
 
@@ -76,6 +90,7 @@ def collate(
         problems=tuple(problems),
         group_ids=np.repeat(np.arange(len(groups), dtype=np.int64), sizes),
         token_ids=np.concatenate([np.array(rollout.response_ids, dtype=np.int64) for rollout in rollouts]),
+        sampled=np.concatenate([np.array(rollout.sampled, dtype=np.bool_) for rollout in rollouts]),
         rollout_logprobs=np.concatenate([np.array(rollout.rollout_logprobs, dtype=np.float32) for rollout in rollouts]),
         lengths=np.array([len(rollout.response_ids) for rollout in rollouts], dtype=np.int64),
         finish_reasons=tuple(rollout.finish_reason for rollout in rollouts),
@@ -93,6 +108,7 @@ def join(parts: Sequence[StepRollouts]) -> StepRollouts:
         problems=tuple(problem for part in parts for problem in part.problems),
         group_ids=np.concatenate([part.group_ids + offset for part, offset in zip(parts, offsets, strict=False)]),
         token_ids=np.concatenate([part.token_ids for part in parts]),
+        sampled=np.concatenate([part.sampled for part in parts]),
         rollout_logprobs=np.concatenate([part.rollout_logprobs for part in parts]),
         lengths=np.concatenate([part.lengths for part in parts]),
         finish_reasons=tuple(reason for part in parts for reason in part.finish_reasons),
@@ -106,13 +122,14 @@ def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
     """The batch with these groups alone, in this order."""
     members = [np.flatnonzero(step.group_ids == group) for group in groups]
     index = np.concatenate([np.empty(0, dtype=np.int64), *members])
-    tokens = np.concatenate([np.empty(0, dtype=np.int64), *(_tokens_of(step, each) for each in members)])
+    tokens = _places(step.lengths, index)
     return StepRollouts(
         prompts=tuple(step.prompts[group] for group in groups),
         problems=tuple(step.problems[group] for group in groups),
         group_ids=np.repeat(np.arange(len(groups), dtype=np.int64), [len(each) for each in members]),
         token_ids=step.token_ids[tokens],
-        rollout_logprobs=step.rollout_logprobs[tokens],
+        sampled=step.sampled[tokens],
+        rollout_logprobs=step.rollout_logprobs[_places(step.num_sampled, index)],
         lengths=step.lengths[index],
         finish_reasons=tuple(step.finish_reasons[response] for response in index),
         responses=tuple(step.responses[response] for response in index),
@@ -121,15 +138,20 @@ def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
     )
 
 
-def _tokens_of(step: StepRollouts, responses: Integers) -> Integers:
-    """Where the responses' tokens stand among the step's."""
-    starts = step.starts
-    return np.concatenate([np.arange(starts[response], starts[response + 1]) for response in responses])
+def _places(lengths: Integers, responses: Integers) -> Integers:
+    """Where the tokens of chosen responses stand, all responses having these lengths and being laid end to end."""
+    chosen = lengths[responses]
+    first = (np.cumsum(lengths) - lengths)[responses]
+    within: Integers = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
+    return within + np.repeat(first, chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """One forward pass: b sequences of at most L tokens, their n response tokens, responses of at most T tokens."""
+    """One forward pass: b sequences of at most L tokens, responses of at most T tokens, n of which were sampled.
+
+    Given tokens are among the input ids, as a prompt's are, and nowhere else.
+    """
 
     input_ids: Tensor
     """Prompt and response, padded on the right, where causal attention never looks [b, L]; packed, all in one row
@@ -138,28 +160,28 @@ class Microbatch:
     """Of a packed row: for each prompt in it its length and those of its responses, see Packing. Empty where each
     response has a row of its own."""
     sources: Tensor
-    """Positions in the flattened input ids whose hidden state predicts a response token, row by row. [n]"""
+    """Positions in the flattened input ids whose hidden state predicts a sampled token, row by row. [n]"""
     targets: Tensor
-    """Those response tokens. [n]"""
+    """Those sampled tokens. [n]"""
     tokens: Tensor
-    """Where those tokens stand among the step's, on the host. [n]"""
+    """Where they stand among the step's M sampled tokens, on the host. [n]"""
     response_mask: Tensor
-    """1 where the policy sampled and the token counts. [b, T]"""
+    """1 where the policy sampled and the token counts; 0 on given tokens and padding. [b, T]"""
     places: Tensor
     """Positions of the n tokens in the flattened [b * T]. [n]"""
     rollouts: Tensor
     """Index of each row's response in the step, on the host. [b]"""
     rollout_logprobs: Tensor
-    """Of those response tokens by the engine that sampled them, nats. [n]"""
+    """Of the sampled tokens by the engine that sampled them, nats. [n]"""
     counts: bool
     """False: its tokens weigh nothing, see Rows."""
 
     def pick(self, values: Tensor) -> Tensor:
-        """The response tokens' values of [b, T], as [n]."""
+        """The sampled tokens' values of [b, T], as [n]."""
         return values.flatten()[self.places]
 
     def spread(self, values: Tensor) -> Tensor:
-        """[n] values of the response tokens as [b, T], 0 elsewhere; differentiable."""
+        """[n] values of the sampled tokens as [b, T], 0 elsewhere; differentiable."""
         return (
             values.new_zeros(self.response_mask.numel()).index_copy(0, self.places, values).view_as(self.response_mask)
         )
@@ -171,21 +193,25 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
     Packed, neighbours of one group share a prompt.
     """
     index = np.array(rows.rollouts, dtype=np.int64)
-    lengths, starts, groups = step.lengths[index], step.starts[index], step.group_ids[index]
+    lengths, groups = step.lengths[index], step.group_ids[index]
     prompts = [step.prompts[group] for group in groups]
     heads = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     leads, begins, size = _packed(lengths, heads, groups) if packed else _padded(lengths, heads)
     row = np.repeat(np.arange(len(index)), lengths)
     column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    tokens = np.repeat(starts, lengths) + column
+    tokens = _places(step.lengths, index)
     input_ids = np.zeros(size, dtype=np.int64)
     for lead in np.unique(leads):
         input_ids[begins[lead] - heads[lead] : begins[lead]] = prompts[lead]
     stands = begins[row] + column
     input_ids[stands] = step.token_ids[tokens]
+    sampled = step.sampled[tokens]
+    sources = np.where(column > 0, stands, begins[leads][row])[sampled] - 1
     longest = int(lengths.max())
-    mask = np.zeros((len(index), longest), dtype=np.float32)
-    mask[row, column] = float(rows.counts)
+    places = (row * longest + column)[sampled]
+    mask = np.zeros(len(index) * longest, dtype=np.float32)
+    mask[places] = float(rows.counts)
+    known = _places(step.num_sampled, index)
 
     def place(array: Integers | Floats) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -193,13 +219,13 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
     return Microbatch(
         input_ids=place(input_ids.reshape(1 if packed else len(index), -1)),
         packed=tuple(_families(lengths, heads, leads)) if packed else (),
-        sources=place(np.where(column > 0, stands, begins[leads][row]) - 1),
-        targets=place(step.token_ids[tokens]),
-        tokens=torch.from_numpy(tokens),
-        response_mask=place(mask),
-        places=place(row * longest + column),
+        sources=place(sources),
+        targets=place(step.token_ids[tokens][sampled]),
+        tokens=torch.from_numpy(known),
+        response_mask=place(mask.reshape(len(index), longest)),
+        places=place(places),
         rollouts=torch.from_numpy(index),
-        rollout_logprobs=place(step.rollout_logprobs[tokens]),
+        rollout_logprobs=place(step.rollout_logprobs[known]),
         counts=rows.counts,
     )
 

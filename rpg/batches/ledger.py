@@ -1,4 +1,4 @@
-"""What is known of each response token of a step, laid end to end as in StepRollouts.
+"""What is known of each sampled token of a step, laid end to end as in StepRollouts.
 
 Each rank fills in the tokens it trains on.
 """

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rpg.advantages import with_signal
-from rpg.batches.batch import Microbatch, StepRollouts, microbatch
+from rpg.batches.batch import Bools, Microbatch, StepRollouts, microbatch
 from rpg.batches.packing_plan import Integers, Rows, plan_packed, plan_padded
 from rpg.processes import ranks
 from specs.schema.training import Training
@@ -21,13 +20,13 @@ class Minibatch:
 
     passes: list[Microbatch]
     num_tokens: int
-    """Response tokens that are trained on, over all ranks; at least 1."""
+    """Sampled tokens that are trained on, over all ranks; at least 1."""
     num_sequences: int
     """Responses that are trained on, over all ranks; at least 1."""
     num_computed: int
-    """Response tokens in the passes of all ranks."""
-    num_computed_with_prompts: int
-    """The same with the tokens of each response's prompt, though responses may share it."""
+    """Sampled tokens in the passes of all ranks."""
+    num_computed_with_context: int
+    """The same with the given tokens and those of each response's prompt, though responses may share it."""
 
     @property
     def largest_pass(self) -> int:
@@ -49,15 +48,15 @@ def cut(
 
     Args:
         packed: whether a pass is one row without padding, see Learner.packs.
-        advantage: of every response token, to leave out the responses in which it is 0 throughout: they count, and are
-            in no pass. Of a minibatch without others the shortest is computed, for figures to be taken from. [N]
+        advantage: of every sampled token, to leave out the responses in which it is 0 throughout: they count, and are
+            in no pass. Of a minibatch without others the shortest is computed, for figures to be taken from. [M]
     """
     parts = np.array_split(np.arange(len(rollouts.lengths)), training.minibatches)
     if training.mask_truncated:
         parts = [part[~rollouts.truncated[part]] for part in parts]
     computed = parts
     if advantage is not None:
-        signal = with_signal(advantage, torch.from_numpy(rollouts.lengths)).numpy()
+        signal = with_signal(advantage, torch.from_numpy(rollouts.num_sampled)).numpy()
         computed = [_with_signal(rollouts, part, signal) for part in parts]
     return [
         Minibatch(
@@ -65,21 +64,22 @@ def cut(
                 microbatch(rollouts, rows, device, packed=packed)
                 for rows in _passes(rollouts, chosen.tolist(), training, packed=packed)
             ],
-            num_tokens=max(1, int(rollouts.lengths[part].sum())),
+            num_tokens=max(1, int(rollouts.num_sampled[part].sum())),
             num_sequences=max(1, len(part)),
-            num_computed=int(rollouts.lengths[chosen].sum()),
-            num_computed_with_prompts=int(rollouts.sequence_lengths[chosen].sum()),
+            num_computed=int(rollouts.num_sampled[chosen].sum()),
+            num_computed_with_context=int(rollouts.sequence_lengths[chosen].sum()),
         )
         for part, chosen in zip(parts, computed, strict=True)
     ]
 
 
 def trained_fraction(minibatches: Sequence[Minibatch], rollouts: StepRollouts) -> dict[str, float]:
-    """The share of the response tokens that are computed."""
-    return {"trained_fraction": sum(minibatch.num_computed for minibatch in minibatches) / len(rollouts.token_ids)}
+    """The share of the sampled tokens that are computed."""
+    computed = sum(minibatch.num_computed for minibatch in minibatches)
+    return {"trained_fraction": computed / len(rollouts.rollout_logprobs)}
 
 
-def _with_signal(rollouts: StepRollouts, part: Integers, signal: npt.NDArray[np.bool_]) -> Integers:
+def _with_signal(rollouts: StepRollouts, part: Integers, signal: Bools) -> Integers:
     chosen = part[signal[part]]
     if len(chosen) or not len(part):
         return chosen

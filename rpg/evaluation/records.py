@@ -78,7 +78,7 @@ class Recorder:
             extracted=score.extracted,
             score=score.value,
             correct=score.correct,
-            num_tokens=Int32(len(rollout.response_ids)),
+            num_tokens=Int32(len(rollout.rollout_logprobs)),
             finish_reason=rollout.finish_reason,
             reward_error=score.error,
         )
@@ -100,7 +100,7 @@ def _summary(
         "metrics": {
             each.metric: {"value": each.value, "ci_low": each.ci_low, "ci_high": each.ci_high} for each in measured
         },
-        "response_length_mean": sum(len(each.rollout.response_ids) for each in responses) / len(responses),
+        "response_length_mean": sum(len(each.rollout.rollout_logprobs) for each in responses) / len(responses),
         "truncated_fraction": sum(each.rollout.finish_reason == "length" for each in responses) / len(responses),
         "scorer_failures": sum(each.score.error is not None for each in responses),
         "problems": {group[0].problem.problem_id: mean for group, mean in zip(groups, means, strict=True)},

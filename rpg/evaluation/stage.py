@@ -13,6 +13,9 @@ from rpg.evaluation.records import Answered, Recorder
 from rpg.processes.device import choose_device, use_threads
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Scorer, open_scorer
+from rpg.rollouters.rollouter import Rollouter, SeededPrompt, check_rollouts
+from rpg.rollouters.scoring import Scoring
+from rpg.rollouters.single_turn import SingleTurn
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from rpg.samplers.out_of_memory import memory_of_sampler
@@ -56,10 +59,11 @@ def evaluate(spec: Experiment, inputs: dict[str, Path], out: Path, *, run_id: st
     recorder = Recorder(SegmentWriter(out, run_id, attempt=1), spec.evaluation, run_id, fingerprint)
     summary: list[dict[str, Any]] = []
     if asked.problems:
+        rollouter = SingleTurn()
         with open_scorer(spec.reward) as scorer:
             for checkpoint, sampler in _samplers(spec, checkpoints, asked.max_length):
                 start = time.monotonic()
-                answered = list(_answers(spec, asked, tokenizer, sampler, scorer))
+                answered = list(_answers(spec, asked, tokenizer, rollouter, sampler, scorer))
                 summary += recorder.record(checkpoint.step, answered)
                 print(f"step {checkpoint.step}: done in {time.monotonic() - start:.1f} s", flush=True)
     else:
@@ -81,6 +85,7 @@ def _answers(
     spec: Experiment,
     asked: EvaluationInputs,
     tokenizer: "PreTrainedTokenizerBase",
+    rollouter: Rollouter,
     sampler: Sampler,
     scorer: Scorer,
 ) -> Iterator[list[Answered]]:
@@ -97,21 +102,27 @@ def _answers(
     size = max(1, 8 * spec.rollout.max_concurrent // samples)
     for first in range(0, len(asked.problems), size):
         problems = asked.problems[first : first + size]
+        prompts = [
+            SeededPrompt(problem, tuple(token_ids), _seed(spec.evaluation.seed, problem))
+            for problem, token_ids in zip(problems, asked.prompts[first : first + size], strict=True)
+        ]
+        owners = [problem for problem in problems for _ in range(samples)]
+        scoring = Scoring(tokenizer, scorer, owners)
         with memory_of_sampler(spec.rollout, choose_device(spec.resources)):
-            groups = sampler.generate(
-                asked.prompts[first : first + size],
+            groups = rollouter.generate(
+                prompts,
+                sampler,
+                tokenizer,
                 group_size=samples,
                 sampling=sampling,
-                seeds=[_seed(spec.evaluation.seed, problem) for problem in problems],
+                on_response=scoring.begin,
             )
+        check_rollouts(groups, prompts, group_size=samples, sampling=sampling)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        owners = [problem for problem in problems for _ in range(samples)]
-        responses = [str(tokenizer.decode(list(each.response_ids), skip_special_tokens=True)) for each in rollouts]
-        scores = scorer.score(owners, responses)
         answered = [
             Answered(problem, index % samples, response, rollout, score)
             for index, (problem, response, rollout, score) in enumerate(
-                zip(owners, responses, rollouts, scores, strict=True)
+                zip(owners, scoring.texts(), rollouts, scoring.scores(), strict=True)
             )
         ]
         print(f"{first + len(problems)} of {len(asked.problems)} problems answered", flush=True)

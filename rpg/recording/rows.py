@@ -46,7 +46,7 @@ def write_rollouts(
             "reward": [score.reward for score in rollouts.scores],
             "correct": [score.correct for score in rollouts.scores],
             "advantage": advantages.double().numpy(),
-            "num_tokens": rollouts.lengths,
+            "num_tokens": rollouts.num_sampled,
             "finish_reason": list(rollouts.finish_reasons),
             "policy_version": rollouts.policy_version,
             "trained_version": trained_version,
@@ -57,15 +57,20 @@ def write_rollouts(
 
 
 def write_tokens(writer: SegmentWriter, step: int, rollouts: StepRollouts, ledger: Mapping[str, Tensor]) -> None:
-    """One row a response token; what the ledger does not know becomes NULL."""
-    lengths = rollouts.lengths
+    """One row a response token; what the ledger does not know becomes NULL, and of a given token it knows nothing."""
+    lengths, sampled = rollouts.lengths, rollouts.sampled
     rollout_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    positions = np.arange(len(rollouts.token_ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions = np.arange(len(sampled)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
-    def known(column: str) -> pa.Array:
-        return pa.array(ledger[column].numpy(), from_pandas=True)
+    def known(values: np.ndarray) -> np.ndarray:
+        """[M] values of the sampled tokens as [N], NaN at the given ones."""
+        if len(values) == len(sampled):
+            return values
+        spread = np.full(len(sampled), np.nan, dtype=np.float32)
+        spread[sampled] = values
+        return spread
 
-    clipped = ledger["clipped"].numpy()
+    columns = {name: known(values.numpy()) for name, values in ledger.items()}
     writer.columns(
         TokenRow,
         {
@@ -73,12 +78,13 @@ def write_tokens(writer: SegmentWriter, step: int, rollouts: StepRollouts, ledge
             "rollout_id": rollout_ids,
             "position": positions.astype(np.int32),
             "token_id": rollouts.token_ids.astype(np.int32),
-            "logprob": known("logprobs"),
-            "old_logprob": known("old_logprobs"),
-            "rollout_logprob": rollouts.rollout_logprobs,
-            "ref_logprob": known("ref_logprobs"),
-            "ratio": known("ratios"),
-            "clipped": pa.array(clipped > 0, mask=np.isnan(clipped)),
-            "entropy": known("entropies"),
+            "logprob": pa.array(columns["logprobs"], from_pandas=True),
+            "old_logprob": pa.array(columns["old_logprobs"], from_pandas=True),
+            "rollout_logprob": pa.array(known(rollouts.rollout_logprobs), mask=~sampled),
+            "ref_logprob": pa.array(columns["ref_logprobs"], from_pandas=True),
+            "ratio": pa.array(columns["ratios"], from_pandas=True),
+            "clipped": pa.array(columns["clipped"] > 0, mask=np.isnan(columns["clipped"])),
+            "entropy": pa.array(columns["entropies"], from_pandas=True),
+            "sampled": sampled,
         },
     )

@@ -106,8 +106,10 @@ def load_waiting(directory: Path) -> list[Waiting]:
 
 
 def _plain(rollouts: StepRollouts) -> dict[str, Any]:
-    """The fields as tensors and plain values, which loading can check."""
+    """The fields as tensors and plain values, which loading can check. Without `sampled` all tokens are."""
     values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
+    if rollouts.sampled.all():  # as in the checkpoints of before there were given tokens
+        del values["sampled"]
     return {
         **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in values.items()},
         "prompts": [torch.from_numpy(prompt) for prompt in rollouts.prompts],
@@ -121,4 +123,5 @@ def _rollouts(plain: dict[str, Any]) -> StepRollouts:
     }
     values["prompts"] = tuple(prompt.numpy() for prompt in plain["prompts"])
     values["scores"] = tuple(Score(**score) for score in plain["scores"])
+    values.setdefault("sampled", np.ones(len(values["token_ids"]), dtype=np.bool_))
     return StepRollouts(**values)

@@ -44,7 +44,7 @@ def refill(sample: Sample, *, groups: int, max_batches: int) -> StepRollouts:
     figures = {
         "dynamic_sampling/batches": float(len(kept)),
         "dynamic_sampling/dropped_groups": float(len(lost.prompts)),
-        "dynamic_sampling/dropped_tokens": float(lost.lengths.sum()),
+        "dynamic_sampling/dropped_tokens": float(lost.num_sampled.sum()),
         "dynamic_sampling/filled_groups": float(filling),
         "dynamic_sampling/reward_mean": float(np.mean(scores)),
     }

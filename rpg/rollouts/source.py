@@ -16,9 +16,10 @@ from rpg.data.order import seed_of
 from rpg.parts import Parts
 from rpg.processes import ranks
 from rpg.rewards import Score
+from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
+from rpg.rollouters.scoring import Scoring
 from rpg.rollouts.ahead import WAITING, Ahead, Waiting, load_waiting, plain_waiting
 from rpg.rollouts.dynamic_sampling import refill
-from rpg.rollouts.scoring import Scoring
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.stopwatch import Stopwatch
 from rpg.types import Rollout, Sampling
@@ -137,7 +138,16 @@ class RolloutSource:
         if not len(mine):
             return None
         problems = [indices[place] for place in mine]
-        asked = [self._parts.problems[problem] for problem in problems for _ in range(self._training.group_size)]
+        prompts = [
+            SeededPrompt(
+                self._parts.problems[problem],
+                tuple(self._parts.prompts[problem]),
+                seed_of(self._parts.seed, step, taken + int(place)),
+            )
+            for problem, place in zip(problems, mine, strict=True)
+        ]
+        group_size = self._training.group_size
+        asked = [prompt.problem for prompt in prompts for _ in range(group_size)]
         scoring = Scoring(self._parts.tokenizer, self._parts.scorer, asked)
 
         def begin(index: int, rollout: Rollout) -> None:
@@ -145,20 +155,23 @@ class RolloutSource:
                 scoring.begin(index, rollout)
 
         with clock("rollout"), memory_of_sampler(self._parts.spec.rollout, self._parts.device):
-            groups = self._parts.sampler.generate(
-                [self._parts.prompts[problem] for problem in problems],
-                group_size=self._training.group_size,
+            groups = self._parts.rollouter.generate(
+                prompts,
+                self._parts.sampler,
+                self._parts.tokenizer,
+                group_size=group_size,
                 sampling=self._sampling,
-                seeds=[seed_of(self._parts.seed, step, taken + int(place)) for place in mine],
                 on_response=begin,
             )
+        check_rollouts(groups, prompts, group_size=group_size, sampling=self._sampling)
         with clock("reward"):
             rollouts = [rollout for group in groups for rollout in group.rollouts]
+            texts = scoring.texts()
             scores = self._penalized(scoring.scores(), rollouts)
-        return collate(groups, problems=problems, responses=scoring.texts(), scores=scores)
+        return collate(groups, problems=problems, responses=texts, scores=scores)
 
     def _penalized(self, scores: list[Score], rollouts: list[Rollout]) -> list[Score]:
-        """The scores less what the spec takes off for length."""
+        """The scores less what the spec takes off for length, given tokens included: they too fill the room."""
         overlong = self._parts.spec.reward.overlong
         if overlong is None:
             return scores

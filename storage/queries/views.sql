@@ -14,8 +14,9 @@ SELECT r.* EXCLUDE (attempt)
 FROM recorded.rollouts AS r
 WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
 
+-- Records from before there were given tokens lack the column: all of theirs were sampled.
 CREATE VIEW tokens AS
-SELECT r.* EXCLUDE (attempt)
+SELECT r.* EXCLUDE (attempt) REPLACE (coalesce(r.sampled, true) AS sampled)
 FROM recorded.tokens AS r
 WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
 

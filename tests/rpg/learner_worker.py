@@ -68,6 +68,7 @@ def responses() -> StepRollouts:
         problems=(0,) * 5,
         group_ids=np.repeat(np.arange(5), [7, 3, 9, 1, 5]),
         token_ids=generator.integers(0, 5, lengths.sum()),
+        sampled=np.ones(lengths.sum(), dtype=np.bool_),
         rollout_logprobs=np.zeros(lengths.sum(), dtype=np.float32),
         lengths=lengths,
         finish_reasons=("stop",) * 25,

@@ -13,9 +13,10 @@ import torch
 from rpg.data.order import PromptOrder
 from rpg.processes import ranks
 from rpg.rewards import Score
+from rpg.rollouters.single_turn import SingleTurn
 from rpg.rollouts.source import RolloutSource
 from rpg.stopwatch import Stopwatch
-from rpg.types import OnResponse, Rollout, RolloutGroup
+from rpg.types import OnResponse, Rollout, RolloutGroup, Turn
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC
 
@@ -26,7 +27,7 @@ class FailingSampler:
     def generate(self, prompts: Sequence[Sequence[int]], *, on_response: OnResponse, **_: Any) -> list[RolloutGroup]:
         if ranks.rank() == 1:
             raise MemoryError("no room for the cache")
-        rollout = Rollout((1,), (0.0,), "stop")
+        rollout = Rollout((Turn((1,), (0.0,)),), "stop")
         on_response(0, rollout)
         return [RolloutGroup(tuple(prompt), (rollout,), 0) for prompt in prompts]
 
@@ -58,6 +59,7 @@ def main(store: Path, staleness: int) -> None:
         problems=problems,
         prompts=[[1], [2]],
         sampler=FailingSampler(),
+        rollouter=SingleTurn(),
         tokenizer=Always(),
         scorer=Always(),
     )

@@ -1,25 +1,26 @@
 """Who trains on what, and where the tokens stand."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpg.batches.batch import StepRollouts, collate, join, microbatch
+from rpg.batches.batch import StepRollouts, collate, join, microbatch, select
+from rpg.batches.minibatches import cut
 from rpg.batches.packing_plan import Rows, plan_packed, plan_padded
 from rpg.rewards.score import Score
-from rpg.types import Rollout, RolloutGroup
+from rpg.types import Rollout, RolloutGroup, Turn
+from specs.schema.training import Training
 
 
 def example() -> StepRollouts:
     """Two prompts, two responses each, all of another length; a token's id tells where it stands."""
+    responses = [((3, 4, 5), "stop"), ((6,), "length"), ((11, 12), "stop"), ((13,), "stop")]
+    rollouts = [Rollout((Turn(ids, tuple(-token / 10 for token in ids)),), reason) for ids, reason in responses]
     groups = [
-        RolloutGroup(
-            (1, 2), (Rollout((3, 4, 5), (-0.3, -0.4, -0.5), "stop"), Rollout((6,), (-0.6,), "length")), policy_version=7
-        ),
-        RolloutGroup(
-            (10,), (Rollout((11, 12), (-1.1, -1.2), "stop"), Rollout((13,), (-1.3,), "stop")), policy_version=7
-        ),
+        RolloutGroup((1, 2), tuple(rollouts[:2]), policy_version=7),
+        RolloutGroup((10,), tuple(rollouts[2:]), policy_version=7),
     ]
     scores = [Score(value=float(value), correct=False) for value in range(4)]
     return collate(groups, problems=[5, 9], responses=["a", "b", "c", "d"], scores=scores)
@@ -129,6 +130,55 @@ def test_neighbours_of_one_group_share_a_prompt_whose_end_predicts_the_first_tok
     assert packed.targets.tolist() == [6, 3, 4, 5, 13]
     for name in ("targets", "tokens", "response_mask", "places", "rollouts"):
         assert torch.equal(getattr(packed, name), getattr(padded, name)), name
+
+
+def two_turns() -> StepRollouts:
+    """One prompt, two responses: one of two sampled turns with given tokens between, one of a single turn."""
+    checked = Rollout((Turn((3, 4), (-0.3, -0.4)), Turn((90, 91, 92)), Turn((5,), (-0.5,))), "stop")
+    single = Rollout((Turn((6,), (-0.6,)),), "length")
+    groups = [RolloutGroup((1, 2), (checked, single), policy_version=7)]
+    return collate(groups, problems=[0], responses=["a", "b"], scores=[Score(value=0.0, correct=False)] * 2)
+
+
+def test_given_tokens_are_context_and_nothing_else() -> None:
+    step = two_turns()
+    assert step.lengths.tolist() == [6, 1]
+    assert step.num_sampled.tolist() == [3, 1]
+    assert step.sampled.tolist() == [True, True, False, False, False, True, True]
+    assert step.rollout_logprobs.tolist() == pytest.approx([-0.3, -0.4, -0.5, -0.6])
+    batch = microbatch(step, Rows((0, 1)), torch.device("cpu"))
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 90, 91, 92, 5], [1, 2, 6, 0, 0, 0, 0, 0]]
+    assert batch.response_mask.tolist() == [[1, 1, 0, 0, 0, 1], [1, 0, 0, 0, 0, 0]]
+    assert batch.targets.tolist() == [3, 4, 5, 6]
+    assert batch.sources.tolist() == [1, 2, 6, 9], "5 is predicted from the last given token"
+    assert batch.tokens.tolist() == [0, 1, 2, 3]
+    assert batch.spread(torch.ones(4)).tolist() == batch.response_mask.tolist()
+    assert batch.rollout_logprobs.tolist() == pytest.approx([-0.3, -0.4, -0.5, -0.6])
+
+
+def test_a_packed_pass_has_the_same_given_tokens() -> None:
+    padded, packed = (microbatch(two_turns(), Rows((1, 0)), torch.device("cpu"), packed=way) for way in (False, True))
+    assert packed.input_ids.tolist() == [[1, 2, 6, 3, 4, 90, 91, 92, 5]]
+    assert packed.packed == ((2, 1, 6),)
+    assert packed.sources.tolist() == [1, 1, 3, 7]
+    assert packed.tokens.tolist() == [3, 0, 1, 2]
+    for name in ("targets", "tokens", "response_mask", "places", "rollouts", "rollout_logprobs"):
+        assert torch.equal(getattr(packed, name), getattr(padded, name)), name
+
+
+def test_a_loss_is_divided_by_what_was_sampled() -> None:
+    training = Training(steps=1, prompts_per_step=1, group_size=2)
+    [minibatch] = cut(two_turns(), training, torch.device("cpu"))
+    assert minibatch.num_tokens == minibatch.num_computed == 4
+    assert minibatch.num_computed_with_context == 8 + 3
+
+
+def test_batches_with_given_tokens_join_and_are_selected_from() -> None:
+    both = join([example(), two_turns()])
+    assert both.num_sampled.tolist() == [3, 1, 2, 1, 3, 1]
+    chosen, expected = select(both, [2, 0]), join([two_turns(), select(example(), [0])])
+    for name in ("token_ids", "sampled", "rollout_logprobs", "lengths", "num_sampled", "group_ids"):
+        assert getattr(chosen, name).tolist() == getattr(expected, name).tolist(), name
 
 
 def test_spreading_and_picking_are_inverse() -> None:

@@ -21,7 +21,7 @@ def test_column_types_follow_from_the_annotations() -> None:
     assert schema.field("position").type == pa.int32()
     assert schema.field("logprob").type == pa.float32()
     assert schema.field("logprob").nullable
-    assert not schema.field("rollout_logprob").nullable
+    assert not schema.field("sampled").nullable
     assert schema_of(MetricRow).field("value").type == pa.float64()
     assert schema_of(MetricRow).field("recorded_at").type == pa.timestamp("us", tz="UTC")
     assert schema_of(RolloutRow).field("reward_error").nullable

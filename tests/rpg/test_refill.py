@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 from rpg.batches.batch import StepRollouts, collate, join, select
 from rpg.rewards import Score
 from rpg.rollouts.dynamic_sampling import refill
-from rpg.types import Rollout, RolloutGroup
+from rpg.types import Rollout, RolloutGroup, Turn
 
 GROUP_SIZE = 3
+
+
+def turn_of(token: int, length: int) -> Turn:
+    return Turn((token,) * length, (-0.5,) * length)
 
 
 def batch_of(problems: list[int], scores: list[list[float]]) -> StepRollouts:
@@ -19,7 +23,7 @@ def batch_of(problems: list[int], scores: list[list[float]]) -> StepRollouts:
         RolloutGroup(
             prompt_ids=(problem,) * 2,
             rollouts=tuple(
-                Rollout((number,) * (problem + 1), (-0.5,) * (problem + 1), "length" if number == 2 else "stop")
+                Rollout((turn_of(number, problem + 1),), "length" if number == 2 else "stop")
                 for number in range(GROUP_SIZE)
             ),
             policy_version=4,
@@ -84,7 +88,7 @@ def test_selecting_groups_takes_all_that_is_theirs(order: list[int]) -> None:
     scores = [VARYING, EQUAL, VARYING, EQUAL]
     whole = batch_of([0, 1, 2, 3], scores)
     chosen, expected = select(whole, order), batch_of(list(order), [scores[problem] for problem in order])
-    for name in ("group_ids", "token_ids", "rollout_logprobs", "lengths", "rewards"):
+    for name in ("group_ids", "token_ids", "sampled", "rollout_logprobs", "lengths", "rewards"):
         np.testing.assert_array_equal(getattr(chosen, name), getattr(expected, name), err_msg=name)
     for name in ("problems", "finish_reasons", "responses", "scores", "policy_version"):
         assert getattr(chosen, name) == getattr(expected, name), name

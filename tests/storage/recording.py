@@ -170,4 +170,5 @@ def _tokens(step: int, rollouts: int, tokens: int) -> dict[str, Any]:
         "ratio": 1.0,
         "clipped": False,
         "entropy": 1.0,
+        "sampled": True,
     }

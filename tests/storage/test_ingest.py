@@ -204,6 +204,20 @@ def test_a_segment_of_an_older_schema_has_nulls_in_the_columns_that_came_later(t
     assert seen(tmp_path, query) == [(1, size, 0), (2, size, size)]
 
 
+def test_the_tokens_of_older_records_were_all_sampled(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 2)
+    path = run.path / "segments" / "tokens" / "a0001-s000001-000001.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["sampled"]), path)
+    assert seen(
+        tmp_path, "select step, count(*), count(*) filter (sampled) from tokens group by step order by step"
+    ) == [
+        (1, 6, 6),
+        (2, 6, 6),
+    ]
+
+
 def test_a_database_of_another_version_is_made_again(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)

@@ -12,7 +12,7 @@ from rpg.samplers.base import response_limits
 from rpg.samplers.stop_texts import StopTextWatch
 from rpg.samplers.transformers.cache import KeysValues, SlotCache
 from rpg.samplers.transformers.draws import BLOCK, draw, uniforms
-from rpg.types import OnResponse, Rollout, Sampling
+from rpg.types import OnResponse, Rollout, Sampling, Turn
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, that one prefill pass takes at most."""
@@ -99,7 +99,7 @@ class Decoding:
     def _rollout(self, slot: np.int64, *, stopped: bool) -> Rollout:
         response, count = self.responses[slot], self.counts[slot]
         tokens, logprobs = self.tokens[response, :count].tolist(), self.logprobs[response, :count].tolist()
-        return Rollout(tuple(tokens), tuple(logprobs), "stop" if stopped else "length")
+        return Rollout((Turn(tuple(tokens), tuple(logprobs)),), "stop" if stopped else "length")
 
     def _step(self) -> None:
         """One token for every active slot."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from rpg.samplers.base import check_prompts, response_limits
 from rpg.samplers.stop_texts import tokenizer_in
 from rpg.samplers.vllm.engine import EngineSettings, our_process_untouched, shut_down, start
-from rpg.types import FinishReason, OnResponse, Rollout, RolloutGroup, Sampling
+from rpg.types import FinishReason, OnResponse, Rollout, RolloutGroup, Sampling, Turn
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
@@ -199,4 +199,4 @@ def _rollout(output: "RequestOutput", *, certain: bool) -> Rollout:
     drawn = zip(tokens, completion.logprobs, strict=True)
     logprobs = tuple(0.0 if certain else entry[token].logprob for token, entry in drawn)
     reason: FinishReason = "stop" if completion.finish_reason == "stop" else "length"
-    return Rollout(tokens, logprobs, reason)
+    return Rollout((Turn(tokens, logprobs),), reason)

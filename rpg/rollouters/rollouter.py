@@ -1,0 +1,82 @@
+"""What carries a policy through its environment: prompts and a sampler in, finished rollouts out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rpg.types import OnResponse, Problem, RolloutGroup, Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rpg.samplers.base import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class SeededPrompt:
+    """A prompt to roll out."""
+
+    problem: Problem
+    """What it asks; an environment may answer by the gold answer and the metadata."""
+    token_ids: tuple[int, ...]
+    seed: int
+    """All that is random in its rollouts follows from it."""
+
+
+class Rollouter(ABC):
+    """An environment: it has the sampler draw the policy's turns, and gives the turns that are not the policy's."""
+
+    @abstractmethod
+    def generate(
+        self,
+        prompts: Sequence[SeededPrompt],
+        sampler: "Sampler",
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        group_size: int,
+        sampling: Sampling,
+        on_response: OnResponse | None = None,
+    ) -> list[RolloutGroup]:
+        """`group_size` finished rollouts to each prompt, in the order of the prompts.
+
+        What comes out follows from the arguments alone, and the rollouts to a prompt from that prompt and the sampler's
+        weights, whatever else is in the call, as far as the engine's arithmetic allows. So a run that was killed goes
+        on as if it had not been, and any number of ranks samples the same. With `rollout.max_staleness` the call is
+        made in a thread beside training.
+
+        Args:
+            prompts: with their problems and seeds.
+            sampler: draws the policy's turns, as often as it is asked to, in the thread of this call. Its weights stay
+                the same during the call; its `policy_version` is that of the groups.
+            tokenizer: the policy's, for the text of given turns.
+            group_size: rollouts per prompt.
+            sampling: how the policy's turns are drawn. `max_response_length` bounds a whole response, given tokens
+                included; the model's context has room for so long a response to any of the prompts.
+            on_response: called in this thread as rollouts end, each once, in any order, before this returns: they are
+                scored while others are still sampled. What it raises ends the call.
+        Raises:
+            Exception: ends the run. Where a tool fails on one response, a given turn can tell the policy so, or the
+                response can end.
+        """
+
+
+def check_rollouts(
+    groups: Sequence[RolloutGroup], prompts: Sequence[SeededPrompt], *, group_size: int, sampling: Sampling
+) -> None:
+    """Raises ValueError where a rollouter has not returned what it was asked for, before anything is trained on it."""
+    if [group.prompt_ids for group in groups] != [prompt.token_ids for prompt in prompts]:
+        raise ValueError(
+            f"the rollouter returned {len(groups)} groups that are not those of the {len(prompts)} prompts"
+        )
+    for index, group in enumerate(groups):
+        if len(group.rollouts) != group_size:
+            raise ValueError(
+                f"the rollouter returned {len(group.rollouts)} rollouts to prompt {index}, not {group_size}"
+            )
+        longest = max(sum(len(turn.token_ids) for turn in rollout.turns) for rollout in group.rollouts)
+        if longest > sampling.max_response_length:
+            raise ValueError(
+                f"the rollouter returned a response of {longest} tokens to prompt {index}, given tokens included;"
+                f" at most {sampling.max_response_length} are allowed"
+            )

@@ -1,0 +1,47 @@
+"""Finished responses are scored while others are still being sampled."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from rpg.rewards import Score, Scorer
+from rpg.types import Problem, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Scoring:
+    """The responses of one call of a rollouter: their texts and their scores, whatever order they end in."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", scorer: Scorer, problems: Sequence[Problem]) -> None:
+        """`problems` has one entry a response, in the order of the rollouter's responses."""
+        self._tokenizer = tokenizer
+        self._scorer = scorer
+        self._problems = problems
+        self._texts: dict[int, str] = {}
+        self._verdicts: dict[int, Future[Score]] = {}
+
+    def begin(self, index: int, rollout: Rollout) -> None:
+        """Begins to score a response by the text of its last sampled turn."""
+        answer = self._text(rollout.answer_ids)
+        self._texts[index] = answer if len(rollout.turns) == 1 else self._text(rollout.response_ids)
+        self._verdicts[index] = self._scorer.submit(self._problems[index], answer)
+
+    def texts(self) -> list[str]:
+        """Of all responses, in order, with what was given in them.
+
+        Raises:
+            ValueError: the rollouter did not tell of one of them.
+        """
+        untold = [index for index in range(len(self._problems)) if index not in self._texts]
+        if untold:
+            raise ValueError(f"the rollouter did not call on_response for response {untold[0]}")
+        return [self._texts[index] for index in range(len(self._problems))]
+
+    def scores(self) -> list[Score]:
+        """Of all responses, in order, once they are there."""
+        return [self._verdicts[index].result() for index in range(len(self._problems))]
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

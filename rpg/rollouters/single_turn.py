@@ -1,0 +1,35 @@
+"""The environment that says nothing."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rpg.rollouters.rollouter import Rollouter, SeededPrompt
+from rpg.types import OnResponse, RolloutGroup, Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rpg.samplers.base import Sampler
+
+
+class SingleTurn(Rollouter):
+    """A response is what the policy samples until it ends."""
+
+    def generate(
+        self,
+        prompts: Sequence[SeededPrompt],
+        sampler: "Sampler",
+        tokenizer: "PreTrainedTokenizerBase",  # noqa: ARG002  # it gives no turn
+        *,
+        group_size: int,
+        sampling: Sampling,
+        on_response: OnResponse | None = None,
+    ) -> list[RolloutGroup]:
+        """See Rollouter."""
+        return sampler.generate(
+            [prompt.token_ids for prompt in prompts],
+            group_size=group_size,
+            sampling=sampling,
+            seeds=[prompt.seed for prompt in prompts],
+            on_response=on_response,
+        )
