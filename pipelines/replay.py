@@ -28,8 +28,9 @@ _ROLLOUTS = """
     WHERE run_id = ? AND step BETWEEN ? AND ? ORDER BY step, rollout_id
 """
 _TOKENS = """
-    SELECT step, token_id, logprob, old_logprob, ref_logprob, rollout_logprob, entropy, ratio, clipped FROM tokens
-    WHERE run_id = ? AND step BETWEEN ? AND ? ORDER BY step, rollout_id, position
+    SELECT step, position, token_id, logprob, old_logprob, ref_logprob, rollout_logprob, entropy, ratio, clipped
+    FROM tokens
+    WHERE run_id = ? AND step BETWEEN ? AND ? AND sampled ORDER BY step, rollout_id, position
 """
 _LOSSES = "SELECT step, value FROM metrics WHERE run_id = ? AND name = 'loss'"
 
@@ -243,6 +244,7 @@ def _recorded(step: int, rollouts: "pa.Table", tokens: "pa.Table") -> tuple[Reco
         lengths=rollouts.column("num_tokens").to_numpy().astype(np.int64),
         truncated=np.array(rollouts.column("finish_reason").to_pylist()) == "length",
         token_ids=tokens.column("token_id").to_numpy().astype(np.int64),
+        positions=tokens.column("position").to_numpy().astype(np.int64),
         logprobs=logprobs("logprob"),
         old_logprobs=logprobs("old_logprob"),
         ref_logprobs=logprobs("ref_logprob"),

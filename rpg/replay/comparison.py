@@ -62,15 +62,13 @@ class Furthest:
         if not len(apart):
             return
         owner = torch.repeat_interleave(torch.arange(len(recorded.lengths)), torch.from_numpy(recorded.lengths))
-        starts = torch.from_numpy(recorded.lengths).cumsum(0) - torch.from_numpy(recorded.lengths)
         for difference, index in zip(*(top.tolist() for top in apart.topk(min(self.most, len(apart)))), strict=True):
             if difference == 0:
                 break
-            rollout = int(owner[index])
             token = {
                 "step": recorded.step,
-                "rollout_id": rollout,
-                "position": index - int(starts[rollout]),
+                "rollout_id": int(owner[index]),
+                "position": int(recorded.positions[index]),
                 "token_id": int(recorded.token_ids[index]),
                 "advantage": float(one.advantages[index]),
                 "ratio": float(one.ratio[index]),

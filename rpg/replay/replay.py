@@ -32,7 +32,7 @@ BLOCK_TOKENS = 2**18
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One step as recorded. B responses in their order, their N tokens laid end to end."""
+    """One step as recorded. B responses in their order, their N sampled tokens laid end to end."""
 
     step: int
     rewards: npt.NDArray[np.float32]
@@ -40,11 +40,13 @@ class RecordedStep:
     group_ids: npt.NDArray[np.int64]
     """[B]"""
     lengths: npt.NDArray[np.int64]
-    """Tokens of each response. [B]"""
+    """Sampled tokens of each response. [B]"""
     truncated: npt.NDArray[np.bool_]
     """Whether a response was cut at the maximum length. [B]"""
     token_ids: npt.NDArray[np.int64]
     """[N]"""
+    positions: npt.NDArray[np.int64]
+    """Where each stands in its response, given tokens counted. [N]"""
     logprobs: npt.NDArray[np.float32]
     """Of the policy at the update that last trained on the token, nats; NaN where none did. [N]"""
     old_logprobs: npt.NDArray[np.float32]

@@ -139,6 +139,7 @@ def test_weights_and_figures_of_four_tokens_are_those_worked_out_by_hand() -> No
         lengths=np.array([1, 3]),
         truncated=np.array([False, True]),
         token_ids=np.arange(4),
+        positions=np.array([0, 0, 1, 2]),
         logprobs=np.full(4, -1, dtype=np.float32),
         old_logprobs=np.full(4, -1, dtype=np.float32),
         ref_logprobs=np.full(4, -1, dtype=np.float32),
@@ -179,6 +180,7 @@ def test_a_token_that_was_not_trained_on_weighs_nothing_and_still_counts_in_the_
         np.array([1, 3]),
         np.array([False, False]),
         np.arange(4),
+        np.array([0, 0, 1, 2]),
         *[logprobs] * 5,
     )
     weights = replay(step, with_objective(_spec(), ""))
