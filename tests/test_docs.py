@@ -1,5 +1,6 @@
 """The documentation says what the code does: reference pages are current, links lead somewhere, examples validate."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specs.errors import SpecError, render
 from specs.loader import load_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -43,3 +45,34 @@ def test_commands_named_in_the_docs_exist() -> None:
     for page in PAGES:
         for verb in re.findall(r"`rpg ([a-z]+)", page.read_text()):
             assert verb in known, f"{page.name} names `rpg {verb}`"
+
+
+def test_the_readmes_slips_are_named_as_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (ROOT / "README.md").read_text()
+    spec = re.search(r"```yaml\n(# spec\n.*?)```", readme, re.DOTALL)
+    shown = re.search(r"\$ rpg validate spec\.yaml\n(.*?)```", readme, re.DOTALL)
+    assert spec
+    assert shown
+    monkeypatch.chdir(tmp_path)
+    Path("spec.yaml").write_text(spec[1].replace("high: 0.28", "hi: 0.28").replace("size: 16", 'size: "16"'))
+    with pytest.raises(SpecError) as refused:
+        load_experiment("spec.yaml")
+    assert render(refused.value.issues) == shown[1].rstrip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_in_the_docs_runs(page: Path, tmp_path: Path) -> None:
+    """Blocks of one page run one after another, in a directory of their own; `>>>` examples are compared too."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    if not blocks:
+        return
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks))
+    command = (
+        [sys.executable, "-m", "doctest", str(script)]
+        if ">>> " in script.read_text()
+        else [sys.executable, str(script)]
+    )
+    path = {"PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **path})
+    assert finished.returncode == 0, finished.stdout + finished.stderr

@@ -1,6 +1,6 @@
 """Sampling with a vLLM engine in a process of its own, on GPUs of its own where there are any.
 
-The process is a child that answers calls over a socket pair: docs/decisions/0012-dedicated-engine.md weighs it against
+The process is a child that answers calls over a socket pair: docs/decisions/0009-dedicated-engine.md weighs it against
 vLLM's server.
 """
 
