@@ -97,7 +97,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     size = 2 if low_precision else 4
     adapters = adapter_parameters(shape, training.lora) if training.lora else 0
     trained = adapters or shape.parameters
-    stage = training.zero_stage or int(low_precision)  # see deepspeed_config
+    stage = training.zero_stage or int(low_precision)  # see rpg/learner/deepspeed.py
     # Either optimizer keeps two float32 values a weight, and ZeRO a float32 master copy of the weights as well.
     optimizer = trained * (12 if stage else 8)
     weights = (shape.parameters + adapters) * size

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from rpg.batches.batch import Microbatch
 from rpg.checkpoints.pieces import StateCopy
 from rpg.learner import shards
 from rpg.learner.adapters import save_adapter, whole_weights
-from rpg.learner.deepspeed_config import deepspeed_config, optimizer_maker
 from rpg.learner.packing import Packing
 from rpg.learner.policy import Policy, load_model
 from rpg.learner.schedule_free import ScheduleFreeAdamW
@@ -60,7 +60,7 @@ class Learner:
             optimizer=optimizer_maker(training),
             config=settings,
         )
-        if self._clips_itself:
+        if clips_itself(training):
             self._engine.optimizer.register_step_pre_hook(self._clip)
         if training.zero_stage == 3:
             head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -135,12 +135,7 @@ class Learner:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
-        return self._norm if self._clips_itself else float(self._engine.get_global_grad_norm())
-
-    @property
-    def _clips_itself(self) -> bool:
-        """Without ZeRO and in float32 DeepSpeed clips but forgets the norm."""
-        return self._training.zero_stage == 0 and self._training.precision == "float32"
+        return self._norm if clips_itself(self._training) else float(self._engine.get_global_grad_norm())
 
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -211,3 +206,58 @@ def keeps_sequences_apart(
     together, _ = policy(ids[None], last, ids[last + 1], packing=packing)
     alone, _ = policy(torch.cat([ids[9:14], ids[17:]])[None], last - 12, ids[last + 1])
     return packing.layers == text.num_hidden_layers and float((together - alone).abs().max()) < tolerance
+
+
+def clips_itself(training: Training) -> bool:
+    """Whether the learner clips gradients in DeepSpeed's place, which without ZeRO and in float32 forgets the norm."""
+    return training.zero_stage == 0 and training.precision == "float32"
+
+
+def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], ScheduleFreeAdamW] | None:
+    """What makes the optimizer of a list of parameters; None where DeepSpeed makes the one of its settings."""
+    settings = training.optimizer
+    if settings.type == "adamw":
+        return None
+    return partial(
+        ScheduleFreeAdamW,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def deepspeed_config(training: Training, *, lends_weights: bool) -> dict[str, Any]:
+    """DeepSpeed's settings. Accumulation boundary and learning rate are ours: it divides by and schedules nothing."""
+    optimizer = training.optimizer
+    # Without ZeRO DeepSpeed would add bfloat16 gradients up in bfloat16; stage 1 keeps them in float32.
+    zero: dict[str, Any] = {"stage": training.zero_stage or int(training.precision == "bfloat16")}
+    if lends_weights:
+        zero["stage3_param_persistence_threshold"] = 0
+    if training.offload.optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if training.offload.parameters:
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": 0.0 if clips_itself(training) else optimizer.max_grad_norm,
+        "bf16": {"enabled": training.precision == "bfloat16"},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,  # the tests here hold it against plain PyTorch
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": optimizer.learning_rate,
+                "betas": list(optimizer.betas),
+                "eps": optimizer.epsilon,
+                "weight_decay": optimizer.weight_decay,
+                "torch_adam": True,
+                "fused": True,  # on a CPU too: there it takes a tenth of the time, and nothing has to be compiled
+            },
+        },
+        "steps_per_print": 10**9,
+    }

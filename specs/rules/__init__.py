@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from specs.errors import Issue, Path
-from specs.rules import guards, objective, rollout, sampling, training, vllm
+from specs.rules import guards, objective, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.rules.launchers import launcher_issues
 from specs.schema.experiment import Experiment
@@ -237,7 +237,6 @@ RULES = (
     _prompt,
     _overlap,
     _vocabulary,
-    *sampling.RULES,
     *rollout.RULES,
     *vllm.RULES,
     missing_files,
@@ -251,8 +250,8 @@ IDLE_KNOBS = (
     _idle_evaluation,
     _idle_schedule,
     *objective.IDLE_KNOBS,
-    *sampling.IDLE_KNOBS,
-    *vllm.IDLE_KNOBS,
     *rollout.IDLE_KNOBS,
+    *vllm.IDLE_KNOBS,
+    *training.IDLE_KNOBS,
     *guards.IDLE_KNOBS,
 )

@@ -1,4 +1,4 @@
-"""What sampling ahead asks of the rest of a spec."""
+"""Rules on how responses are sampled, and which are scored and trained on."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,49 @@ from specs.errors import Issue
 from specs.rules.objective import on_policy
 from specs.schema.experiment import Experiment
 from specs.schema.objective import RegularizedObjective
+from specs.schema.rollout import SAMPLERS, engine_of
+
+
+def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
+    """A group of one never varies."""
+    if experiment.rollout.dynamic_sampling and experiment.training.group_size == 1:
+        yield Issue(
+            "no group could vary",
+            ("rollout", "dynamic_sampling"),
+            given="group_size 1",
+            hint="raise training.group_size to 2 or more, or leave dynamic_sampling out",
+        )
+
+
+def overlong(experiment: Experiment) -> Iterator[Issue]:
+    """The buffer lies within the response."""
+    given, longest = experiment.reward.overlong, experiment.rollout.max_response_length
+    if given and given.buffer > longest:
+        yield Issue(
+            "the buffer is longer than a response",
+            ("reward", "overlong", "buffer"),
+            given=str(given.buffer),
+            allowed=f"at most {longest}, rollout.max_response_length",
+        )
+
+
+def mask_truncated(experiment: Experiment) -> Iterator[Issue]:
+    """What is not computed cannot be taken off the reward."""
+    objective = experiment.objective
+    if experiment.training.mask_truncated and objective.penalizes_reward:
+        yield Issue(
+            "a masked response has no divergence to take off its reward",
+            ("training", "mask_truncated"),
+            given=f"true with {objective.type} and kl_in reward",
+            hint="write objective.kl_in: loss, or leave mask_truncated out",
+        )
+    if experiment.training.mask_truncated and experiment.advantage.whiten == "tokens":
+        yield Issue(
+            "the tokens of masked responses would be in the mean and the deviation of the others",
+            ("training", "mask_truncated"),
+            given="true with advantage.whiten tokens",
+            hint="write advantage.whiten: none, or leave mask_truncated out",
+        )
 
 
 def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
@@ -24,6 +67,80 @@ def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
                 given=" and ".join(cut),
                 hint=f"leave {name} out, or leave out {' and '.join(text.split()[0] for text in cut)}",
             )
+
+
+def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
+    """Thrown away although there is something to learn from it."""
+    baseline = experiment.advantage.baseline
+    if experiment.rollout.dynamic_sampling and baseline in ("none", "batch_mean"):
+        yield Issue(
+            "dynamic sampling throws away groups that have an advantage",
+            ("rollout", "dynamic_sampling"),
+            given=f"advantage.baseline {baseline}: a group that is all right differs from the other groups",
+            hint="take advantage.baseline group_mean or leave_one_out, or leave dynamic_sampling out",
+        )
+
+
+def idle_correction(experiment: Experiment) -> Iterator[Issue]:
+    """A ratio that is 1, or a bound on nothing."""
+    correction = experiment.rollout.correction
+    if correction.type == "none" and "bound" in correction.model_fields_set:
+        yield Issue(
+            "the bound has no effect",
+            ("rollout", "correction", "bound"),
+            given="correction.type none",
+            hint="write type: truncate or type: mask, or leave the bound out",
+        )
+    if (
+        correction.type != "none"
+        and experiment.rollout.runs_learner_model
+        and not experiment.rollout.gives_old_logprobs
+        and (experiment.rollout.top_p, experiment.rollout.top_k) == (1, 0)  # else it weighs by what was cut off
+    ):
+        others = " or ".join(engine_of(section) for section in SAMPLERS if not section.runs_learner_model)
+        yield Issue(
+            "the correction can never act",
+            ("rollout", "correction"),
+            given=f"engine {experiment.rollout.engine}: it samples with the learner's own weights and arithmetic",
+            hint=f"leave it out; it is for engine {others}",
+        )
+
+
+def biased_ratio(experiment: Experiment) -> Iterator[Issue]:
+    """What is drawn from a cut distribution and trained on as if from the whole one."""
+    rollout = experiment.rollout
+    for name, value, whole in (("top_p", rollout.top_p, 1), ("top_k", rollout.top_k, 0)):
+        if value != whole:
+            yield Issue(
+                "the importance ratio is biased",
+                ("rollout", name),
+                given=f"{value:g}: tokens are drawn from a part of the distribution, old_logprobs are of all of it",
+                hint=f"leave {name} at {whole} in training; evaluation has its own",
+            )
+
+
+def idle_cuts(experiment: Experiment) -> Iterator[Issue]:
+    """Cuts of a distribution from which only the likeliest token is taken."""
+    evaluation = experiment.evaluation
+    for name, value, whole in (("top_p", evaluation.top_p, 1), ("top_k", evaluation.top_k, 0)):
+        if evaluation.temperature == 0 and value != whole:
+            yield Issue(
+                f"{name} has no effect",
+                ("evaluation", name),
+                given=f"{value:g} at temperature 0, which takes the likeliest token",
+                hint=f"leave {name} out, or raise evaluation.temperature",
+            )
+
+
+def unequal_stops(experiment: Experiment) -> Iterator[Issue]:
+    """A policy that is trained to stop at a text, and measured without it."""
+    if experiment.rollout.stop and not experiment.evaluation.stop:
+        yield Issue(
+            "evaluation does not stop where training does",
+            ("rollout", "stop"),
+            given=", ".join(repr(text) for text in experiment.rollout.stop),
+            hint="give evaluation.stop the same texts",
+        )
 
 
 def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
@@ -70,19 +187,13 @@ def idle_clip(experiment: Experiment) -> Iterator[Issue]:
     )
 
 
-def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
-    """Leaving responses out, under a loss that has a gradient for each."""
-    training = experiment.training
-    if training.skip_zero_advantage and not experiment.skips_zero_advantage:
-        kl_coef, entropy_coef = experiment.objective.kl_coef, training.entropy_coef
-        given = f"entropy_coef {entropy_coef:g}" if entropy_coef else f"kl_coef {kl_coef:g}"
-        yield Issue(
-            "every response is computed: the loss has a gradient where the advantage is 0 as well",
-            ("training", "skip_zero_advantage"),
-            given=given,
-            hint="leave skip_zero_advantage out",
-        )
-
-
-RULES = (sampler_logprobs,)
-IDLE_KNOBS = (idle_clip, idle_sampling, idle_skipping)
+RULES = (dynamic_sampling, overlong, mask_truncated, sampler_logprobs)
+IDLE_KNOBS = (
+    idle_dynamic_sampling,
+    idle_correction,
+    biased_ratio,
+    idle_cuts,
+    unequal_stops,
+    idle_clip,
+    idle_sampling,
+)

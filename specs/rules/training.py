@@ -1,4 +1,4 @@
-"""What ZeRO and the optimizer ask of the training section."""
+"""Rules of the training section: what ZeRO and the optimizer ask of it, and a shortcut that cannot act."""
 
 from collections.abc import Iterator
 
@@ -41,4 +41,19 @@ def schedule_free(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
+    """Leaving responses out, under a loss that has a gradient for each."""
+    training = experiment.training
+    if training.skip_zero_advantage and not experiment.skips_zero_advantage:
+        kl_coef, entropy_coef = experiment.objective.kl_coef, training.entropy_coef
+        given = f"entropy_coef {entropy_coef:g}" if entropy_coef else f"kl_coef {kl_coef:g}"
+        yield Issue(
+            "every response is computed: the loss has a gradient where the advantage is 0 as well",
+            ("training", "skip_zero_advantage"),
+            given=given,
+            hint="leave skip_zero_advantage out",
+        )
+
+
 RULES = (offload, schedule_free)
+IDLE_KNOBS = (idle_skipping,)

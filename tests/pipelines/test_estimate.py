@@ -135,7 +135,7 @@ def test_a_sampler_that_cannot_read_the_learners_weights_has_a_whole_model(
 def test_what_zero_3_makes_whole_is_bounded_by_deepspeeds_settings(tmp_path: Path) -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    from rpg.learner.deepspeed_config import deepspeed_config
+    from rpg.learner.deepspeed import deepspeed_config
 
     sharded = experiment(tmp_path, "qwen3", "training.zero_stage=3", "training.precision=bfloat16")
     settings = DeepSpeedZeroConfig(**deepspeed_config(sharded.training, lends_weights=True)["zero_optimization"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from rpg.learner.deepspeed_config import deepspeed_config
+from rpg.learner.deepspeed import deepspeed_config
 from rpg.learner.policy import Policy, load_model
 from rpg.learner.sharded_loading import shard
 from rpg.processes import ranks

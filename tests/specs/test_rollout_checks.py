@@ -1,4 +1,4 @@
-"""What is said of sampling ahead and of trusting the sampler's logprobs."""
+"""What a spec may say of sampling, of sampling ahead, and of trusting the sampler's logprobs."""
 
 import pytest
 from spec_text import GOOD, changed, message, warnings, write
@@ -73,11 +73,6 @@ def test_a_clip_can_fire_in_one_minibatch_of_an_earlier_policys_responses() -> N
     assert warnings(text) == "0 warnings"
 
 
-def test_an_engine_that_samples_ahead_cannot_sleep_meanwhile() -> None:
-    said = message(with_rollout("engine: vllm, sleep: true, max_staleness: 1"))
-    assert "rollout.sleep: an engine that samples while the learner trains cannot sleep then\n" in said
-
-
 def test_nothing_is_skipped_under_a_divergence_or_an_entropy_bonus() -> None:
     skipping = changed("minibatches: 2", "minibatches: 2\n  skip_zero_advantage: true")
     said = "training.skip_zero_advantage: every response is computed: the loss has a gradient where"
@@ -86,3 +81,51 @@ def test_nothing_is_skipped_under_a_divergence_or_an_entropy_bonus() -> None:
     without = skipping.replace("  kl_coef: 1e-2", "  divergence: none")
     assert warnings(without) == "0 warnings"
     assert "given: entropy_coef 0.1\n" in warnings(without + "  entropy_coef: 0.1\n")
+
+
+def spec_with(said: str) -> str:
+    """The good spec with another rollout section, or an evaluation section."""
+    return changed(ROLLOUT, said if said.startswith("rollout") else f"{ROLLOUT}\n{said}")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "rollout: {max_response_length: 32, top_p: 0.9}",
+            "rollout.top_p: the importance ratio is biased",
+        ),
+        (
+            "rollout: {max_response_length: 32, top_k: 20}",
+            "given: 20: tokens are drawn from a part of the distribution",
+        ),
+        ("evaluation: {temperature: 0, samples_per_problem: 1, top_k: 5}", "evaluation.top_k: top_k has no effect"),
+        ("evaluation: {temperature: 0, samples_per_problem: 1, top_p: 0.5}", "evaluation.top_p: top_p has no effect"),
+        (
+            "rollout: {max_response_length: 32, stop: ['.']}",
+            "rollout.stop: evaluation does not stop where training does",
+        ),
+    ],
+)
+def test_sampling_that_misleads_is_warned_of(said: str, expected: str) -> None:
+    text = warnings(spec_with(said))
+    assert expected in text
+    assert text.endswith("1 warning")
+
+
+def test_sampling_that_fits_is_not_warned_of() -> None:
+    said = "rollout: {max_response_length: 32, stop: ['.']}\nevaluation: {stop: ['.'], top_p: 0.95, top_k: 20}"
+    assert warnings(changed(ROLLOUT, said)) == "0 warnings"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("rollout: {max_response_length: 32, top_p: 0}", "rollout.top_p: must be greater than 0"),
+        ("rollout: {max_response_length: 32, top_k: -1}", "rollout.top_k: must be at least 0"),
+        ("rollout: {max_response_length: 32, stop: ['']}", "rollout.stop.0: must not be empty"),
+        ("evaluation: {stop: ['a', '']}", "evaluation.stop.1: must not be empty"),
+    ],
+)
+def test_sampling_out_of_range_is_an_error(said: str, expected: str) -> None:
+    assert expected in message(spec_with(said))
