@@ -33,7 +33,7 @@ from rpg.batches.minibatches import Minibatch, cut, trained_fraction
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
 from rpg.keeper import Keeper, TrainingState
 from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, staleness_metrics
-from rpg.objectives import diagnostics, token_losses
+from rpg.objectives import TokenBatch, evaluate
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.correction import correction_weight, mismatch_diagnostics, rollout_ratio
 from rpg.parts import Parts
@@ -207,17 +207,18 @@ class Trainer:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This pass's part of the update's loss, and what can be said of its tokens. [n] each"""
         old = batch.spread(ledger.read("old_logprobs", batch))
-        inputs = {
-            "logprobs": batch.spread(logprobs),
-            "old_logprobs": old,
-            "ref_logprobs": batch.spread(ledger.read("ref_logprobs", batch)) if self.parts.reference else old,
-            "advantages": batch.spread(advantage[batch.tokens].to(old)),
-            "response_mask": batch.response_mask,
-        }
+        tokens = TokenBatch(
+            logprobs=batch.spread(logprobs),
+            old_logprobs=old,
+            ref_logprobs=batch.spread(ledger.read("ref_logprobs", batch)) if self.parts.reference else old,
+            advantages=batch.spread(advantage[batch.tokens].to(old)),
+            response_mask=batch.response_mask,
+        )
         correction = self.spec.rollout.correction
         gap = rollout_ratio(old, batch.spread(batch.rollout_logprobs.to(old)), batch.response_mask)
         weight = correction_weight(correction, gap)
-        losses = token_losses(self.spec.objective, **inputs) * weight
+        evaluation = evaluate(self.spec.objective, tokens)
+        losses = evaluation.losses * weight
         if self.training.entropy_coef:
             losses = losses - self.training.entropy_coef * batch.spread(entropies)
         loss = aggregate(
@@ -228,7 +229,7 @@ class Trainer:
             num_sequences=minibatch.num_sequences,
             max_response_length=self.spec.rollout.max_response_length,
         )
-        of_tokens = diagnostics(self.spec.objective, **inputs) | mismatch_diagnostics(gap, weight, correction)
+        of_tokens = evaluation.diagnostics() | mismatch_diagnostics(gap, weight, correction)
         seen = {name: batch.pick(values) for name, values in of_tokens.items()}
         seen["entropy"] = entropies.detach()
         seen["clipped"] = seen["clipped_low"] | seen["clipped_high"] | seen["clipped_dual"]

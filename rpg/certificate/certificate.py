@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
+from rpg.objectives import token_losses
 from rpg.objectives.kl import reward_penalties
-from rpg.objectives.losses import token_losses
 from specs.schema.objective import Objective, Rival
 
 TOLERANCE = 1e-10

@@ -1,6 +1,10 @@
-"""What is optimised: `token_losses`, and what may be seen of it while training, `diagnostics`."""
+"""What is optimised: the equations of each objective, and one evaluation of them on a batch of tokens.
 
-from rpg.objectives.diagnostics import diagnostics
-from rpg.objectives.losses import token_losses
+Each objective's equation stands in `regularized` or `rivals` and registers itself for its class of the schema;
+`evaluation` is the way in. Imports torch and the schema, nothing else of ours; any room of `rpg` may import it.
+"""
 
-__all__ = ["diagnostics", "token_losses"]
+from rpg.objectives.evaluation import Evaluation, evaluate, token_losses
+from rpg.objectives.terms import TokenBatch
+
+__all__ = ["Evaluation", "TokenBatch", "evaluate", "token_losses"]

@@ -1,4 +1,4 @@
-"""Which tokens stop counting, and on which side. Margins around ratio 1, never bounds."""
+"""Clips of the importance ratio: which entries stop counting, on which side. Margins around ratio 1, never bounds."""
 
 from dataclasses import dataclass
 
@@ -24,15 +24,21 @@ class Clipped:
 
 
 def nothing_clipped(ratio: Tensor) -> Clipped:
-    """No clip: False everywhere."""
+    """False everywhere."""
     never = torch.zeros_like(ratio, dtype=torch.bool)
     return Clipped(low=never, high=never, dual=never)
 
 
 def dual_clipped(ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual: float) -> Clipped:
-    """RPG-Style Clip: A > 0 counts while w < 1 + high; A <= 0 counts while 1 - low <= w < dual.
+    """RPG-Style Clip's marks: an entry is active iff A > 0 and w < 1 + high, or A ≤ 0 and 1 − low ≤ w < dual.
 
-    Source: Zhang 2025, arXiv:2505.17508, public code; the branch is on the sign of the raw advantage.
+    Args:
+        ratio: w, constant.
+        advantages: raw A, of the same shape.
+        low, high: margins.    dual: bound on the ratio where A ≤ 0.
+    Returns:
+        Where the entry is not active.
+    Source: Zhang 2025, arXiv:2505.17508, public code.
     """
     positive = advantages > 0
     return Clipped(
@@ -43,10 +49,15 @@ def dual_clipped(ratio: Tensor, advantages: Tensor, *, low: float, high: float, 
 
 
 def regularized_clipped(ratio: Tensor, weight: Tensor, *, low: float, high: float, dual: float) -> Clipped:
-    """The paper's Algorithm 2: the side is the sign of the whole weight w A + K(w), and the lower margin is closed.
+    """Algorithm 2's marks: active iff m ≥ 0 and w < 1 + high, or m < 0 and 1 − low < w < dual.
 
-    weight >= 0 counts while w < 1 + high; weight < 0 counts while 1 - low < w < dual.
-    Source: Zhang 2025, arXiv:2505.17508, Algorithm 2 (its psi has the sign of the weight, since -log pi >= 0).
+    Args:
+        ratio: w, constant.
+        weight: m = w A + K(w), of the same shape; the algorithm's ψ has its sign, since −log π ≥ 0.
+        low, high: margins.    dual: bound on the ratio where m < 0.
+    Returns:
+        Where the entry is not active.
+    Source: Zhang 2025, arXiv:2505.17508, Algorithm 2.
     """
     positive = weight >= 0
     return Clipped(
@@ -57,7 +68,10 @@ def regularized_clipped(ratio: Tensor, weight: Tensor, *, low: float, high: floa
 
 
 def ppo_clipped(ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual: float) -> Clipped:
-    """Where PPO's dual clip takes the gradient away: A > 0 and w > 1 + high; A < 0 and w < 1 - low or w > dual."""
+    """PPO's marks, where `ppo_surrogate` has no gradient: A > 0 and w > 1 + high; A < 0 and w < 1 − low or w > dual.
+
+    Args and Returns: as `dual_clipped`. Where A = 0 nothing is marked.
+    """
     positive, negative = advantages > 0, advantages < 0
     return Clipped(
         low=negative & (ratio < 1 - low),
@@ -67,16 +81,21 @@ def ppo_clipped(ratio: Tensor, advantages: Tensor, *, low: float, high: float, d
 
 
 def clamp_ratio(ratio: Tensor, *, low: float, high: float) -> Tensor:
-    """w held in [1 - low, 1 + high]."""
+    """w̄, which is w held in [1 − low, 1 + high]."""
     return ratio.clamp(1 - low, 1 + high)
 
 
 def ppo_surrogate(ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual: float = float("inf")) -> Tensor:
-    """PPO's clipped surrogate with an optional bound on the ratio when A < 0, as a loss.
+    """PPO's clipped surrogate: −min(w A, w̄ A), and where A < 0 at most −dual A.
 
-    -min(w A, clamp(w) A), and where A < 0 no more than -dual A. The gradient goes through the ratio, and through the
-    advantage if that depends on the policy (the paper's Algorithm 1).
-
+    Args:
+        ratio: w. Differentiable.
+        advantages: A. Differentiable where it depends on the policy, as in the paper's Algorithm 1.
+        low, high: margins.    dual: bound on the ratio where A < 0.
+    Returns:
+        Losses of the shape of the ratio, reward units.
+    Gradient:
+        On policy −A ∇log π. Zero through the ratio where `ppo_clipped` marks an entry.
     Source: Schulman 2017, arXiv:1707.06347, eq. 7; dual clip, Ye 2020, arXiv:1912.09729, eq. 5; two margins, Yu 2025,
     arXiv:2503.14476.
     Example: ratio 2 with A = 1 is held at 1 + high.

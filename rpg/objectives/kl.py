@@ -74,6 +74,35 @@ def reward_penalties(log_ref_ratio: Tensor, lengths: Tensor, *, estimator: str, 
 
 
 def penalty(terms: Terms, *, estimator: str, weighted: bool) -> Tensor:
-    """The estimate for each token, times the token's differentiable ratio where `weighted`."""
+    """The penalty in the loss: k(r), or w k(r) where it is weighted.
+
+    Args:
+        terms: of tokens.
+        estimator: k, which is k1, k2 or k3.
+        weighted: whether it is multiplied by the token's ratio, which is differentiated too.
+    Returns:
+        [B, T], nats, per unit of its coefficient.
+    """
     estimate = ESTIMATORS[estimator](terms.log_ref_ratio)
-    return terms.ratio * estimate if weighted else estimate
+    return bounded_exp(terms.log_ratio) * estimate if weighted else estimate
+
+
+def token_divergences(terms: Terms) -> dict[str, Tensor]:
+    """The unnormalized divergences of each token, which metrics show.
+
+    kl_reverse: w log r − w + q, of KL(π ‖ π_ref); kl_forward: w − q − q log r, of KL(π_ref ‖ π); kl_behaviour:
+    w − 1 − log w, of KL(π_old ‖ π).
+
+    Args:
+        terms: of tokens.
+    Returns:
+        Name -> [B, T], nats, each ≥ 0. Their means over tokens that π_old sampled are unbiased, in the states that it
+        came to. Constant.
+    """
+    log_ratio, log_reference = terms.log_ratio.detach(), terms.log_reference
+    ratio, reference, log_ref_ratio = terms.ratio, bounded_exp(log_reference), log_ratio - log_reference
+    return {
+        "kl_reverse": ratio * log_ref_ratio - ratio + reference,
+        "kl_forward": ratio - reference - reference * log_ref_ratio,
+        "kl_behaviour": ratio - 1 - log_ratio,
+    }

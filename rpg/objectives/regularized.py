@@ -1,70 +1,219 @@
-"""Regularized policy gradient: expected reward minus beta times a divergence from the reference.
+"""Regularized policy gradient: expected reward minus β times a divergence from the reference, and its clips.
 
-Leaf functions on `Terms`; those of weights return an entry's value, [B, T] at token level, [B, 1] at sequence level.
+K(w) is the divergence's part of the gradient weight m, see `divergence`; β is `kl_coef`. Weights are constants. At
+token level an entry is a token, at sequence level a whole response.
+
 Source: Zhang 2025, arXiv:2505.17508. Differs: sampler and reference may be two policies.
 """
 
 import torch
 from torch import Tensor
 
-from rpg.objectives.clipping import clamp_ratio, ppo_surrogate
+from rpg.objectives.clipping import (
+    Clipped,
+    clamp_ratio,
+    dual_clipped,
+    nothing_clipped,
+    ppo_clipped,
+    ppo_surrogate,
+    regularized_clipped,
+)
 from rpg.objectives.divergence import LOSSES, WEIGHTS
-from rpg.objectives.terms import Terms
+from rpg.objectives.equation import equation
+from rpg.objectives.terms import Terms, bounded_exp
+from specs.schema.objective import Divergence, RegularizedObjective
 
 
-def plain_weight(terms: Terms, *, divergence: str, kl_coef: float) -> Tensor:
-    """m = w A + K(w) of `grad J = E_old[m grad log pi]`. Constant."""
-    log_ratio = terms.log_ratio.detach()
-    return terms.ratio.detach() * terms.advantages + kl_coef * WEIGHTS[divergence](log_ratio, terms.log_reference)
+@equation.register
+def regularized_policy_gradient(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
+    """reinforce: −SG(m) log π; differentiable: −w A + β D
+
+    The clip says what becomes of m, or of −w A. The tokens of a response sum to the loss of the response.
+    """
+    if objective.estimator == "reinforce":
+        weight, clipped = _clipped_weight(objective, terms)
+        return -weight * terms.logprobs, clipped
+    losses, clipped = _clipped_loss(objective, terms)
+    return terms.per_token(losses), clipped
 
 
-def clamped_divergence_weight(terms: Terms, *, divergence: str, kl_coef: float, low: float, high: float) -> Tensor:
-    """K at the clamped ratio. Constant."""
-    clamped = torch.log(clamp_ratio(terms.ratio.detach(), low=low, high=high))
+def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
+    """m under the objective's clip."""
+    clip, divergence, kl_coef = objective.clip, objective.divergence, objective.kl_coef
+    if clip.type == "none":
+        weight = plain_weight(terms, divergence=divergence, kl_coef=kl_coef)
+        return weight, nothing_clipped(terms.ratio)
+    if clip.type == "truncate":
+        return truncated_clip(terms, divergence=divergence, kl_coef=kl_coef, low=clip.low, high=clip.high)
+    rule = rpg_style_clip if clip.branch == "raw" else algorithm_2_clip
+    return rule(
+        terms,
+        divergence=divergence,
+        kl_coef=kl_coef,
+        low=clip.low,
+        high=clip.high,
+        dual=clip.dual,
+        keep_divergence=clip.keep_divergence,
+    )
+
+
+def _clipped_loss(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
+    """The differentiable loss of each entry under the objective's clip."""
+    clip, divergence, kl_coef = objective.clip, objective.divergence, objective.kl_coef
+    if clip.type != "dual":  # the schema refuses truncate with this estimator
+        losses = differentiable_loss(terms, divergence=divergence, kl_coef=kl_coef)
+        return losses, nothing_clipped(terms.ratio)
+    rule = dual_clip_loss if clip.branch == "raw" else algorithm_1_loss
+    return rule(terms, divergence=divergence, kl_coef=kl_coef, low=clip.low, high=clip.high, dual=clip.dual)
+
+
+def plain_weight(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:
+    """m = w A + β K(w), the weight of `∇J = E_old[m ∇log π]` without a clip.
+
+    Args:
+        terms: of tokens or of whole responses.
+        divergence: a key of `WEIGHTS`.
+        kl_coef: β, the weight of the divergence, ≥ 0.
+    Returns:
+        One number an entry, reward units. Constant.
+    Source: Zhang 2025, arXiv:2505.17508, Props F.1, F.3, F.4, F.5.
+    """
+    weight = WEIGHTS[divergence](terms.log_ratio.detach(), terms.log_reference)
+    return terms.ratio * terms.advantages + kl_coef * weight
+
+
+def clamped_divergence_weight(
+    terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float
+) -> Tensor:
+    """β K(w̄), w̄ = w held in [1 − low, 1 + high].
+
+    Returns: the divergence's part of the weight at the clamped ratio, one number an entry. Constant.
+    """
+    clamped = torch.log(clamp_ratio(terms.ratio, low=low, high=high))
     return kl_coef * WEIGHTS[divergence](clamped, terms.log_reference)
 
 
-def truncated_weight(terms: Terms, *, divergence: str, kl_coef: float, low: float, high: float) -> Tensor:
-    """A clamp(w) + K(clamp(w)): every token counts. Constant. The paper's Remark F.2."""
-    clamped = clamp_ratio(terms.ratio.detach(), low=low, high=high)
+def rpg_style_clip(
+    terms: Terms,
+    *,
+    divergence: Divergence,
+    kl_coef: float,
+    low: float,
+    high: float,
+    dual: float,
+    keep_divergence: bool,
+) -> tuple[Tensor, Clipped]:
+    """RPG-Style Clip: m = w A + β K(w̄) where the entry is active, 0 where it is not.
+
+    Active: A > 0 and w < 1 + high; or A ≤ 0 and 1 − low ≤ w < dual. w̄ is w held in [1 − low, 1 + high].
+
+    Args:
+        terms: of tokens or of whole responses.
+        divergence: a key of `WEIGHTS`.    kl_coef: β, ≥ 0.
+        low, high: margins around ratio 1.    dual: bound on the ratio where A ≤ 0, above 1.
+        keep_divergence: an entry that is not active keeps β K(w̄).
+    Returns:
+        m, one number an entry, and where the clip acts. Constant.
+    Gradient:
+        On policy exact in expectation. With β = 0 that of PPO's dual clip, entry by entry.
+    Source: Zhang 2025, arXiv:2505.17508, public code: the side is that of the raw advantage, the reward is weighed by
+    the ratio as it is and the divergence by the clamped one.
+    """
+    clipped = dual_clipped(terms.ratio, terms.advantages, low=low, high=high, dual=dual)
     divergence_part = clamped_divergence_weight(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
-    return clamped * terms.advantages + divergence_part
+    inactive = divergence_part if keep_divergence else torch.zeros_like(divergence_part)
+    return torch.where(clipped.any, inactive, terms.ratio * terms.advantages + divergence_part), clipped
 
 
-def reinforce_loss(terms: Terms, weight: Tensor) -> Tensor:
-    """-SG(m) log pi, [B, T]: a response's tokens sum to -SG(m) log pi(response)."""
-    return -weight.detach() * terms.logprobs
+def algorithm_2_clip(
+    terms: Terms,
+    *,
+    divergence: Divergence,
+    kl_coef: float,
+    low: float,
+    high: float,
+    dual: float,
+    keep_divergence: bool,
+) -> tuple[Tensor, Clipped]:
+    """The paper's Algorithm 2: m = w A + β K(w) where the entry is active, 0 where it is not.
+
+    Active: m ≥ 0 and w < 1 + high; or m < 0 and 1 − low < w < dual. Here K is at the ratio as it is, and the side is
+    that of the whole weight.
+
+    Args and Returns: as `rpg_style_clip`; an entry that is not active keeps β K(w̄) with keep_divergence.
+    Source: Zhang 2025, arXiv:2505.17508, Algorithm 2.
+    """
+    weight = plain_weight(terms, divergence=divergence, kl_coef=kl_coef)
+    clipped = regularized_clipped(terms.ratio, weight, low=low, high=high, dual=dual)
+    divergence_part = clamped_divergence_weight(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
+    inactive = divergence_part if keep_divergence else torch.zeros_like(divergence_part)
+    return torch.where(clipped.any, inactive, weight), clipped
 
 
-def differentiable_loss(terms: Terms, *, divergence: str, kl_coef: float) -> Tensor:
-    """-w A + beta D, differentiated as it stands."""
-    return -terms.ratio * terms.advantages + kl_coef * LOSSES[divergence](terms)
+def truncated_clip(
+    terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float
+) -> tuple[Tensor, Clipped]:
+    """Truncation: m = w̄ A + β K(w̄), w̄ = w held in [1 − low, 1 + high]; every entry counts.
+
+    Returns: m, one number an entry, and where the ratio was held. Constant.
+    Source: Zhang 2025, arXiv:2505.17508, Remark F.2.
+    """
+    clamped = clamp_ratio(terms.ratio, low=low, high=high)
+    divergence_part = clamped_divergence_weight(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
+    never = torch.zeros_like(terms.ratio, dtype=torch.bool)
+    held = Clipped(low=terms.ratio < clamped, high=terms.ratio > clamped, dual=never)
+    return clamped * terms.advantages + divergence_part, held
 
 
-def dual_clip_differentiable_loss(
-    terms: Terms, *, divergence: str, kl_coef: float, low: float, high: float, dual: float
-) -> Tensor:
-    """PPO's dual clip on the reward part, the divergence added unclipped."""
-    reward = ppo_surrogate(terms.ratio, terms.advantages, low=low, high=high, dual=dual)
-    return reward + kl_coef * LOSSES[divergence](terms)
+def differentiable_loss(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:
+    """−w A + β D, differentiated as it stands.
+
+    Args:
+        terms: of tokens or of whole responses.
+        divergence: a key of `LOSSES`.    kl_coef: β, ≥ 0.
+    Returns:
+        One loss an entry, reward units.
+    Gradient:
+        −m ∇log π, entry by entry, with the m of `plain_weight`.
+    Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3.
+    """
+    return -bounded_exp(terms.log_ratio) * terms.advantages + kl_coef * LOSSES[divergence](terms)
 
 
-def regularized_advantage(terms: Terms, *, divergence: str, kl_coef: float) -> Tensor:
-    """The paper's A-hat, differentiable: A - beta log r (unnormalized_reverse), A - beta (log r + 1) (reverse), A
-    (none)."""
-    if divergence == "none":
-        return terms.advantages
-    return terms.advantages - kl_coef * (terms.log_ref_ratio + (1.0 if divergence == "reverse" else 0.0))
+def dual_clip_loss(
+    terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float, dual: float
+) -> tuple[Tensor, Clipped]:
+    """PPO's dual clip on −w A, and β D added unclipped.
+
+    Args: as `rpg_style_clip`, the divergence a key of `LOSSES`.
+    Returns: one loss an entry, reward units, and where the clip acts.
+    """
+    reward = ppo_surrogate(bounded_exp(terms.log_ratio), terms.advantages, low=low, high=high, dual=dual)
+    clipped = ppo_clipped(terms.ratio, terms.advantages, low=low, high=high, dual=dual)
+    return reward + kl_coef * LOSSES[divergence](terms), clipped
 
 
-def algorithm_1_loss(terms: Terms, *, divergence: str, kl_coef: float, low: float, high: float, dual: float) -> Tensor:
-    """PPO's dual clip on the regularised advantage, for the reverse divergences; the gradient goes through both
-    factors.
+def algorithm_1_loss(
+    terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float, dual: float
+) -> tuple[Tensor, Clipped]:
+    """The paper's Algorithm 1: PPO's dual clip on −w Â, where Â is the regularized advantage.
 
-    Its derivative for one token differs from the weights of the contract by a multiple of w, whose expected gradient
-    is 0: on policy it is exact in expectation, with another variance. A clipped token keeps the gradient through the
-    advantage.
+    Args and Returns: as `dual_clip_loss`; divergence reverse, unnormalized_reverse or none.
+    Gradient:
+        Through both factors: an entry that is clipped keeps the part through Â. For one token it differs from −m ∇log π
+        by a multiple of w, whose expected gradient is 0: on policy it is exact in expectation, with another variance.
     Source: Zhang 2025, arXiv:2505.17508, Algorithm 1.
     """
     advantages = regularized_advantage(terms, divergence=divergence, kl_coef=kl_coef)
-    return ppo_surrogate(terms.ratio, advantages, low=low, high=high, dual=dual)
+    losses = ppo_surrogate(bounded_exp(terms.log_ratio), advantages, low=low, high=high, dual=dual)
+    return losses, ppo_clipped(terms.ratio, advantages.detach(), low=low, high=high, dual=dual)
+
+
+def regularized_advantage(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:
+    """Â: A − β log r (unnormalized_reverse), A − β (log r + 1) (reverse), A (none).
+
+    Returns: one number an entry, reward units. Differentiable.
+    """
+    if divergence == "none":
+        return terms.advantages
+    return terms.advantages - kl_coef * (terms.log_ref_ratio + (1.0 if divergence == "reverse" else 0.0))

@@ -1,52 +1,22 @@
-"""What every objective is written in: checked inputs, and the ratios between the three policies."""
+"""What every equation is written in: a batch of tokens, and the ratios between the three policies.
 
-from dataclasses import dataclass, replace
+π is the policy being trained, π_old the one that sampled, π_ref the reference; w = π/π_old, r = π/π_ref and
+q = π_ref/π_old, so that r = w/q. A is the advantage. SG(x) is x as a constant.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from specs.schema.objective import RatioOver
+
 MAX_LOG_RATIO = 60.0
 """Nats. exp(60) = 1.1e26 leaves room in float32 for a product with the log-ratio of a whole response and an advantage;
 beyond it a ratio is held there and passes no gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """A batch as the equations see it. [B, T] at token level; at sequence level [B, 1], one entry a response."""
-
-    logprobs: Tensor
-    """[B, T], log pi(y_t), nats; the only differentiable input; 0 on padding."""
-    log_policy: Tensor
-    """log pi of what the ratio is taken over: the token, or the whole response. Differentiable."""
-    log_ratio: Tensor
-    """log pi/pi_old of the same. Differentiable."""
-    log_reference: Tensor
-    """log pi_ref/pi_old of the same. Constant."""
-    advantages: Tensor
-    """Constant. At sequence level the mean over the response's tokens."""
-    share: Tensor
-    """What part of its entry's loss a token bears: 1, or one over the tokens of the response."""
-    response_mask: Tensor
-    """[B, T], bool."""
-
-    @property
-    def ratio(self) -> Tensor:
-        """w = pi/pi_old, differentiable."""
-        return bounded_exp(self.log_ratio)
-
-    @property
-    def reference_weight(self) -> Tensor:
-        """q = pi_ref/pi_old, constant."""
-        return bounded_exp(self.log_reference)
-
-    @property
-    def log_ref_ratio(self) -> Tensor:
-        """log r = log pi/pi_ref, differentiable."""
-        return self.log_ratio - self.log_reference
-
-    def per_token(self, values: Tensor) -> Tensor:
-        """[B, T]: an entry's loss spread over its tokens, so that a response's tokens sum to it."""
-        return (values * self.share).expand_as(self.logprobs)
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
@@ -54,76 +24,112 @@ def bounded_exp(log_ratio: Tensor) -> Tensor:
     return torch.exp(log_ratio.clamp(max=MAX_LOG_RATIO))
 
 
-def checked(
-    logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The five inputs at float32 or wider, all but the first constant, padding zeroed so that nothing in it can matter.
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Responses as an objective sees them: floats [batch, time], one entry a response token, padding anywhere.
 
     Raises:
-        ValueError: a shape that is not [batch, time], or differs from that of `logprobs`.
+        ValueError: a shape that is not [batch, time], or shapes that differ.
     """
-    named = {
-        "logprobs": logprobs,
-        "old_logprobs": old_logprobs,
-        "ref_logprobs": ref_logprobs,
-        "advantages": advantages,
-        "response_mask": response_mask,
-    }
-    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-    if logprobs.dim() != 2 or len(set(shapes.values())) > 1:
-        said = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise ValueError(f"all inputs must have one shape [batch, time]; given: {said}")
-    mask = response_mask.detach() != 0
-    dtype = torch.promote_types(logprobs.dtype, torch.float32)
-    constants = (old_logprobs.detach(), ref_logprobs.detach(), advantages.detach())
-    policy, old, ref, advantage = (torch.where(mask, x.to(dtype), 0.0) for x in (logprobs, *constants))
-    return policy, old, ref, advantage, mask
+
+    logprobs: Tensor
+    """log π(y_t | x, y_<t) under the policy being trained, nats. The only differentiable input."""
+    old_logprobs: Tensor
+    """The same tokens under the policy that the step counts as its sampler, nats. Constant."""
+    ref_logprobs: Tensor
+    """The same tokens under the reference policy, nats. Constant. `old_logprobs` where the sampler is the reference."""
+    advantages: Tensor
+    """Reward units. Constant."""
+    response_mask: Tensor
+    """1 on tokens that the policy sampled and is trained on. What stands elsewhere, NaN included, changes nothing."""
+
+    def __post_init__(self) -> None:
+        shapes = {field.name: tuple(getattr(self, field.name).shape) for field in fields(self)}
+        if self.logprobs.dim() != 2 or len(set(shapes.values())) > 1:
+            given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+            raise ValueError(f"all inputs must have one shape [batch, time]; given: {given}")
+
+    def prepared(self) -> "TokenBatch":
+        """The same in float32 or wider, all but `logprobs` constant, the mask bool and padding 0."""
+        mask = self.response_mask.detach() != 0
+        dtype = torch.promote_types(self.logprobs.dtype, torch.float32)
+
+        def counted(values: Tensor) -> Tensor:
+            return torch.where(mask, values.to(dtype), 0.0)
+
+        return TokenBatch(
+            logprobs=counted(self.logprobs),
+            old_logprobs=counted(self.old_logprobs.detach()),
+            ref_logprobs=counted(self.ref_logprobs.detach()),
+            advantages=counted(self.advantages.detach()),
+            response_mask=mask,
+        )
 
 
-def token_terms(
-    *, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
-) -> Terms:
-    """Ratios of single tokens."""
-    policy, old, ref, advantage, mask = checked(logprobs, old_logprobs, ref_logprobs, advantages, response_mask)
+@dataclass(frozen=True)
+class Terms:
+    """A prepared batch with its ratios. Entries are tokens, [B, T], or whole responses, [B, 1]."""
+
+    logprobs: Tensor
+    """log π of each token, nats [B, T]; 0 on padding. Differentiable."""
+    log_policy: Tensor
+    """log π of each entry: the token, the whole response, or its mean over the response's tokens. Differentiable."""
+    log_ratio: Tensor
+    """log w of each entry. Differentiable."""
+    log_reference: Tensor
+    """log q of each entry. Constant."""
+    advantages: Tensor
+    """A of each entry: of a response the mean over its tokens. Constant."""
+    share: Tensor
+    """The part of its entry's loss that a token bears: 1, or one over the tokens of the response."""
+    response_mask: Tensor
+    """Which tokens count, bool [B, T]."""
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        """w of each entry. Constant; where a loss goes through the ratio, it takes `bounded_exp(log_ratio)`."""
+        return bounded_exp(self.log_ratio.detach())
+
+    @property
+    def log_ref_ratio(self) -> Tensor:
+        """log r of each entry. Differentiable."""
+        return self.log_ratio - self.log_reference
+
+    def per_token(self, losses: Tensor) -> Tensor:
+        """Losses of entries spread over their tokens, [B, T], so that a response's tokens sum to its loss."""
+        return (losses * self.share).expand_as(self.logprobs)
+
+
+def token_terms(batch: TokenBatch) -> Terms:
+    """Ratios of single tokens, of a prepared batch."""
     return Terms(
-        logprobs=policy,
-        log_policy=policy,
-        log_ratio=policy - old,
-        log_reference=ref - old,
-        advantages=advantage,
-        share=torch.ones_like(advantage),
-        response_mask=mask,
+        logprobs=batch.logprobs,
+        log_policy=batch.logprobs,
+        log_ratio=batch.logprobs - batch.old_logprobs,
+        log_reference=batch.ref_logprobs - batch.old_logprobs,
+        advantages=batch.advantages,
+        share=torch.ones_like(batch.advantages),
+        response_mask=batch.response_mask,
     )
 
 
-def sequence_terms(
-    *, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
-) -> Terms:
-    """Ratios of whole responses: sums of log-ratios over the response's tokens."""
-    policy, old, ref, advantage, mask = checked(logprobs, old_logprobs, ref_logprobs, advantages, response_mask)
-    share = 1 / mask.sum(-1, keepdim=True).clamp(min=1).to(policy.dtype)
+def sequence_terms(batch: TokenBatch) -> Terms:
+    """Ratios of whole responses, of a prepared batch: the sum of the log-ratios of a response's tokens."""
+    share = 1 / batch.response_mask.sum(-1, keepdim=True).clamp(min=1).to(batch.logprobs.dtype)
     return Terms(
-        logprobs=policy,
-        log_policy=policy.sum(-1, keepdim=True),
-        log_ratio=(policy - old).sum(-1, keepdim=True),
-        log_reference=(ref - old).sum(-1, keepdim=True),
-        advantages=advantage.sum(-1, keepdim=True) * share,
+        logprobs=batch.logprobs,
+        log_policy=batch.logprobs.sum(-1, keepdim=True),
+        log_ratio=(batch.logprobs - batch.old_logprobs).sum(-1, keepdim=True),
+        log_reference=(batch.ref_logprobs - batch.old_logprobs).sum(-1, keepdim=True),
+        advantages=batch.advantages.sum(-1, keepdim=True) * share,
         share=share,
-        response_mask=mask,
+        response_mask=batch.response_mask,
     )
 
 
-def geometric_terms(
-    *, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
-) -> Terms:
-    """The geometric mean of a response's ratios; every token bears the whole of its entry's loss."""
-    whole = sequence_terms(
-        logprobs=logprobs,
-        old_logprobs=old_logprobs,
-        ref_logprobs=ref_logprobs,
-        advantages=advantages,
-        response_mask=response_mask,
-    )
+def geometric_mean_terms(batch: TokenBatch) -> Terms:
+    """The geometric mean of the ratios of a response's tokens; each token bears the whole of its response's loss."""
+    whole = sequence_terms(batch)
     return replace(
         whole,
         log_policy=whole.log_policy * whole.share,
@@ -131,3 +137,8 @@ def geometric_terms(
         log_reference=whole.log_reference * whole.share,
         share=torch.ones_like(whole.share),
     )
+
+
+TERMS: Mapping[RatioOver, Callable[[TokenBatch], Terms]] = MappingProxyType(
+    {"token": token_terms, "sequence": sequence_terms, "geometric_mean": geometric_mean_terms}
+)

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from rpg.advantages import response_means, token_advantages
 from rpg.batches.packing_plan import Rows, plan_padded
-from rpg.objectives import diagnostics, token_losses
+from rpg.objectives import TokenBatch, evaluate
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.correction import correction_weight, rollout_ratio
 from specs.schema.experiment import Experiment
-from specs.schema.objective import Objective
 from specs.schema.training import Training
 
 BLOCK_TOKENS = 2**18
@@ -202,18 +201,19 @@ def _weigh(block: _Block, columns: dict[str, Tensor], known: Tensor, experiment:
     """The fields of `Weights` for a block's tokens, [n] each."""
     objective = experiment.objective
     inputs = {name: block.spread(columns[name]) for name in (*_TRAINED, "advantages")}
-    inputs["response_mask"] = block.spread(known.float())
+    tokens = TokenBatch(**inputs, response_mask=block.spread(known.float()))
+    mask = tokens.response_mask != 0
     present = block.spread(torch.ones_like(known, dtype=torch.float32))
-    seen = diagnostics(objective, **inputs)
-    gap = rollout_ratio(inputs["old_logprobs"], block.spread(columns["rollout_logprobs"]), inputs["response_mask"])
+    evaluation, without = evaluate(objective, tokens), evaluate(objective.model_copy(update={"kl_coef": 0.0}), tokens)
+    seen = evaluation.diagnostics()
+    gap = rollout_ratio(tokens.old_logprobs, block.spread(columns["rollout_logprobs"]), tokens.response_mask)
     seen["correction"] = correction_weight(experiment.rollout.correction, gap)
-    entropies = torch.where(inputs["response_mask"] != 0, block.spread(columns["entropies"]), 0.0)
+    entropies = torch.where(mask, block.spread(columns["entropies"]), 0.0)
     seen["bonus"] = -experiment.training.entropy_coef * entropies
-    losses = _losses(objective, inputs) * seen["correction"]
+    losses = torch.where(mask, evaluation.losses, 0.0) * seen["correction"]
     seen["losses"] = losses + seen["bonus"]
-    without = objective.model_copy(update={"kl_coef": 0.0})
-    seen["penalty"] = losses - _losses(without, inputs) * seen["correction"]
-    seen["penalty_weight"] = seen["weight"] - diagnostics(without, **inputs)["weight"]
+    seen["penalty"] = losses - torch.where(mask, without.losses, 0.0) * seen["correction"]
+    seen["penalty_weight"] = evaluation.weight - without.weight
     # The aggregation is linear in the token losses: its derivative is what each of them is multiplied by.
     leaf = torch.zeros(block.shape, requires_grad=True)
     total = aggregate(
@@ -227,7 +227,3 @@ def _weigh(block: _Block, columns: dict[str, Tensor], known: Tensor, experiment:
     (seen["share"],) = torch.autograd.grad(total, leaf)
     seen["gradient"] = seen["weight"] * seen["correction"] * seen["share"]
     return {name: block.pick(values) for name, values in seen.items()}
-
-
-def _losses(objective: Objective, inputs: dict[str, Tensor]) -> Tensor:
-    return torch.where(inputs["response_mask"] != 0, token_losses(objective, **inputs), 0.0)

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rpg.certificate.catalogue import catalogue, label
-from rpg.objectives import diagnostics, token_losses
+from rpg.objectives import TokenBatch, evaluate, token_losses
 from rpg.objectives.aggregate import aggregate
-from specs.schema.objective import Objective
+from rpg.objectives.equation import equation
+from specs.schema.fields import members
+from specs.schema.objective import Objective, Rival
 
 EVERYTHING = [item for items in catalogue().values() for item in items]
 each_objective = pytest.mark.parametrize(
@@ -37,6 +39,10 @@ def batch(seed: int, *, responses: int = 5, time: int = 6, spread: float = 0.4) 
         "advantages": normal(responses, 1).expand(responses, time).clone(),
         "response_mask": (torch.arange(time) < lengths).double(),
     }
+
+
+def diagnostics(item: Objective, **inputs: Tensor) -> dict[str, Tensor]:
+    return evaluate(item, TokenBatch(**inputs)).diagnostics()
 
 
 def gradient(item: Objective, inputs: dict[str, Tensor], *, microbatches: list[list[int]] | None = None) -> Tensor:
@@ -168,6 +174,30 @@ def test_diagnostics_agree_with_the_loss(item: Objective) -> None:
     assert torch.stack(sides).sum(0).max() <= 1
     for name in ("kl_reverse", "kl_forward", "kl_behaviour"):
         assert (seen[name] >= -1e-12).all()
+
+
+@each_objective
+def test_an_evaluation_leaves_losses_that_train_as_token_losses_do(item: Objective) -> None:
+    inputs = batch(7)
+    gradients = []
+    for losses_of in (token_losses, lambda item, **inputs: evaluate(item, TokenBatch(**inputs)).losses):
+        parameter = torch.ones((), dtype=torch.float64, requires_grad=True)
+        losses = losses_of(item, **{**inputs, "logprobs": inputs["logprobs"] * parameter})
+        assert parameter.grad is None, "the weight is taken by the logprobs, not by what they come from"
+        torch.where(inputs["response_mask"] != 0, losses, 0).square().sum().backward()
+        gradients.append((losses.detach(), parameter.grad))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert gradients[0][1] == gradients[1][1]
+    assert not evaluate(item, TokenBatch(**inputs)).losses.requires_grad
+
+
+def test_every_objective_of_the_schema_has_an_equation() -> None:
+    objectives = members(Objective)
+    assert len(objectives) > 1
+    for objective in objectives:
+        assert equation.dispatch(objective) is not equation.dispatch(object), objective.__name__
+    with pytest.raises(NotImplementedError, match="no equation is registered for Rival"):
+        token_losses(Rival(), **batch(8))  # type: ignore[arg-type]
 
 
 @quick

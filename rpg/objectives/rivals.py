@@ -1,0 +1,41 @@
+"""The rivals' losses of the reward. Their penalty on the divergence, which all share, is in `kl`.
+
+Each one's expected gradient is that of the expected reward where the policy is the sampler, since there every ratio is
+1 and nothing is clipped. Off policy the clip biases it, and ratios of single tokens leave out how the state came about.
+"""
+
+import torch
+from torch import Tensor
+
+from rpg.objectives.clipping import Clipped, ppo_clipped, ppo_surrogate
+from rpg.objectives.equation import equation
+from rpg.objectives.terms import Terms, bounded_exp
+from specs.schema.objective import Cispo, ClippedRival
+
+
+@equation.register
+def clipped_surrogate(objective: ClippedRival, terms: Terms) -> tuple[Tensor, Clipped]:
+    """−min(w A, w̄ A)
+
+    w̄ is w held in [1 − low, 1 + high]; where A < 0 the loss is at most −dual A. The ratio is the token's (PPO, GRPO,
+    DAPO, Dr.GRPO, REINFORCE++), the whole response's (RLOO, as TRL has it) or its geometric mean (GSPO).
+
+    Source: Schulman 2017, arXiv:1707.06347, eq. 7; GSPO, Zheng 2025, arXiv:2507.18071, eq. 5.
+    """
+    clip = objective.clip
+    low, high, dual = clip.low, clip.high, clip.dual or float("inf")
+    losses = ppo_surrogate(bounded_exp(terms.log_ratio), terms.advantages, low=low, high=high, dual=dual)
+    return terms.per_token(losses), ppo_clipped(terms.ratio, terms.advantages, low=low, high=high, dual=dual)
+
+
+@equation.register
+def capped_reinforce(objective: Cispo, terms: Terms) -> tuple[Tensor, Clipped]:
+    """−SG(min(w, max_ratio)) A log π
+
+    A token over the bound keeps the bound's weight; the mark `high` says that it is over it.
+
+    Source: MiniMax 2025, arXiv:2506.13585, eq. 4. Differs: no bound below, as the paper trains it.
+    """
+    losses = -terms.ratio.clamp(max=objective.max_ratio) * terms.advantages * terms.logprobs
+    never = torch.zeros_like(terms.ratio, dtype=torch.bool)
+    return losses, Clipped(low=never, high=terms.ratio > objective.max_ratio, dual=never)
