@@ -133,13 +133,11 @@ def _replay(execution: Execution, scratch: Home) -> None:
             command=launcher.command(directory, experiment, slots),
             log=log,
             record=directory / "process.json",
-            environment=launcher.environment(experiment) | visible(slots),
+            environment=visible(slots),
             signal_children=launcher.signal_children,
+            afterwards=lambda: launcher.end(directory),
         )
-        try:
-            code = supervise(child, stop=execution.stop.requested, tick=lambda: None)
-        finally:
-            launcher.end(directory)
+        code = supervise(child, stop=execution.stop.requested, tick=lambda: None)
     if code not in (0, STOPPED):
         raise failure("the replay", code, log, since=before)
 

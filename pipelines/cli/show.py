@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.output import as_objects, cell_text, table_text
 from pipelines.home import Home
-from pipelines.launchers.launch_record import read_launch
+from pipelines.launchers import read_launch
 from pipelines.report.evidence import trouble_of
 from pipelines.runs import log_files, status_of
 from pipelines.state import read_json

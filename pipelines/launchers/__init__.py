@@ -1,43 +1,116 @@
-"""How the training ranks of a run are started: one module per kind, joined by the spec's `launcher.type`."""
+"""How the training ranks of a run are started: one module, or folder, for each kind of launcher.
 
-from collections.abc import Sequence
+A launcher is its section in `specs/schema/launchers.py` and the module here that has the name of its `type`, whose
+`LAUNCHER` keeps to `Launcher` below; that name is how `rpg run`, `doctor` and `cancel` find it. Imports processes and
+state; running, the services, the doctor and the command line import it. The processes on the nodes of a cluster do so
+too: no Prefect and no Pydantic here.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pipelines.state import read_json, write_json
+from rpg.files import now
 
 if TYPE_CHECKING:
+    from pipelines.home import Home
     from specs.schema.experiment import Experiment
 
 
-class Launcher(Protocol):
-    """Gives the command that trains a run; it is started and watched by the supervisor like any other stage."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that `rpg doctor` looked at."""
 
+    name: str
+    status: Literal["ok", "note", "broken"]
+    """note: works, but worth knowing; broken: something that is needed fails."""
+    message: str
+
+
+class Launcher(Protocol):
+    """Starts the ranks of a run. One object serves every run and every process of ours: it has no state."""
+
+    ranks_run_here: bool
+    """The ranks compute on this machine: GPU slots are leased for them before the command is started."""
     signal_children: bool
-    """SIGTERM goes to the command's children (the ranks), not to the command, which would kill them."""
+    """A request to stop (SIGTERM) goes to the command's children, the ranks, as it would kill the command itself."""
 
     def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
-        """The command line. Resuming is the trainer's affair: it finds the last checkpoint in the run's directory.
+        """The command line that trains the run; the supervisor starts it and watches over it as over any other stage.
 
-        What it chooses (addresses, ports, environment) it records in the run's launch.json.
+        Its exit codes are the trainer's. Resuming is the trainer's affair: it finds the last checkpoint in the run's
+        directory. What the launcher chooses (addresses, ports, environment) it records with `write_launch`.
 
         Args:
             slots: GPUs of this machine that are leased for the ranks and, after theirs, their engines.
         """
         ...
 
-    def environment(self, experiment: "Experiment") -> dict[str, str]:
-        """On top of the present environment."""
+    def end(self, run_directory: Path) -> None:
+        """Ends what a command started elsewhere and did not take with it; does nothing where there is none.
+
+        Called when the command is gone. `rpg cancel` asks it too, for a command that was killed.
+        """
         ...
 
-    def end(self, run_directory: Path) -> None:
-        """Ends what the command started elsewhere and did not take with it; called when the command is gone."""
+    def examine(self, home: "Home", experiment: "Experiment | None") -> Iterator[Finding]:
+        """What `rpg doctor` says of it.
+
+        Args:
+            experiment: a spec with this launcher: what it would reach is tried. None: what this machine has for it.
+        """
         ...
 
 
 def launcher_of(experiment: "Experiment") -> Launcher:
     """The launcher that a spec names."""
-    from pipelines.launchers.local import LocalRanks
-    from pipelines.launchers.slurm import SlurmRanks
-    from pipelines.launchers.ssh import SshRanks
+    return _named(experiment.launcher.type)
 
-    launchers: dict[str, type[Launcher]] = {"local": LocalRanks, "ssh": SshRanks, "slurm": SlurmRanks}
-    return launchers[experiment.launcher.type]()
+
+def launchers() -> list[Launcher]:
+    """One of each kind, in the order of the schema."""
+    from specs.schema.fields import literal_of, members
+    from specs.schema.launchers import Launcher as Section
+
+    sections = members(Section)
+    return [_named(kind) for section in sections for kind in literal_of(section.model_fields["type"])]
+
+
+def _named(kind: str) -> Launcher:
+    launcher: Launcher = import_module(f"{__name__}.{kind}").LAUNCHER
+    return launcher
+
+
+def find_program(kind: str, program: str) -> Finding:
+    """Whether this machine has the program that a kind of launcher needs."""
+    path = shutil.which(program)
+    return Finding(f"launcher {kind}", "ok" if path else "note", path or f"no {program} here")
+
+
+_PASSED_ON = ("NCCL_", "GLOO_", "TORCH", "OMP_", "MKL_", "HF_", "TRANSFORMERS_", "VLLM_", "RPG_", "CUDA_", "DS_", "LD_")
+_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", "RPG_SLOTS", "RPG_SLOT_DIR", "RPG_GPUS")
+"""These name GPUs of this machine, and mean nothing on another."""
+
+
+def passed_on(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of this process that ranks on other machines get too."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(_PASSED_ON) and name not in _NOT_PASSED_ON
+    }
+
+
+def write_launch(run_directory: Path, launcher: str, **chosen: Any) -> None:
+    """Replaces the run's launch.json, which `rpg show` shows: what a launcher chose."""
+    write_json(run_directory / "launch.json", {"launcher": launcher, "started_at": now(), **chosen})
+
+
+def read_launch(run_directory: Path) -> dict[str, Any]:
+    """The last launch; empty where there was none."""
+    return read_json(run_directory / "launch.json")

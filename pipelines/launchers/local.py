@@ -3,36 +3,47 @@
 import base64
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipelines.launchers.launch_record import passed_on, write_launch
-from pipelines.launchers.ranks import free_port
+from pipelines.home import Home
+from pipelines.launchers import Finding, Launcher, passed_on, write_launch
+from pipelines.launchers.network import free_port
 from specs.schema.experiment import Experiment
 
 
 class LocalRanks:
     """As many ranks as the spec asks for, in one process group."""
 
+    ranks_run_here = True
     signal_children = True
 
     def command(self, run_directory: Path, experiment: Experiment, slots: Sequence[str]) -> list[str]:
         """What starts the ranks; they meet at a free port of this machine."""
-        port = free_port()
-        chosen = {"ranks": experiment.training.ranks, "gpus": ", ".join(slots), "environment": passed_on()}
-        write_launch(run_directory, "local", rendezvous=f"127.0.0.1:{port}", **chosen)
-        return local_command(run_directory, experiment.training.ranks, port, slots[: experiment.training.ranks])
-
-    def environment(self, experiment: Experiment) -> dict[str, str]:
-        """Nothing beyond the present environment."""
-        del experiment
-        return {}
+        port, ranks = free_port(), experiment.training.ranks
+        write_launch(
+            run_directory,
+            "local",
+            rendezvous=f"127.0.0.1:{port}",
+            ranks=ranks,
+            gpus=", ".join(slots),
+            environment=passed_on(),
+        )
+        return local_command(run_directory, ranks, port, slots[:ranks])
 
     def end(self, run_directory: Path) -> None:
-        """The ranks ended with the command."""
+        """Nothing: the ranks end with the command."""
+
+    def examine(self, home: Home, experiment: Experiment | None) -> Iterator[Finding]:
+        """Nothing: it needs what every command here needs."""
+        del home, experiment
+        yield from ()
 
 
-def local_command(run_dir: Path, ranks: int, port: int, devices: Sequence[str] = ()) -> list[str]:
+LAUNCHER: Launcher = LocalRanks()
+
+
+def local_command(run_directory: Path, ranks: int, port: int, devices: Sequence[str] = ()) -> list[str]:
     """DeepSpeed's launcher on this machine, with one process a rank.
 
     The launcher exits with a rank's own code when it fails or stops (143 after SIGTERM to the ranks), within a second.
@@ -46,5 +57,5 @@ def local_command(run_dir: Path, ranks: int, port: int, devices: Sequence[str] =
     return [
         *(sys.executable, "-m", "deepspeed.launcher.launch"),
         *(f"--world_info={world}", f"--master_port={port}", "--log_level=error", "--no_local_rank"),
-        *("--module", "rpg.train", str(run_dir)),
+        *("--module", "rpg.train", str(run_directory)),
     ]

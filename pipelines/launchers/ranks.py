@@ -1,8 +1,7 @@
-"""The ranks on one machine of several: their start, their signals, their end."""
+"""The ranks on one machine of several: their start, their signals, their end, and what it means for the run."""
 
 import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -16,30 +15,33 @@ from typing import Any
 
 import psutil
 
+from rpg.processes.exit_cause import STOPPED
 from rpg.processes.parent import die_with_parent
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one machine is to start."""
+    """One machine's share of a run: the ranks that it starts, and how they find the others."""
 
     run_dir: str
     first_rank: int
     ranks: int
     world_size: int
     node: int
-    """From 0."""
+    """Which machine of the run it is, from 0."""
     nodes: int
     master_address: str
     master_port: int
     log: str
-    """Appended; on the shared file system."""
+    """The ranks' output is appended to it; on the shared file system."""
     device: str = "cpu"
     """The spec's resources.device; where it is not the CPU, GPU slots are leased for the ranks."""
     gpus: int = 0
     """Those of the ranks and their engines; 0: one a rank."""
     interface: str = ""
+    """Network interface over which the ranks meet; empty: the library's choice."""
     environment: dict[str, str] = field(default_factory=dict)
+    """The spec's variables for every rank."""
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Share":
@@ -64,8 +66,9 @@ class Share:
         }
 
 
-ENDED_WELL = (0, 143, -signal.SIGTERM)
-"""Codes of a rank that is done or was asked to stop; the last, where the signal met it on its way in or out."""
+ENDED_WELL = (0, STOPPED, -signal.SIGTERM)
+"""Exit codes of a rank that is done or was asked to stop; the last one, where the signal met it before it listened or
+when it listened no more."""
 
 
 class Ranks:
@@ -76,8 +79,8 @@ class Ranks:
         self.processes: list[subprocess.Popen[bytes]] = []
         with open(share.log, "ab") as log:
             last = share.first_rank + share.ranks - 1
-            where = f"node {share.node} of {share.nodes}, {socket.gethostname()}"
-            log.write(f"{where}: ranks {share.first_rank} to {last}\n".encode())
+            machine = f"node {share.node} of {share.nodes}, {socket.gethostname()}"
+            log.write(f"{machine}: ranks {share.first_rank} to {last}\n".encode())
             log.flush()
             for local_rank in range(share.ranks):
                 self.processes.append(
@@ -117,11 +120,11 @@ class Ranks:
             time.sleep(0.05)
         codes = self.codes()
         running = [process for process, code in zip(self.processes, codes, strict=True) if code is None]
-        family: list[psutil.Process] = []
+        families: list[psutil.Process] = []
         for process in running:
             with contextlib.suppress(psutil.Error):
-                family += [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for member in family:
+                families += [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for member in families:
             with contextlib.suppress(psutil.Error):
                 member.kill()
         for process in running:
@@ -140,37 +143,35 @@ def verdict(codes: Sequence[int | None]) -> int:
         return 128 - killed[0]
     if failures:
         return failures[0]
-    return 143 if any(codes) else 0
+    return STOPPED if any(codes) else 0
 
 
-def interface_of(address: str) -> str:
-    """The network interface that has an address; empty where none has."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if address in [entry.address for entry in addresses]:
-            return str(name)
-    return ""
+@dataclass
+class Losses:
+    """How often in a row a machine or a rank was lost without a checkpoint between."""
+
+    losses: int = 0
+    stood_at: str = ""
+    """The last checkpoint when it last happened; empty: there was none."""
+
+    def add(self, run_dir: Path, most: int) -> bool:
+        """Counts one more. Whether the run is worth another launch; says so where it is not.
+
+        Args:
+            most: launcher.restarts.
+        """
+        steps = sorted(path.name for path in (run_dir / "checkpoints").glob("step-*"))
+        stands_at = steps[-1] if steps else ""
+        self.losses = 1 + (self.losses if stands_at == self.stood_at else 0)
+        self.stood_at = stands_at
+        if self.losses > most:
+            print(f"lost {self.losses} times without a checkpoint between: given up (launcher.restarts)", flush=True)
+        return self.losses <= most
 
 
-def address_of(interface: str) -> str:
-    """The first IPv4 address of an interface. Raises ValueError where there is no such interface or it has none."""
-    found = psutil.net_if_addrs()
-    for entry in found.get(interface, []):
-        if entry.family == socket.AF_INET:
-            return str(entry.address)
-    raise ValueError(f"there is no interface {interface} with an IPv4 address here; there are: {', '.join(found)}")
-
-
-_PORTS = range(20000, 32000)
-"""Below those that Linux gives to outgoing connections: one of these may take a port before the ranks have started."""
-
-
-def free_port(address: str = "") -> int:
-    """A TCP port of this machine that nobody listens at now."""
-    for port in (*random.SystemRandom().sample(_PORTS, 50), 0):
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind((address, port))
-            return int(listener.getsockname()[1])
-    raise OSError(f"no port of {address or 'this machine'} is free")
+def rank_range(first: int, ranks: int) -> str:
+    """The first and the last of a machine's ranks, for launch.json: `4-7`."""
+    return f"{first}-{first + ranks - 1}"
 
 
 def log_of(run_dir: Path, node: int, host: str) -> Path:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pipelines.launchers import launcher_of
 from pipelines.processes.supervisor import StageError, StageStoppedError
 from pipelines.running.run import Execution
 from rpg.processes.gpu_slots import OF_RUN, TooFewSlotsError, leased, slots_here, slots_wanted
@@ -22,7 +23,7 @@ def gpu_slots(execution: Execution, stage: str) -> Iterator[list[str]]:
         StageStoppedError: it was asked to stop while it waited.
     """
     experiment = execution.plan.experiment
-    elsewhere = stage == "train" and experiment.launcher.type != "local"
+    elsewhere = stage == "train" and not launcher_of(experiment).ranks_run_here
     if stage not in ON_A_GPU or elsewhere:
         yield []
         return

@@ -160,7 +160,7 @@ def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
             launcher.command(directory, execution.plan.experiment, slots),
             directory / "problems.json",
             tick,
-            environment=launcher.environment(execution.plan.experiment) | visible(slots),
+            environment=visible(slots),
             signal_children=launcher.signal_children,
             afterwards=lambda: launcher.end(directory),
         )

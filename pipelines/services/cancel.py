@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pipelines.home import Home
-from pipelines.launchers.slurm import SlurmRanks
+from pipelines.launchers import launchers
 from pipelines.processes.reap import ProcessRecord, end
 from pipelines.processes.stop import request_cancel
 from pipelines.state import RunState, read_json
@@ -68,6 +68,6 @@ def _end_child(home: Home, run_id: str) -> None:
     if record := ProcessRecord.read(path):
         end(record, grace=0.0)
         path.unlink(missing_ok=True)
-    if read_json(home.run(run_id) / "launch.json").get("launcher") == "slurm":
-        # A job outlives the command that waited for it.
-        SlurmRanks().end(home.run(run_id))
+    # Each kind: an earlier command may have started the run by another launcher than the last one.
+    for launcher in launchers():
+        launcher.end(home.run(run_id))

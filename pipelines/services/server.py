@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock
 
 from pipelines.home import Home
-from pipelines.launchers.ranks import free_port
+from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_tail, start
 from pipelines.state import read_json, write_json

@@ -10,7 +10,7 @@ import time
 import psutil
 
 from pipelines.home import Home
-from pipelines.launchers.ranks import free_port
+from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end, reap
 from pipelines.processes.supervisor import start
 from pipelines.services.server import (

@@ -6,7 +6,6 @@ from dataclasses import replace
 from specs.errors import Issue, Path
 from specs.rules import guards, objective, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
-from specs.rules.launchers import launcher_issues
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
 
@@ -150,6 +149,10 @@ def _vocabulary(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("the tokenizer decides it", path, hint="leave it out; set model.tokenizer")
 
 
+def _launcher(experiment: Experiment) -> Iterator[Issue]:
+    return experiment.launcher.issues(experiment.training)
+
+
 def _idle_divergence(experiment: Experiment) -> Iterator[Issue]:
     objective = experiment.objective
     divergence, kl_coef = getattr(objective, "divergence", None), getattr(objective, "kl_coef", None)
@@ -240,7 +243,7 @@ RULES = (
     *rollout.RULES,
     *vllm.RULES,
     missing_files,
-    launcher_issues,
+    _launcher,
     *training.RULES,
 )
 IDLE_KNOBS = (

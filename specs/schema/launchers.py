@@ -1,16 +1,34 @@
-"""What starts the training ranks, and on which machines. Nothing here changes a result."""
+"""What starts the training ranks, and on which machines. Nothing here changes a result.
 
+A launcher is a section here, which says what is wrong with it, and the module of its type's name in
+`pipelines/launchers`.
+"""
+
+import re
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from specs.errors import Issue
 from specs.schema.base import Spec, names_path, unless_said
+from specs.schema.training import Training
 
 HOST_NAME = r"^[A-Za-z0-9_.:@\[\]][A-Za-z0-9_.:@\[\]-]*$"
 """What ssh takes for a host; no leading hyphen, which it would take for an option."""
+_HOSTFILE_LINE = re.compile(r"^(\S+)\s+slots=(\d+)$")
 
 
-class LocalLauncher(Spec):
+class _Launcher(Spec):
+    """What every launcher's section has."""
+
+    def issues(self, training: Training) -> Iterator[Issue]:
+        """What makes it impossible to train so, beyond what single fields show. Paths begin at the experiment."""
+        del training
+        yield from ()
+
+
+class LocalLauncher(_Launcher):
     """Ranks on this machine."""
 
     type: Literal["local"] = "local"
@@ -26,7 +44,7 @@ class Host(Spec):
     """Ranks that it takes; with GPUs, one each."""
 
 
-class _Cluster(Spec):
+class _Cluster(_Launcher):
     """What launchers over several machines share. The run's directory must be one that all of them see."""
 
     python: str = ""
@@ -60,6 +78,45 @@ class SshLauncher(_Cluster):
     min_ranks: int = Field(0, ge=0)
     """Then it goes on with as many ranks as the hosts that do answer take, if they are so many; 0: training.ranks."""
 
+    def read_hosts(self) -> tuple[Host, ...]:
+        """The hosts, from the spec or its hostfile. Raises OSError or ValueError where the file is not right."""
+        if not self.hostfile:
+            return self.hosts
+        with open(self.hostfile, encoding="utf-8") as file:
+            return parse_hostfile(file.read())
+
+    def issues(self, training: Training) -> Iterator[Issue]:
+        """Hosts that cannot be read, that are named twice, or that take too few ranks."""
+        if bool(self.hosts) == bool(self.hostfile):
+            given = "both" if self.hosts else "neither"
+            yield Issue("needs hosts or a hostfile, one of the two", ("launcher",), given=given)
+            return
+        if self.min_ranks > training.ranks:
+            given = f"{self.min_ranks} of {training.ranks}"
+            yield Issue("is more than training.ranks", ("launcher", "min_ranks"), given)
+        path = ("launcher", "hostfile" if self.hostfile else "hosts")
+        try:
+            hosts = self.read_hosts()
+        except OSError as error:
+            yield Issue("cannot be read", path, given=self.hostfile, hint=str(error.strerror))
+            return
+        except ValueError as error:
+            hint = "a line for each host, as DeepSpeed's: worker-1 slots=8"
+            yield Issue(f"is no hostfile: {error}", path, given=self.hostfile, hint=hint)
+            return
+        names = [host.host for host in hosts]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield Issue("the host is named twice", (*path, index, "host"), given=name)
+        slots = sum(host.slots for host in hosts)
+        if slots < training.ranks:
+            yield Issue(
+                "the hosts have too few slots",
+                path,
+                given=f"{slots} slots for {training.ranks} ranks",
+                hint="add hosts or slots, or lower training.ranks",
+            )
+
 
 class SlurmLauncher(_Cluster):
     """A batch job of Slurm's; requeued when it is preempted, at its time limit, or loses a node."""
@@ -77,7 +134,61 @@ class SlurmLauncher(_Cluster):
     options: tuple[str, ...] = ()
     """Further options of sbatch, e.g. [--account=lab, "--gres=gpu:8", --constraint=h100]."""
 
+    def issues(self, training: Training) -> Iterator[Issue]:
+        """Ranks that do not divide, a time limit that is too short, options that are none or that the launcher sets."""
+        if training.ranks % self.nodes:
+            yield Issue(
+                "the ranks do not divide",
+                ("launcher", "nodes"),
+                given=f"{training.ranks} ranks on {self.nodes} nodes",
+                hint="training.ranks must be a multiple of launcher.nodes",
+            )
+        limit = self.time_limit_minutes * 60
+        if limit and self.stop_before_seconds >= limit:
+            given = f"{self.stop_before_seconds} s of {limit} s"
+            yield Issue("no time is left to train in", ("launcher", "stop_before_seconds"), given=given)
+        for index, option in enumerate(self.options):
+            path = ("launcher", "options", index)
+            name = option.lstrip("-").partition("=")[0]
+            if not option.startswith("-") or " " in option.strip():
+                yield Issue("is no option", path, given=option, allowed="--name=value, one an item")
+            elif name in _SET_BY_US or (not option.startswith("--") and _SHORT_OPTIONS.get(option[1]) in _SET_BY_US):
+                hint = "launcher.nodes, .partition and .time_limit_minutes, and training.ranks, say it"
+                yield Issue("the launcher sets it", path, given=option, hint=hint)
+
+
+_SET_BY_US = (
+    *("nodes", "ntasks", "ntasks-per-node", "job-name", "output", "error", "time", "signal", "partition"),
+    *("requeue", "no-requeue", "open-mode", "array", "wait", "parsable", "chdir"),
+)
+"""Options of sbatch that the launcher sets from the spec's own fields."""
+_SHORT_OPTIONS = {
+    **{"N": "nodes", "n": "ntasks", "J": "job-name", "o": "output"},
+    **{"e": "error", "t": "time", "p": "partition"},
+}
 
 Launcher = Annotated[
     LocalLauncher | SshLauncher | SlurmLauncher, Field(discriminator="type"), unless_said("type", "local")
 ]
+
+
+def parse_hostfile(text: str) -> tuple[Host, ...]:
+    """The hosts of a file as DeepSpeed's, in its order.
+
+    Raises:
+        ValueError: a line is not as it must be, a host is named twice, or there is none; the message has the line.
+    """
+    hosts: list[Host] = []
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.partition("#")[0].strip()
+        if not line:
+            continue
+        parts = _HOSTFILE_LINE.match(line)
+        if not parts or not re.match(HOST_NAME, parts[1]) or not int(parts[2]):
+            raise ValueError(f"line {number} is not `NAME slots=N`: {raw.strip()}")
+        if parts[1] in [host.host for host in hosts]:
+            raise ValueError(f"line {number} names {parts[1]} again")
+        hosts.append(Host(host=parts[1], slots=int(parts[2])))
+    if not hosts:
+        raise ValueError("there is no host in it")
+    return tuple(hosts)

@@ -9,7 +9,7 @@ from live import SPEC
 
 from pipelines.cli.follow import print_logs
 from pipelines.home import Home
-from pipelines.launchers.launch_record import passed_on
+from pipelines.launchers import passed_on
 from pipelines.launchers.local import LocalRanks
 from pipelines.planning.plan import make_plan
 from pipelines.processes.stop import request_cancel

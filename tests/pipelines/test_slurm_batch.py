@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.launchers.slurm.batch import batch_options
+from pipelines.launchers.slurm.queue import batch_options
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC
 

@@ -6,7 +6,7 @@ import pytest
 from spec_text import GOOD, message, write
 
 from specs.loader import load_experiment
-from specs.rules.launchers import hosts_of, parse_hostfile
+from specs.schema.launchers import parse_hostfile
 
 
 def spec(launcher: str, ranks: int = 4) -> str:
@@ -24,7 +24,7 @@ def test_hosts_and_a_hostfile_say_the_same():
         write(spec("{type: ssh, hosts: [{host: worker-1, slots: 2}, {host: root@10.0.0.2, slots: 2}]}"))
     )
     from_file = load_experiment(write(spec("{type: ssh, hostfile: hosts}")))
-    assert hosts_of(listed.launcher) == hosts_of(from_file.launcher)
+    assert listed.launcher.read_hosts() == from_file.launcher.read_hosts()
     assert Path(from_file.launcher.hostfile).is_absolute()
 
 

@@ -5,7 +5,7 @@ the end means:
 
 - stopped (143) and nobody of ours asked for it: preempted, or the time limit is near. The job is queued again.
 - a node or a rank was lost: queued again too, so many times in a row without a checkpoint between.
-- anything else: RUN_DIR/slurm/ended.json tells the command that waits.
+- anything else: it has ended for good, and tells the command that waits.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines.launchers.ranks import ENDED_WELL, address_of, free_port, verdict
-from pipelines.launchers.slurm.node import DIRECTORY, source_address
-from rpg.files import now, replace_json
+from pipelines.launchers import write_launch
+from pipelines.launchers.network import address_of, free_port, source_address
+from pipelines.launchers.ranks import ENDED_WELL, Losses, rank_range, verdict
+from pipelines.launchers.slurm.job_files import JobFiles
+from rpg.files import replace_json
 from rpg.processes.exit_cause import SIGNALLED, STOPPED, forget_exits
 
-STOP = "stop"
-"""In the directory: the run is ended on purpose, and not to be queued again."""
-ENDED = "ended.json"
 _POLL_SECONDS = 0.2
 _PEERS_SECONDS = 30.0
 """How long the other nodes have to end after one has failed; then they count as lost."""
@@ -37,13 +37,14 @@ class Job:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._directory = run_dir / DIRECTORY
+        self._files = JobFiles.of(run_dir)
         self._id = os.environ["SLURM_JOB_ID"]
-        self._tag = f"{self._id}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-        self._settings: dict[str, Any] = json.loads((self._directory / "settings.json").read_bytes())
+        self._restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        self._stretch = f"{self._id}-{self._restarts}"
+        self._settings: dict[str, Any] = json.loads(self._files.settings.read_bytes())
         self._srun: subprocess.Popen[bytes] | None = None
-        self._asked_to_stop = False
-        signal.signal(signal.SIGTERM, self._note)
+        self._stopping = False
+        signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> int:
         """Trains, and queues the job again where that is called for. Returns the job's exit code."""
@@ -52,12 +53,12 @@ class Job:
         command = ["srun", f"--nodes={self._nodes}", f"--ntasks={self._nodes}", "--ntasks-per-node=1"]
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
             command.append(f"--cpus-per-task={cpus}")
-        node = [sys.executable, "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._tag]
+        node = [sys.executable, "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._stretch]
         self._srun = subprocess.Popen([*command, "--kill-on-bad-exit=1", *node], stdin=subprocess.DEVNULL)
         self._wait()
         code, lost = self._meaning()
-        if (self._directory / STOP).exists() or not self._again(code, lost):
-            replace_json(self._directory / ENDED, {"job": self._id, "code": code}, durable=True)
+        if self._files.stop.exists() or not self._queued_again(code, lost):
+            replace_json(self._files.ended, {"job": self._id, "code": code}, durable=True)
         return code
 
     @property
@@ -65,10 +66,9 @@ class Job:
         return int(self._settings["nodes"])
 
     def _prepare(self) -> None:
-        """Chooses where the ranks meet, and writes down what was chosen."""
+        """Chooses where the ranks meet, tells the nodes, and records what was chosen."""
         names = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
-        address = self._address(names)
-        port = free_port()
+        address, port = self._address(names), free_port()
         ranks = int(self._settings["ranks"]) // self._nodes
         job = {
             "ranks": ranks,
@@ -79,27 +79,21 @@ class Job:
             "interface": self._settings["interface"],
             "environment": self._settings["environment"],
         }
-        replace_json(self._directory / f"{self._tag}.json", job, durable=True)
-        hosts = [
-            {"host": name, "ranks": f"{node * ranks}-{node * ranks + ranks - 1}"} for node, name in enumerate(names)
-        ]
+        replace_json(self._files.share(self._stretch), job, durable=True)
         chosen = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_", "CUDA_"))}
-        launch = {
-            "launcher": "slurm",
-            "started_at": now(),
-            "job": self._id,
-            "go": 1 + int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-            "rendezvous": f"{address}:{port}",
-            "hosts": hosts,
-            "environment": chosen | self._settings["environment"],
-        }
-        replace_json(self._run_dir / "launch.json", launch, durable=False)
-        print(
-            f"job {self._tag}: {self._settings['ranks']} ranks on {', '.join(names)}, at {address}:{port}", flush=True
+        write_launch(
+            self._run_dir,
+            "slurm",
+            job=self._id,
+            go=1 + self._restarts,
+            rendezvous=f"{address}:{port}",
+            hosts=[{"host": name, "ranks": rank_range(node * ranks, ranks)} for node, name in enumerate(names)],
+            environment=chosen | self._settings["environment"],
         )
+        self._say(f"{self._settings['ranks']} ranks on {', '.join(names)}, at {address}:{port}")
 
     def _address(self, names: list[str]) -> str:
-        """Of this machine, where the ranks meet."""
+        """This machine's address, where the ranks meet."""
         if interface := self._settings["interface"]:
             return address_of(interface)
         if len(names) == 1:
@@ -112,10 +106,10 @@ class Job:
     def _wait(self) -> None:
         """Until srun ends; not for a node that is dead, which srun would do until Slurm has noticed."""
         assert self._srun is not None
-        failed_at, told = 0.0, False
+        failed_at, asked_to_stop = 0.0, False
         while self._srun.poll() is None:
-            if self._asked_to_stop and not told:
-                told = True
+            if self._stopping and not asked_to_stop:
+                asked_to_stop = True
                 # To the ranks, by way of Slurm: srun itself would end them at once.
                 subprocess.run(["scancel", "--signal=TERM", self._id])
             codes = [code for report in self._reports() for code in report["codes"]]
@@ -137,32 +131,31 @@ class Job:
         return code, code > SIGNALLED and code != STOPPED
 
     def _reports(self) -> list[dict[str, Any]]:
-        found = self._directory.glob(f"{self._tag}-node-*.json")
-        return [json.loads(path.read_bytes()) for path in found]
+        return [json.loads(path.read_bytes()) for path in self._files.reports(self._stretch)]
 
-    def _again(self, code: int, lost: bool) -> bool:
-        """Queues the job again, if that is what its end asks for. Whether it did."""
-        if code != STOPPED and not (lost and self._worth_it()):
+    def _queued_again(self, code: int, lost: bool) -> bool:
+        """Queues the job again, if that is what its end asks for. Whether it did, or Slurm does by itself."""
+        if code != STOPPED and not (lost and self._worth_another()):
             return False
         # One that its user or Slurm ends already is not ours to bring back; Slurm queues again what it preempts.
         if "RUNNING" not in _output("squeue", "--noheader", "--jobs", self._id, "--format=%T"):
             return True
-        print(f"job {self._tag}: {'a node or a rank was lost' if lost else 'stopped'}; queued again", flush=True)
+        self._say(f"{'a node or a rank was lost' if lost else 'stopped'}; queued again")
         return subprocess.run(["scontrol", "requeue", self._id]).returncode == 0
 
-    def _worth_it(self) -> bool:
-        """Counts the losses since the last checkpoint."""
-        steps = sorted(path.name for path in (self._run_dir / "checkpoints").glob("step-*"))
-        path, stood_at = self._directory / "losses.json", steps[-1] if steps else ""
-        before = json.loads(path.read_bytes()) if path.exists() else {}
-        losses = 1 + (before.get("losses", 0) if before.get("stood_at") == stood_at else 0)
-        replace_json(path, {"losses": losses, "stood_at": stood_at}, durable=True)
-        if losses > self._settings["restarts"]:
-            print(f"lost {losses} times without a checkpoint between: given up (launcher.restarts)", flush=True)
-        return losses <= int(self._settings["restarts"])
+    def _worth_another(self) -> bool:
+        """Counts a loss. Whether there were not too many in a row."""
+        path = self._files.losses
+        losses = Losses(**json.loads(path.read_bytes())) if path.exists() else Losses()
+        worth_another = losses.add(self._run_dir, int(self._settings["restarts"]))
+        replace_json(path, asdict(losses), durable=True)
+        return worth_another
 
-    def _note(self, *_: object) -> None:
-        self._asked_to_stop = True
+    def _say(self, text: str) -> None:
+        print(f"job {self._stretch}: {text}", flush=True)
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
 
 
 def _output(*command: str) -> str:

@@ -3,21 +3,27 @@
 import contextlib
 import json
 import os
+import secrets
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.launchers.launch_record import passed_on
-from pipelines.launchers.ssh.node import BEAT_SECONDS
+from pipelines.home import Home
+from pipelines.launchers import Finding, passed_on
+from pipelines.launchers.ssh.node import BEAT_SECONDS, TOKEN_FILE, machine_versions
 from rpg.processes.parent import die_with_parent
 from specs.schema.launchers import Host, SshLauncher
 
 _PROJECT = Path(__file__).parents[3]
+POLL_SECONDS = 0.05
+"""Between two looks at what the hosts have said."""
 
 
 def remote_command(launcher: SshLauncher, host: str, module: str, *arguments: str) -> list[str]:
@@ -30,20 +36,23 @@ def remote_command(launcher: SshLauncher, host: str, module: str, *arguments: st
 
 
 class Connection:
-    """A host under our orders; `receive` has to be called often."""
+    """A host that takes our orders. Its reports come in only when `receive` is called, so call it often."""
 
     def __init__(self, host: Host, launcher: SshLauncher, run_directory: Path, token: str) -> None:
         self.host = host
         self.heard_at = self._beaten_at = time.monotonic()
         self.closed = False
         self.hello: dict[str, Any] = {}
+        """The host's first report, about itself; empty until it has come."""
         self.ended: dict[str, Any] = {}
         """The report of the ranks' end: their codes, None for one that was killed because of another's end."""
         self.refused = ""
+        """Why the host will not train; empty where it has not said so."""
         self.waiting = ""
+        """What the host waits for, as last reported."""
         self.first_rank = self.ranks = 0
         self.log = Path()
-        """Of its ranks; what a former go wrote are the first `log_began` bytes."""
+        """Of its ranks; its first `log_began` bytes are from earlier launches."""
         self.log_began = 0
         self._buffer = b""
         self._ssh = subprocess.Popen(
@@ -71,7 +80,7 @@ class Connection:
         self._send({"order": order, **fields})
 
     def receive(self) -> None:
-        """Takes in what the host has said, and beats."""
+        """Takes in what the host has reported since the last call, and lets it know that we are there."""
         if self.hello and time.monotonic() - self._beaten_at >= BEAT_SECONDS:
             self._beaten_at = time.monotonic()
             self.order("beat")
@@ -86,7 +95,7 @@ class Connection:
 
     @property
     def answered(self) -> bool:
-        """Whether the host has greeted, or will not."""
+        """Whether the host has said hello, or will not."""
         return bool(self.hello or self.closed or self.refused)
 
     def silent_seconds(self) -> float:
@@ -131,7 +140,58 @@ class Connection:
             os.write(self._in, json.dumps(value).encode() + b"\n")
 
 
-def apart(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+def leave_token(run_directory: Path) -> str:
+    """Writes a word into the directory by which a host can tell that it sees the same one. Returns the word."""
+    token = secrets.token_hex(8)
+    (run_directory / TOKEN_FILE).write_text(token, encoding="utf-8")
+    return token
+
+
+def await_answers(connections: Sequence[Connection], seconds: float) -> None:
+    """Returns when every host has answered, or after so many seconds."""
+    receive_until(lambda: all(connection.answered for connection in connections), connections, seconds)
+
+
+def receive_until(done: Callable[[], bool], connections: Sequence[Connection], seconds: float) -> None:
+    """Takes in what the hosts report until it is `done`, or for so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        for connection in connections:
+            connection.receive()
+        time.sleep(POLL_SECONDS)
+
+
+def version_differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     """Where a host's versions differ from those here, in words."""
     differing = [name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name)]
     return "; ".join(f"{name} {there.get(name, 'missing')}, here {here.get(name, 'missing')}" for name in differing)
+
+
+def examine_hosts(home: Home, launcher: SshLauncher) -> Iterator[Finding]:
+    """One finding for each host of a spec: it answers, sees this home, and has the same code and packages."""
+    if not shutil.which(launcher.ssh[0]):
+        yield Finding("launcher ssh", "broken", f"no {launcher.ssh[0]} here")
+        return
+    home.root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.root, prefix=".doctor-") as directory:
+        token = leave_token(Path(directory))
+        connections = [Connection(host, launcher, Path(directory), token) for host in launcher.read_hosts()]
+        try:
+            await_answers(connections, launcher.connect_seconds)
+            for connection in connections:
+                yield _examine(connection)
+        finally:
+            for connection in connections:
+                connection.close()
+
+
+def _examine(connection: Connection) -> Finding:
+    name = f"host {connection.host.host}"
+    if not connection.hello:
+        return Finding(name, "broken", connection.refused or "does not answer; `ssh` must get in without a password")
+    if not connection.hello["shared"]:
+        return Finding(name, "broken", "does not see this home; RPG_HOME must be the same directory on all hosts")
+    if differences := version_differences(machine_versions(), connection.hello["versions"]):
+        return Finding(name, "broken", f"has other versions: {differences}")
+    at, interface = connection.hello["address"], connection.hello["interface"]
+    return Finding(name, "ok", f"{connection.host.slots} slots; sees this home, has this code; {at} on {interface}")

