@@ -1,4 +1,4 @@
-"""Handing frozen experiments to a Prefect server: which one, the deployment for its workers, one flow run per run."""
+"""Handing frozen experiments to a Prefect server: which one, and one flow run per run."""
 
 import tomllib
 from dataclasses import asdict, dataclass
@@ -10,6 +10,7 @@ from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.running.experiment import flow_run_name, flow_tags
 from pipelines.running.run import register_experiment, register_run
+from pipelines.services.deployments import EXPERIMENTS, ensure_deployment
 from pipelines.services.server import client_settings, is_healthy, running_services
 from pipelines.state import RunState
 from specs.errors import Issue, SpecError
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
     from specs.loader import Document
-
-POOL = "rpg"
-DEPLOYMENT = "experiments"
-ENTRYPOINT = "pipelines.running.flow.run_experiment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ def submit_document(document: "Document", home: Home, profile: str = "") -> list
         from prefect.client.orchestration import get_client
 
         with get_client(sync_client=True) as client:
-            deployment = ensure_deployment(client)
+            deployment = ensure_deployment(client, EXPERIMENTS)
             return [_submit_run(client, deployment, url, document, run, home) for run in plan.runs]
 
 
@@ -85,27 +82,6 @@ def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:
     services = running_services(home)
     version = "/v2" if services is not None and services.url == url else ""
     return f"{url.removesuffix('/api')}{version}/runs/flow-run/{flow_run_id}"
-
-
-def ensure_deployment(client: "SyncPrefectClient", pool: str = POOL) -> UUID:
-    """The work pool and the deployment that says how a worker runs a flow run; made where they are missing."""
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectNotFound
-
-    from pipelines.running.flow import run_experiment
-
-    try:
-        client.read_work_pool(pool)
-    except ObjectNotFound:
-        client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
-    return client.create_deployment(
-        flow_id=client.create_flow(run_experiment),
-        name=DEPLOYMENT if pool == POOL else f"{DEPLOYMENT}-{pool}",
-        entrypoint=ENTRYPOINT,
-        work_pool_name=pool,
-        enforce_parameter_schema=False,
-        description="One run of an experiment: stage the data, make the base model, train, evaluate, report.",
-    )
 
 
 def cancel_flow_run(home: Home, url: str, flow_run_id: str) -> None:

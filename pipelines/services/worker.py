@@ -13,17 +13,18 @@ from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end, reap
 from pipelines.processes.supervisor import start
+from pipelines.services.deployments import EXPERIMENTS, POOL, STUDIES, ensure_deployment
 from pipelines.services.server import (
     ServiceError,
     Services,
     client_settings,
     environment,
+    is_healthy,
     running_services,
     server_command,
     services_file,
     wait_until_healthy,
 )
-from pipelines.services.submit import POOL, ensure_deployment
 from storage.liveness import is_alive
 
 DEFAULT_PORT = 4200
@@ -32,17 +33,18 @@ _FLOW_SECONDS = 20.0
 
 
 def up(home: Home, port: int = 0) -> Services:
-    """Starts the server and a worker, unless they run. Returns when the dashboard answers.
+    """Starts the server and a worker, unless they run, and renews the deployments. Returns when the dashboard answers.
 
     Args:
         port: of the dashboard; 0: 4200, or any free one where that is taken.
     Raises:
-        ServiceError: the server does not come up.
+        ServiceError: the server does not come up, or one that runs does not answer.
     """
     reap(home)
-    services = running_services(home)
-    if services is None:
-        services = _start_server(home, port)
+    services = running_services(home) or _start_server(home, port)
+    if not is_healthy(services.url, timeout=10.0):
+        raise ServiceError(f"the Prefect server at {services.url} does not answer; `rpg down` ends it")
+    _renew_deployments(home, services.url, POOL)
     if services.worker is None or not is_alive(services.worker.pid, services.worker.started):
         services = _start_worker(home, services)
     return services
@@ -67,17 +69,22 @@ def _start_server(home: Home, port: int) -> Services:
 
 
 def _start_worker(home: Home, services: Services) -> Services:
-    with client_settings(home, services.url):
-        from prefect.client.orchestration import get_client
-
-        with get_client(sync_client=True) as client:
-            ensure_deployment(client)
     command = worker_command(POOL)
     settings = worker_environment(home, services.url)
     process = start(command, home.logs / "prefect-worker.log", environment=settings, attached=False)
     with_worker = Services(services.url, services.server, ProcessRecord.of(process.pid, "worker"))
     with_worker.write(home)
     return with_worker
+
+
+def _renew_deployments(home: Home, url: str, pool: str) -> None:
+    """Before a worker starts: what was scheduled for it, by an earlier version too, must be there for it to import."""
+    with client_settings(home, url):
+        from prefect.client.orchestration import get_client
+
+        with get_client(sync_client=True) as client:
+            for deployment in (EXPERIMENTS, STUDIES):
+                ensure_deployment(client, deployment, pool)
 
 
 def worker_command(pool: str) -> list[str]:
@@ -133,10 +140,6 @@ def _is_free(port: int) -> bool:
 
 def run_worker(home: Home, url: str, pool: str) -> None:
     """Becomes a worker of the pool in the foreground, until it is interrupted."""
-    with client_settings(home, url):
-        from prefect.client.orchestration import get_client
-
-        with get_client(sync_client=True) as client:
-            ensure_deployment(client, pool)
+    _renew_deployments(home, url, pool)
     command = worker_command(pool)
     os.execvpe(command[0], command, os.environ | worker_environment(home, url))

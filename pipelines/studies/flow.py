@@ -1,8 +1,7 @@
 """A study on a Prefect server: its submission, and the flow run in which a worker does all its trials."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -11,8 +10,9 @@ from prefect.states import Cancelled, Completed, Failed
 from pipelines.home import Home
 from pipelines.processes.stop import Stop
 from pipelines.running.experiment import execute_document
+from pipelines.services.deployments import STUDIES, ensure_deployment
 from pipelines.services.server import client_settings
-from pipelines.services.submit import POOL, api_url, ensure_deployment, flow_run_link
+from pipelines.services.submit import api_url, flow_run_link
 from pipelines.studies.report import answer, best_trial, write_study_report
 from pipelines.studies.study import StudyInterruptedError, run_study
 from specs.study_document import StudyDocument
@@ -61,22 +61,10 @@ def submit_study(document: StudyDocument, home: Home, profile: str = "") -> str:
         name = f"study {document.study.name}"
         with get_client(sync_client=True) as client:
             created = client.create_flow_run_from_deployment(
-                _deployment(client),
+                ensure_deployment(client, STUDIES),
                 name=name,
                 parameters={"name": name, "document": document.to_json()},
                 tags=[f"study:{document.study.name}"],
                 state=Scheduled(),
             )
     return flow_run_link(home, url, str(created.id))
-
-
-def _deployment(client: "SyncPrefectClient") -> UUID:
-    ensure_deployment(client)
-    return client.create_deployment(
-        flow_id=client.create_flow(run_study_flow),
-        name=DEPLOYMENT,
-        entrypoint=ENTRYPOINT,
-        work_pool_name=POOL,
-        enforce_parameter_schema=False,
-        description="All trials of a hyperparameter study, one after another.",
-    )

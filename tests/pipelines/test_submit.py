@@ -1,5 +1,6 @@
 """`rpg up`, `submit`, cancellation from both sides, `down`: one real server and one real worker."""
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -7,7 +8,10 @@ import urllib.request
 from typing import Any
 
 import pytest
-from live import SPEC, Lab, wait_for
+from live import SPEC, Lab, kill, wait_for
+
+from pipelines.services.deployments import EXPERIMENTS, POOL, STUDIES, Deployment
+from pipelines.state import read_json
 
 LONG = ("training.steps=2000", "training.checkpoint.every_steps=500", "seeds=[0,1]")
 
@@ -21,7 +25,7 @@ def stack(lab: Lab):
     lab.rpg("down")
 
 
-def call(url: str, body: dict[str, Any] | None = None) -> Any:
+def call(url: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
@@ -82,6 +86,47 @@ def assert_seen_in_a_browser(api: str, run_id: str) -> None:
         command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000"]
         shown = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
         assert f'aria-roledescription="{drawn}"' in shown, name
+
+
+@pytest.mark.parametrize("deployment", [EXPERIMENTS, STUDIES], ids=lambda deployment: deployment.name)
+def test_the_entrypoint_of_a_deployment_is_the_flow_that_it_names(deployment: Deployment) -> None:
+    module, _, function = deployment.entrypoint.rpartition(".")
+    assert getattr(importlib.import_module(module), function).name == deployment.flow
+
+
+def test_a_deployment_of_an_earlier_version_is_renewed_and_one_of_this_version_keeps_its_schedules(stack) -> None:
+    lab, api = stack
+    made = write_as_before(api)
+    assert lab.rpg("up").code == 0
+    renewed = {name: call(f"{api}/deployments/name/{name}") for name in made}
+    assert {name: deployment["id"] for name, deployment in renewed.items()} == made
+    assert {deployment["entrypoint"] for deployment in renewed.values()} == {EXPERIMENTS.entrypoint, STUDIES.entrypoint}
+    for deployment in made.values():
+        call(f"{api}/deployments/{deployment}/schedules", [{"schedule": {"cron": "0 0 1 1 *"}}])
+    assert lab.rpg("up").code == 0
+    assert [len(call(f"{api}/deployments/name/{name}")["schedules"]) for name in made] == [1, 1]
+
+
+@pytest.mark.long
+def test_a_run_that_was_scheduled_by_an_earlier_version_runs_after_the_upgrade(stack) -> None:
+    lab, api = stack
+    # Nobody takes it up meanwhile.
+    kill(read_json(lab.home.prefect / "server.json")["worker"]["pid"])
+    (submitted,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)
+    write_as_before(api)
+    assert lab.rpg("up").code == 0
+    wait_for(lambda: lab.state(submitted["run_id"])["status"] == "finished", timeout=240, what="the submitted run")
+
+
+def write_as_before(api: str) -> dict[str, str]:
+    """Gives our deployments the entrypoints that they had before the modules moved. Returns their ids by name."""
+    entrypoints = {EXPERIMENTS: "pipelines.flows.run_experiment", STUDIES: "pipelines.study_flow.run_study_flow"}
+    made = {}
+    for deployment, entrypoint in entrypoints.items():
+        flow = call(f"{api}/flows/", {"name": deployment.flow})["id"]
+        body = {"flow_id": flow, "name": deployment.name, "entrypoint": entrypoint, "work_pool_name": POOL}
+        made[f"{deployment.flow}/{deployment.name}"] = call(f"{api}/deployments/", body)["id"]
+    return made
 
 
 def test_submitting_without_a_server_says_what_to_do(lab):

@@ -1,0 +1,70 @@
+"""What a Prefect worker runs for a flow run: a deployment for each flow of ours in each work pool."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+POOL = "rpg"
+"""The work pool of what `rpg up` starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """How a worker runs one of our flows. Named in words, so that submitting does not import the flow."""
+
+    flow: str
+    """The flow's name on the server."""
+    name: str
+    entrypoint: str
+    """Module and function, which the worker imports."""
+    description: str
+
+    def name_in(self, pool: str) -> str:
+        """What it is called in a pool."""
+        return self.name if pool == POOL else f"{self.name}-{pool}"
+
+
+EXPERIMENTS = Deployment(
+    "rpg-run",
+    "experiments",
+    "pipelines.running.flow.run_experiment",
+    "One run of an experiment: stage the data, make the base model, train, evaluate, report.",
+)
+STUDIES = Deployment(
+    "rpg-study",
+    "studies",
+    "pipelines.studies.flow.run_study_flow",
+    "All trials of a hyperparameter study, one after another.",
+)
+
+
+def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool: str = POOL) -> UUID:
+    """Makes the work pool and the deployment where they are missing; one that names another entrypoint, as an earlier
+    version of this code did, is written anew, so that flow runs which were scheduled for it can run. Returns its id.
+    """
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectNotFound
+
+    name = deployment.name_in(pool)
+    try:
+        present = client.read_deployment_by_name(f"{deployment.flow}/{name}")
+        # Not written anew without need: that takes away the schedules that somebody may have given it.
+        if (present.entrypoint, present.work_pool_name) == (deployment.entrypoint, pool):
+            return present.id
+    except ObjectNotFound:
+        pass
+    try:
+        client.read_work_pool(pool)
+    except ObjectNotFound:
+        client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    return client.create_deployment(
+        flow_id=client.create_flow_from_name(deployment.flow),
+        name=name,
+        entrypoint=deployment.entrypoint,
+        work_pool_name=pool,
+        enforce_parameter_schema=False,
+        description=deployment.description,
+    )

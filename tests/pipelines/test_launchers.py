@@ -1,0 +1,57 @@
+"""Every launcher that a spec can name keeps to the protocol, is found by its name, and leaves alone what is not its."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.home import Home
+from pipelines.launchers import Launcher, launcher_of, launchers
+from specs.schema.experiment import Experiment
+from tests.rpg.tiny_run import SPEC
+
+SECTIONS = {
+    "local": {"type": "local"},
+    "ssh": {"type": "ssh", "hosts": [{"host": "elsewhere"}]},
+    "slurm": {"type": "slurm"},
+}
+
+
+def experiment(kind: str) -> Experiment:
+    return Experiment.model_validate(SPEC | {"launcher": SECTIONS[kind]})
+
+
+def test_a_spec_names_every_launcher_that_there_is() -> None:
+    assert launchers() == [launcher_of(experiment(kind)) for kind in SECTIONS]
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_a_launchers_command_names_the_runs_directory(kind: str, tmp_path: Path) -> None:
+    assert str(tmp_path) in launcher_of(experiment(kind)).command(tmp_path, experiment(kind), [])
+
+
+def test_only_ranks_that_run_here_take_this_machines_gpus() -> None:
+    assert {kind: launcher_of(experiment(kind)).ranks_run_here for kind in SECTIONS} == {
+        "local": True,
+        "ssh": False,
+        "slurm": False,
+    }
+
+
+@pytest.mark.parametrize("launcher", launchers(), ids=lambda launcher: type(launcher).__name__)
+def test_ending_what_was_never_started_changes_nothing(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.end(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_says_what_launchers_need_here_and_what_they_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    findings = [finding for launcher in launchers() for finding in launcher.examine(Home(tmp_path), None)]
+    assert [(finding.name, finding.status, finding.message) for finding in findings] == [
+        ("launcher ssh", "ok", str(tmp_path / "ssh")),
+        ("launcher slurm", "note", "no sbatch here"),
+    ]
+    (finding,) = launcher_of(experiment("slurm")).examine(Home(tmp_path), experiment("slurm"))
+    assert (finding.status, finding.message) == ("broken", "no sbatch here")
