@@ -1,4 +1,4 @@
-"""What is installed, reachable, misconfigured."""
+"""What `rpg doctor` says: what is installed, what answers, what is misconfigured."""
 
 import os
 import shutil

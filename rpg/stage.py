@@ -2,7 +2,7 @@
 
 JOB: {stage: data|base|evaluate, spec: the run's spec, inputs: {data?, base?, run?}, out: directory to fill,
 problems: file for the user's errors, run_id?, fingerprint?}. Exit code 0: `out` is filled; 2: what the user gave is
-wrong and `problems` says how; anything else: a failure, with its traceback on stderr.
+wrong, and `problems` says how; any other: a failure, with its traceback on stderr.
 """
 
 import json

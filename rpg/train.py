@@ -1,7 +1,7 @@
-"""The trainer process: `python -m rpg.train RUN_DIR`, alone or as a rank of DeepSpeed's launcher.
+"""The trainer process: `python -m rpg.train RUN_DIR`, alone or as one of several ranks.
 
 Exit codes: 0 trained to the end; 1 a failure; 2 spec, data or model are wrong, as RUN_DIR/problems.json says;
-143 stopped when asked to, state saved.
+143 stopped when asked to, its state saved.
 """
 
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def main(run_dir: Path) -> int:
-    """Trains the run, or goes on from its last checkpoint, and returns the exit code."""
+    """Trains the run from the beginning or from its last checkpoint, and returns the exit code."""
     die_with_parent()
     share_cores()
     stop = StopAfterStep()
@@ -50,7 +50,7 @@ def main(run_dir: Path) -> int:
 
 
 def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
-    """Joins the other ranks, opens the parts, trains."""
+    """Joins the other ranks, opens the parts that train, and trains. Returns the exit code."""
     spec, inputs = run.spec(), run.inputs()
     spec = with_budget(spec, inputs.get("microbatch_tokens", 0))
     if run.trained(inputs["fingerprint"]):
@@ -79,7 +79,7 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
 
 
 def with_budget(spec: "Experiment", microbatch_tokens: int) -> "Experiment":
-    """The spec with another token budget of a pass, where one is given: the batch and its gradient stay the same."""
+    """The spec with another budget for a microbatch, unless that is 0. The batch and its gradient stay the same."""
     if not microbatch_tokens:
         return spec
     training = spec.training.model_copy(update={"microbatch_tokens": microbatch_tokens})
@@ -87,7 +87,7 @@ def with_budget(spec: "Experiment", microbatch_tokens: int) -> "Experiment":
 
 
 def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: StopAfterStep, started: float) -> int:
-    """Takes up the run where it stands, trains, and says how it ended."""
+    """Trains from the run's last checkpoint on, if there is one, and records how it ended. Returns the exit code."""
     from rpg.checkpoints.checkpoint import Checkpoints
     from rpg.checkpoints.retention import Retention
     from rpg.guards import GuardStoppedError

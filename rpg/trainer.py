@@ -71,7 +71,7 @@ class Trainer:
 
     def train(self, stop: StopAfterStep) -> bool:
         """Trains to the last step. Returns False where it was asked to stop before that; its state is then saved."""
-        with stop.held_until_asked():
+        with stop.between_steps_only():
             while self.state.step < self.training.steps:
                 try:
                     stopping = self.step(stop)

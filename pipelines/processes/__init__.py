@@ -1,4 +1,4 @@
-"""The processes that this one starts: watched, stopped, and ended by the next command when they were orphaned.
+"""The processes that a command starts: watched, asked to stop, and ended by the next command if this one was killed.
 
-Imports the home and its state alone; running and services import it.
+Imports the home and its state alone; launchers, running and services import it.
 """

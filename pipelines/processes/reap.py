@@ -1,4 +1,7 @@
-"""Processes by identity (pid and start time: pids are used again), their end, and the orphans of killed commands."""
+"""Processes that a later command can recognise and end: those that a killed command has left behind.
+
+A process is known by its pid and its start time, as pids are used again.
+"""
 
 import contextlib
 import os
@@ -24,58 +27,57 @@ class ProcessRecord:
     started: str
     """Tells it from others of that pid: `storage.liveness.start_of`."""
     stage: str = ""
-    """What it does: a stage's name, or server, worker."""
+    """What it is for: a stage's name, or server, worker."""
 
     @classmethod
     def of(cls, pid: int, stage: str = "") -> "ProcessRecord":
-        """The record of a process that lives now."""
+        """The record of a process that is alive."""
         return cls(pid, os.getpgid(pid), start_of(pid), stage)
 
     @classmethod
     def read(cls, path: Path) -> "ProcessRecord | None":
-        """What a process.json says; None where there is none or it is not whole."""
+        """The record in a process.json; None where there is none or it is not whole."""
         return cls.parse(read_json(path))
 
     @classmethod
     def parse(cls, fields: dict[str, Any]) -> "ProcessRecord | None":
-        """From plain data; None where a field lacks."""
+        """From plain data; None where a field is missing."""
         try:
             return cls(int(fields["pid"]), int(fields["pgid"]), str(fields["started"]), fields.get("stage", ""))
         except (KeyError, TypeError, ValueError):
             return None
 
     def write(self, path: Path) -> None:
-        """Puts it where the next command looks."""
+        """Writes a process.json, where the next command looks for it."""
         write_json(path, asdict(self))
 
 
 def group_members(record: ProcessRecord) -> list[psutil.Process]:
-    """The living processes of its group and all its descendants. Empty where the pid is someone else's now."""
-    found: dict[int, psutil.Process] = {}
-    leader_lives = is_alive(record.pid, record.started)
+    """The living processes of its group, and all its descendants. Empty where the pid is another process's now."""
+    members: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            # A group outlives its leader; a group of that number that began before the leader is another one.
+            # A group outlives its leader. One of the same number whose processes began before the leader is another.
             ours = os.getpgid(process.pid) == record.pgid and began_with(process.pid, record.started)
             if ours and process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = process
-    if leader_lives:
+                members[process.pid] = process
+    if is_alive(record.pid, record.started):
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(record.pid).children(recursive=True):
-                found[process.pid] = process
-    found.pop(os.getpid(), None)
-    return list(found.values())
+                members[process.pid] = process
+    members.pop(os.getpid(), None)
+    return list(members.values())
 
 
 def end(record: ProcessRecord, grace: float = 3.0) -> bool:
-    """Ends a process and its group: SIGTERM, `grace` seconds, SIGKILL. Whether anything lived."""
+    """Ends a process and its group: SIGTERM, `grace` seconds, SIGKILL. Returns whether any of them was alive."""
     members = group_members(record)
     if not members:
         return False
     _send(members, signal.SIGTERM)
-    _, left = psutil.wait_procs(members, timeout=grace)
-    _send([*left, *group_members(record)], signal.SIGKILL)
-    psutil.wait_procs(left, timeout=2.0)
+    _, alive = psutil.wait_procs(members, timeout=grace)
+    _send([*alive, *group_members(record)], signal.SIGKILL)
+    psutil.wait_procs(alive, timeout=2.0)
     return True
 
 
@@ -86,7 +88,10 @@ def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def reap(home: Home) -> list[ProcessRecord]:
-    """Ends what killed commands left running: stage processes without their flow, API servers without their call."""
+    """Ends what killed commands left running: stage processes whose flow is gone, API servers whose command is gone.
+
+    Returns those that were still alive.
+    """
     ended = []
     for path in sorted(home.root.glob("runs/*/process.json")):
         state = read_json(path.with_name("state.json"))
@@ -102,6 +107,6 @@ def reap(home: Home) -> list[ProcessRecord]:
 
 def _reap_one(path: Path) -> list[ProcessRecord]:
     record = ProcessRecord.read(path)
-    lived = record is not None and end(record, grace=1.0)
+    was_alive = record is not None and end(record, grace=1.0)
     path.unlink(missing_ok=True)
-    return [record] if record is not None and lived else []
+    return [record] if record is not None and was_alive else []

@@ -1,6 +1,6 @@
-"""How work under way is told to stop: a signal to the process that runs the flow, or a request in the run's directory.
+"""How running work is asked to stop: by a signal to the process that runs the flow, or a file in the run's directory.
 
-Both are only noted here. The one place that waits for children (`supervisor.supervise`) looks at the note many times a
+Both are only noted here. The one place that waits for children (`supervisor.supervise`) asks for the note many times a
 second, so that nothing is torn down from inside a signal handler.
 """
 
@@ -17,6 +17,7 @@ from pipelines.state import read_json, write_json
 from rpg.files import now
 
 GRACE_SECONDS = 5.0
+"""Between the request and the kill, where nobody chose another grace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +29,21 @@ class StopRequest:
     grace: float
     """Seconds after which what still runs is killed."""
     whole_command: bool
-    """Whether the command ends with it (a signal), or this run only."""
+    """Whether the whole command ends (a signal asked for it), or this run only."""
 
 
 class Stop:
-    """Whether to stop. One per command; each run asks through `requested`."""
+    """Knows whether to stop. One for each command; every run of it asks through `requested`."""
 
     def __init__(self) -> None:
         self._signal: signal.Signals | None = None
 
     def requested(self, run_directory: Path | None = None) -> StopRequest | None:
-        """The request that applies now, if any."""
+        """The request that holds now, if there is one.
+
+        Args:
+            run_directory: of the run that asks; without one, only signals count.
+        """
         if self._signal is not None:
             return StopRequest(f"interrupted by {self._signal.name}", GRACE_SECONDS, whole_command=True)
         if run_directory is not None and (request := read_json(run_directory / "cancel.json")):
@@ -46,14 +51,17 @@ class Stop:
         return None
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
-        """The signal handler: the first signal is noted, a second one interrupts at once."""
+        """The signal handler: the first signal is noted, a second one raises KeyboardInterrupt at once."""
         if self._signal is not None:
             raise KeyboardInterrupt
         self._signal = signal.Signals(number)
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Notes SIGINT and SIGTERM meanwhile. Main thread only; entered anew where Prefect set a handler of its own."""
+        """Within the block SIGINT and SIGTERM are noted. Main thread only.
+
+        Entered again inside the flow, as Prefect sets handlers of its own there.
+        """
         numbers = (signal.SIGINT, signal.SIGTERM)
         before: dict[signal.Signals, Any] = {number: signal.signal(number, self.note) for number in numbers}
         try:
@@ -64,10 +72,14 @@ class Stop:
 
 
 def request_cancel(home: Home, run_id: str, grace: float) -> None:
-    """Leaves the request where the run's flow looks for it."""
+    """Asks a run to stop: leaves cancel.json where the run's flow looks for it.
+
+    Args:
+        grace: seconds after which what still runs is killed.
+    """
     write_json(home.run(run_id) / "cancel.json", {"grace": grace, "requested_at": now()})
 
 
 def clear_request(home: Home, run_id: str) -> None:
-    """A request is for the execution it met, never for the next one."""
+    """Removes the request: it is for the execution that it met, never for the next one."""
     (home.run(run_id) / "cancel.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Starts a stage's process, watches over it and ends it: the only place that waits for a child.
+"""Starts a stage's process, watches it and ends it: the only place that waits for a child.
 
 A child gets its own session and process group, and the kernel kills it when the thread that started it ends
 (PR_SET_PDEATHSIG): start children from the main thread only. Its pid and start time are on disk before anything is
@@ -24,7 +24,9 @@ from rpg.processes.parent import die_with_parent
 
 _POLL_SECONDS = 0.1
 TIMEOUT_GRACE_SECONDS = 5.0
+"""Between the request to stop and the kill, for a child whose time is up."""
 TAIL_LINES = 15
+"""Of a log, in an error's message."""
 
 
 class StageError(Exception):
@@ -35,7 +37,7 @@ class StageError(Exception):
         self.log = log
         self.cause = cause
         self.microbatch_tokens = 0
-        """The largest pass of a trainer that ran out of memory; 0: not known."""
+        """Tokens of the largest microbatch of a trainer that ran out of memory; 0: not known."""
 
 
 class StageStoppedError(Exception):
@@ -48,7 +50,7 @@ class StageStoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What to start, and where its traces go."""
+    """What to start, and where it is recorded."""
 
     stage: str
     command: Sequence[str]
@@ -61,15 +63,21 @@ class Child:
     environment: Mapping[str, str] = field(default_factory=dict)
     """On top of this process's own."""
     signal_children: bool = False
-    """The command is a launcher that would kill its ranks on SIGTERM: signal them and leave it waiting."""
+    """The command is a launcher that would kill its ranks on SIGTERM: they get the signal, and it waits for them."""
     afterwards: Callable[[], None] = lambda: None
-    """Called when the command is gone, however it ended: ends what it started on other machines."""
+    """Called when the command is gone, however it ended: ends what it has started on other machines."""
 
 
 def start(
     command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None, attached: bool = True
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own, output appended to `log`; `attached` children die with this thread."""
+    """Starts a process in a session of its own.
+
+    Args:
+        log: its stdout and stderr are appended.
+        environment: on top of this process's own.
+        attached: it dies with the thread that calls this.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
         return subprocess.Popen(
@@ -98,7 +106,7 @@ def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Cal
         ProcessRecord.of(process.pid, child.stage).write(child.record)
         return _watch(child, process, stop, tick)
     finally:
-        # Also on KeyboardInterrupt and whatever Prefect raises: nothing outlives this call.
+        # On KeyboardInterrupt and on whatever Prefect raises, too: nothing outlives this call.
         _end(child, process, grace=0.0)
         child.afterwards()
         child.record.unlink(missing_ok=True)
@@ -126,7 +134,7 @@ def _watch(
 
 
 def _end(child: Child, process: subprocess.Popen[bytes], grace: float) -> None:
-    """Ends the child and its group; after `grace` seconds by force."""
+    """Asks the child to end, waits `grace` seconds, and kills what is left of its group."""
     if process.poll() is None and grace > 0:
         _interrupt(child, process)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -147,12 +155,12 @@ def _interrupt(child: Child, process: subprocess.Popen[bytes]) -> None:
 
 
 def log_size(log: Path) -> int:
-    """Bytes that a log holds now; 0 where there is none."""
+    """A log's length in bytes; 0 where there is none."""
     return log.stat().st_size if log.exists() else 0
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
-    """The last lines of a log, of what was written after its first `since` bytes."""
+    """The last lines of what was written to a log after its first `since` bytes; empty where it cannot be read."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
         file.seek(max(since, file.seek(0, os.SEEK_END) - 64 * 1024))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
@@ -160,7 +168,7 @@ def log_tail(log: Path, lines: int = TAIL_LINES, *, since: int = 0) -> str:
 
 
 def failure(stage: str, code: int, log: Path, *, since: int = 0) -> StageError:
-    """What a child's exit code and the end of its log (after `since` bytes) say."""
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    """The error of a child that failed: its exit code, and the end of its log after the first `since` bytes."""
+    end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     tail = "\n".join(f"    {line}" for line in log_tail(log, since=since).splitlines())
-    return StageError(f"{stage} {how}; the end of {log}:\n{tail}", log)
+    return StageError(f"{stage} {end}; the end of {log}:\n{tail}", log)

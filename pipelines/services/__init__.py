@@ -1,4 +1,4 @@
-"""Prefect's side: the server that `rpg up` starts, workers, submission and cancelling.
+"""Prefect's side: the server that `rpg up` starts, workers and what they run, submitting and cancelling.
 
-Imports planning, running and processes; the command line and submitted studies import it.
+Imports planning, running, launchers and processes; the command line, the doctor and submitted studies import it.
 """

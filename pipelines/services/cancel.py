@@ -1,4 +1,4 @@
-"""What can be done to a run from outside: stop it, and take its frozen spec to go on."""
+"""What another command can do with a run: stop it, or take its frozen spec to go on with it."""
 
 import time
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 _CLOSING_SECONDS = 15.0
-"""What a flow needs at most, after its stage has ended, to record that it was cancelled."""
+"""How long a flow takes at most, after its stage has ended, to record that it was cancelled."""
 
 
 def frozen_document(home: Home, run_id: str) -> "Document":
-    """The document a run was last executed from. Raises SpecError where there is none."""
+    """The document that a run was last executed from. Raises SpecError where there is none."""
     from specs.loader import Document
 
     frozen = read_json(home.run(run_id) / "document.json")
@@ -30,8 +30,10 @@ def frozen_document(home: Home, run_id: str) -> "Document":
 
 
 def cancel_run(home: Home, run_id: str, grace: float) -> str:
-    """Stops a run wherever it runs on this host, and waits until it has stopped. Returns what was done.
+    """Stops a run that this host executes, and waits until it has stopped. Returns what was done, in words.
 
+    Args:
+        grace: seconds after which what still runs is killed.
     Raises:
         SpecError: there is nothing to stop.
     """
@@ -59,15 +61,17 @@ def cancel_run(home: Home, run_id: str, grace: float) -> str:
 
 
 def _executing(state: RunState) -> bool:
+    """Whether the process that executes the run is alive."""
     record = state.record
     return liveness.is_alive(record["pid"], record["pid_started"], record["host"])
 
 
 def _end_child(home: Home, run_id: str) -> None:
+    """Ends what the run's flow had started, here and elsewhere."""
     path = home.run(run_id) / "process.json"
     if record := ProcessRecord.read(path):
         end(record, grace=0.0)
         path.unlink(missing_ok=True)
-    # Each kind: an earlier command may have started the run by another launcher than the last one.
+    # Every kind: the run may have been started before by another launcher than the one that its spec names now.
     for launcher in launchers():
         launcher.end(home.run(run_id))

@@ -1,6 +1,6 @@
-"""The Prefect API: our own child for the time of a call (embedded), or the one that `rpg up` keeps running.
+"""The Prefect API: a child of ours for the time of a command (embedded), or the one that `rpg up` keeps running.
 
-Prefect's own ephemeral server outlives a killed flow. Ours is started from the main thread and dies with it.
+Prefect's own ephemeral server outlives a flow that is killed. Ours is started from the main thread and dies with it.
 """
 
 import contextlib
@@ -30,36 +30,36 @@ _STOP_SECONDS = 5.0
 
 
 class ServiceError(Exception):
-    """A service did not come up, or is not what it should be."""
+    """A service did not come up, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What `rpg up` left running, as prefect/server.json has it."""
+    """What `rpg up` has left running, as prefect/server.json has it."""
 
     url: str
-    """Of the API, .../api."""
+    """The API's: http://.../api."""
     server: ProcessRecord
     worker: ProcessRecord | None = None
 
     @property
     def dashboard(self) -> str:
-        """Where a browser looks."""
+        """The address for a browser."""
         return self.url.removesuffix("/api")
 
     def write(self, home: Home) -> None:
-        """Lets other commands find it."""
+        """Writes it where other commands look."""
         worker = asdict(self.worker) if self.worker else None
         write_json(services_file(home), {"url": self.url, "server": asdict(self.server), "worker": worker})
 
 
 def services_file(home: Home) -> Path:
-    """Where `rpg up` notes what it started."""
+    """Where `rpg up` records what it has started."""
     return home.prefect / "server.json"
 
 
 def running_services(home: Home) -> Services | None:
-    """What `rpg up` started, if its server still lives."""
+    """What `rpg up` has started, if its server is still alive."""
     fields = read_json(services_file(home))
     server = ProcessRecord.parse(fields.get("server") or {})
     if server is None or not is_alive(server.pid, server.started):
@@ -68,7 +68,7 @@ def running_services(home: Home) -> Services | None:
 
 
 def environment(home: Home, url: str) -> dict[str, str]:
-    """Settings for every Prefect process of ours: private home, no analytics, short logs."""
+    """Settings for every Prefect process of ours: a home of its own, no analytics, short logs."""
     return {
         "PREFECT_HOME": str(home.prefect),
         "PREFECT_PROFILES_PATH": str(home.prefect / "profiles.toml"),
@@ -85,7 +85,7 @@ def environment(home: Home, url: str) -> dict[str, str]:
 
 
 def server_command(host: str, port: int) -> list[str]:
-    """One process that serves the API, its background services and the dashboard."""
+    """The command line of one process that serves the API, its background services and the dashboard."""
     return [
         *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
         *("--host", host, "--port", str(port), "--log-level", "warning", "--lifespan", "on"),
@@ -94,7 +94,7 @@ def server_command(host: str, port: int) -> list[str]:
 
 
 def is_healthy(url: str, timeout: float = 2.0) -> bool:
-    """Whether a Prefect API answers there."""
+    """Whether a Prefect API answers at the URL."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=timeout) as answer:
             return bool(answer.status == 200)
@@ -103,7 +103,7 @@ def is_healthy(url: str, timeout: float = 2.0) -> bool:
 
 
 def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: float = START_SECONDS) -> None:
-    """Returns when the API answers. Raises ServiceError when its process ends or the time is up."""
+    """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over."""
     deadline = time.monotonic() + timeout
     while not is_healthy(url):
         if process.poll() is not None:
@@ -114,7 +114,7 @@ def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: floa
 
 
 class EmbeddedServer:
-    """An API server that lives as long as this process at most. `start` returns at once, `wait` when it answers."""
+    """An API server that ends with this process at the latest. `start` returns at once, `wait` when it answers."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -127,7 +127,7 @@ class EmbeddedServer:
         self._starting = FileLock(home.lock("prefect-start"))
 
     def start(self) -> None:
-        """Starts it, without waiting for it."""
+        """Starts it; does not wait until it answers."""
         self._home.lock("prefect-start").parent.mkdir(parents=True, exist_ok=True)
         self._home.prefect.mkdir(parents=True, exist_ok=True)
         self._starting.acquire()
@@ -145,7 +145,7 @@ class EmbeddedServer:
             self._starting.release()
 
     def stop(self) -> None:
-        """Ends it; what it has accepted is in its database."""
+        """Ends it; what it has accepted stays in its database."""
         self._starting.release()
         if self._process is None:
             return
@@ -158,9 +158,9 @@ class EmbeddedServer:
 
 
 class Api:
-    """The API a command reports to: what `rpg up` runs, else an embedded server for the time of the command.
+    """The API that a command reports to: that of `rpg up`, or else an embedded one for the time of the command.
 
-    Entering starts what has to be started and returns at once; `connected` waits for it.
+    Entering the block starts an embedded one where it is needed and returns at once; `connected` waits for it.
     """
 
     def __init__(self, home: Home) -> None:
@@ -184,7 +184,7 @@ class Api:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Prefect in this process reports to the API meanwhile."""
+        """Within the block Prefect in this process reports to the API."""
         with client_settings(self._home, self.url):
             if self._embedded is not None:
                 self._embedded.wait()
@@ -196,7 +196,7 @@ class Api:
 
 @contextlib.contextmanager
 def client_settings(home: Home, url: str) -> Iterator[None]:
-    """Settings for Prefect in this process: this API, no heartbeat, nothing on the console."""
+    """Within the block Prefect in this process uses this API, sends no heartbeat, and prints nothing."""
     if "prefect" not in sys.modules:
         os.environ.update(environment(home, url) | {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"})
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
@@ -212,7 +212,7 @@ def client_settings(home: Home, url: str) -> Iterator[None]:
 
 
 def _drain() -> None:
-    """Sends what Prefect's clients still hold; task states travel as events."""
+    """Sends what Prefect's clients still hold; the states of tasks travel as events."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 

@@ -38,12 +38,12 @@ class Submitted:
 
 
 def submit_document(document: "Document", home: Home, profile: str = "") -> list[Submitted]:
-    """One flow run per run of the experiment, the document frozen in its parameters.
+    """Makes a flow run for each run of the experiment, with the frozen document in its parameters.
 
     Args:
         profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
     Raises:
-        SpecError: no server is meant, or it does not answer.
+        SpecError: there is no such server, or it does not answer.
     """
     url = api_url(home, profile)
     plan = make_plan(document, home)
@@ -78,14 +78,14 @@ def _submit_run(
 
 
 def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:
-    """A flow run's page; on a server of our own that of the newer dashboard, which draws the artifacts' diagrams."""
+    """A flow run's page. On a server of ours that of the newer dashboard, which draws the artifacts' diagrams."""
     services = running_services(home)
     version = "/v2" if services is not None and services.url == url else ""
     return f"{url.removesuffix('/api')}{version}/runs/flow-run/{flow_run_id}"
 
 
 def cancel_flow_run(home: Home, url: str, flow_run_id: str) -> None:
-    """Takes a flow run that no worker has taken up yet off the server."""
+    """Cancels a flow run that no worker has taken up yet. Raises SpecError where the server does not answer."""
     if not is_healthy(url, timeout=10.0):
         raise SpecError(Issue(f"the Prefect server at {url}, which has the run, does not answer"))
     with client_settings(home, url):
@@ -97,7 +97,7 @@ def cancel_flow_run(home: Home, url: str, flow_run_id: str) -> None:
 
 
 def api_url(home: Home, profile: str) -> str:
-    """The API that a profile names; without one, what `rpg up` started. Raises SpecError where none answers."""
+    """The URL of the API that a profile names; without one, that of `rpg up`. Raises SpecError where none answers."""
     if not profile:
         services = running_services(home)
         if services is None:

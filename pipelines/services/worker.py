@@ -1,4 +1,4 @@
-"""The dashboard stack on this machine: server and worker as processes that outlive the command, and their end."""
+"""The server and the worker of this machine: processes that outlive the command that starts them, and their end."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ from storage.liveness import is_alive
 
 DEFAULT_PORT = 4200
 _FLOW_SECONDS = 20.0
-"""What a flow needs at most to stop its stage (5 s) and to record it."""
+"""How long a flow takes at most to stop its stage (5 s) and to record that."""
 
 
 def up(home: Home, port: int = 0) -> Services:
@@ -88,7 +88,7 @@ def _renew_deployments(home: Home, url: str, pool: str) -> None:
 
 
 def worker_command(pool: str) -> list[str]:
-    """A process worker that takes one flow run at a time: a run may use the whole machine."""
+    """The command line of a worker that takes one flow run at a time: a run may use the whole machine."""
     name = f"{socket.gethostname()}-{pool}"
     return [
         *(sys.executable, "-m", "prefect", "worker", "start", "--type", "process"),
@@ -97,12 +97,12 @@ def worker_command(pool: str) -> list[str]:
 
 
 def worker_environment(home: Home, url: str) -> dict[str, str]:
-    """What a worker and the flow runs it starts need to find the home and the API."""
+    """The variables by which a worker, and the flow runs that it starts, find the home and the API."""
     return environment(home, url) | {"RPG_HOME": str(home.root), "PREFECT_WORKER_QUERY_SECONDS": "2"}
 
 
 def down(home: Home) -> bool:
-    """Stops the flow runs of the worker, then the worker and the server. Whether anything ran."""
+    """Stops the worker's flow runs, then the worker and the server. Returns whether anything was up."""
     services = running_services(home)
     if services is None:
         services_file(home).unlink(missing_ok=True)
@@ -117,12 +117,12 @@ def down(home: Home) -> bool:
 
 
 def _stop_flows(worker: ProcessRecord) -> None:
-    """Asks the flow processes under a worker to stop, as a cancellation would, and waits for them."""
+    """Asks a worker's flow processes to stop, as a cancellation would, and waits until they have."""
     if not is_alive(worker.pid, worker.started):
         return
     with contextlib.suppress(psutil.Error):
         leader = psutil.Process(worker.pid)
-        # Frozen, it starts no further flow run meanwhile.
+        # While it is suspended it starts no further flow run.
         leader.suspend()
         flows = [ProcessRecord.of(flow.pid) for flow in leader.children()]
         for flow in flows:

@@ -1,4 +1,4 @@
-"""Stopping at the end of a step when asked to: by SIGTERM on any rank, or by a file."""
+"""How a trainer stops: at the end of a step, when any of its ranks gets SIGTERM or a file asks for it."""
 
 import signal
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from rpg.processes.exit_cause import STOPPED
 
 
 class StopAfterStep:
-    """Listens from its creation on. Outside of `held_until_asked`, where no step is under way, a signal ends all."""
+    """Listens to SIGTERM from its creation on. Outside of `between_steps_only` a signal ends the process at once."""
 
     def __init__(self) -> None:
         self._received = False
@@ -19,7 +19,7 @@ class StopAfterStep:
 
     @property
     def by_signal(self) -> bool:
-        """Whether a signal to this process asked for it."""
+        """Whether this process got the signal."""
         return self._received
 
     def _receive(self, _signum: int, _frame: FrameType | None) -> None:
@@ -28,8 +28,8 @@ class StopAfterStep:
             raise SystemExit(STOPPED)
 
     @contextmanager
-    def held_until_asked(self) -> Iterator[None]:
-        """Within the block a signal is only noted, for `agreed` to act on."""
+    def between_steps_only(self) -> Iterator[None]:
+        """Within the block a signal is only noted; the loop asks `agreed` after each step."""
         self._held = True
         try:
             yield
@@ -37,8 +37,12 @@ class StopAfterStep:
             self._held = False
 
     def agreed(self, cancel: Path) -> bool:
-        """Whether the ranks stop now: all of them get the same answer. A cancel file is removed once it is obeyed."""
-        from rpg.processes import ranks  # torch, which takes seconds: a signal must find its handler before that
+        """Whether the ranks stop now. All of them call it and get the same answer.
+
+        Args:
+            cancel: a file that asks for it; removed once it is obeyed.
+        """
+        from rpg.processes import ranks  # imports torch, which takes seconds: the handler must be there before that
 
         stop = ranks.any_rank(self._received or (ranks.rank() == 0 and cancel.exists()))
         if stop and ranks.rank() == 0:

@@ -1,4 +1,4 @@
-"""Where a run is executed and what happens when a stage fails. Nothing here changes a result."""
+"""What a run may use of a machine, and what happens when a stage fails. Nothing here changes a result."""
 
 from typing import Literal
 
@@ -20,13 +20,17 @@ class Resources(Spec):
     """CPU threads of a rank; 0: the machine's cores divided by the ranks."""
 
 
+_RETRIES = (
+    "Further attempts after a failure that another one may get past (out of memory once, with half the microbatch, but"
+    " not where it was the sampler's; a lost rank; preemption; the time limit; causes unknown); training goes on from"
+    " its last checkpoint."
+)
+
+
 class StagePolicy(Spec):
     """Retries and time limit of one stage."""
 
-    retries: int = Field(0, ge=0, le=10)
-    """Further attempts after a failure that another one may get past (out of memory once, with half the microbatch, but
-    not where it was the sampler's; a lost rank; preemption; the time limit; causes unknown); training goes on from its
-    last checkpoint."""
+    retries: int = Field(0, ge=0, le=10, description=_RETRIES)
     retry_delay_seconds: float = Field(5.0, ge=0)
     """Between a failure and the next attempt."""
     timeout_seconds: float = Field(0.0, ge=0)
@@ -36,10 +40,7 @@ class StagePolicy(Spec):
 class RetriedPolicy(StagePolicy):
     """Retries and time limit of a stage that is worth another attempt."""
 
-    retries: int = Field(1, ge=0, le=10)
-    """Further attempts after a failure that another one may get past (out of memory once, with half the microbatch, but
-    not where it was the sampler's; a lost rank; preemption; the time limit; causes unknown); training goes on from its
-    last checkpoint."""
+    retries: int = Field(1, ge=0, le=10, description=_RETRIES)
 
 
 class Stages(Spec):

@@ -45,7 +45,7 @@ class Host(Spec):
 
 
 class _Cluster(_Launcher):
-    """What launchers over several machines share. The run's directory must be one that all of them see."""
+    """What launchers over several machines have in common. All machines must see the run's directory."""
 
     python: str = ""
     """The interpreter on the other machines; empty: the path of this one."""

@@ -26,17 +26,17 @@ POLL_SECONDS = 0.05
 """Between two looks at what the hosts have said."""
 
 
-def remote_command(launcher: SshLauncher, host: str, module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of ours on a host, with this process's code."""
+def _remote_command(launcher: SshLauncher, host: str) -> list[str]:
+    """The command line that starts a host's node process, with this process's code."""
     path = os.pathsep.join([str(_PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    python = [launcher.python or sys.executable, "-u", "-m", module, *arguments]
+    python = [launcher.python or sys.executable, "-u", "-m", "pipelines.launchers.ssh.node"]
     remote = f"cd / && PYTHONPATH={shlex.quote(path)} exec {shlex.join(python)}"
     options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, round(launcher.connect_seconds))}"]
     return [*launcher.ssh, *options, host, remote]
 
 
 class Connection:
-    """A host that takes our orders. Its reports come in only when `receive` is called, so call it often."""
+    """A host that takes our orders. Its reports come in only when `receive` is called: call it many times a second."""
 
     def __init__(self, host: Host, launcher: SshLauncher, run_directory: Path, token: str) -> None:
         self.host = host
@@ -56,7 +56,7 @@ class Connection:
         self.log_began = 0
         self._buffer = b""
         self._ssh = subprocess.Popen(
-            remote_command(launcher, host.host, "pipelines.launchers.ssh.node"),
+            _remote_command(launcher, host.host),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             preexec_fn=partial(die_with_parent, os.getpid()),

