@@ -17,12 +17,6 @@ from pipelines.studies.report import answer, best_trial, write_study_report
 from pipelines.studies.study import StudyInterruptedError, run_study
 from specs.study_document import StudyDocument
 
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-
-DEPLOYMENT = "studies"
-ENTRYPOINT = "pipelines.studies.flow.run_study_flow"
-
 
 @flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)
 def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":

@@ -54,8 +54,8 @@ class _Cluster(_Launcher):
     environment: dict[str, str] = Field({})
     """Variables for every rank, e.g. {NCCL_IB_DISABLE: "1"}."""
     restarts: int = Field(3, ge=0)
-    """Losses of a machine or a rank, in a row and without a checkpoint between them, after which the run begins again
-    from its last checkpoint without having failed."""
+    """How often in a row, without a new checkpoint between, the run may lose a machine or a rank and go on from its last
+    checkpoint. One loss more is a failure."""
 
 
 class SshLauncher(_Cluster):
