@@ -54,7 +54,7 @@ class _Cluster(_Launcher):
     environment: dict[str, str] = Field({})
     """Variables for every rank, e.g. {NCCL_IB_DISABLE: "1"}."""
     restarts: int = Field(3, ge=0)
-    """How often in a row, without a new checkpoint between, the run may lose a machine or a rank and go on from its last
+    """How often in a row, with no new checkpoint between, the run may lose a machine or a rank and go on from its last
     checkpoint. One loss more is a failure."""
 
 
