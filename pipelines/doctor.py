@@ -10,7 +10,7 @@ from typing import Literal
 from pipelines.home import Home
 from pipelines.launchers import Finding, launcher_of, launchers
 from pipelines.services.server import is_healthy, running_services
-from pipelines.state import read_json
+from rpg.files import read_json
 from rpg.processes.gpu_slots import holders, slots_here
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment

@@ -1,14 +1,13 @@
 """Published stages that no run refers to any more."""
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from pipelines.home import Home
-from pipelines.state import read_json
+from rpg.files import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +28,26 @@ def unreferenced(home: Home) -> list[Artifact]:
 
 def remove(home: Home, artifacts: list[Artifact]) -> tuple[list[Artifact], list[Artifact]]:
     """Removes artifacts, each under its stage's lock. Returns those removed, and those in use by now."""
-    removed, kept = [], []
+    removed = []
     for artifact in artifacts:
-        lock = home.lock(f"{artifact.stage}-{artifact.path.name}")
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(lock, timeout=0):
-                if artifact.path.name in set(_references(home)):
-                    kept.append(artifact)
-                    continue
-                # Renamed first: a half removed directory must not look whole.
-                aside = artifact.path.with_name(f".{artifact.path.name}.removed")
-                artifact.path.rename(aside)
-                shutil.rmtree(aside)
-                removed.append(artifact)
-        except Timeout:
-            kept.append(artifact)
-    return removed, kept
+        lock = home.locked(f"{artifact.stage}-{artifact.path.name}", waiting=_leave)
+        with contextlib.suppress(_InUseError), lock:
+            if artifact.path.name in set(_references(home)):
+                raise _InUseError
+            # Renamed first: a half removed directory must not look whole.
+            aside = artifact.path.with_name(f".{artifact.path.name}.removed")
+            artifact.path.rename(aside)
+            shutil.rmtree(aside)
+            removed.append(artifact)
+    return removed, [artifact for artifact in artifacts if artifact not in removed]
+
+
+class _InUseError(Exception):
+    """A process makes the artifact again at this moment, or a run has come to refer to it."""
+
+
+def _leave() -> None:
+    raise _InUseError
 
 
 def _references(home: Home) -> Iterator[str]:

@@ -1,8 +1,15 @@
-"""Where everything lives: the one place that knows the layout under RPG_HOME."""
+"""Where everything lives, and the locks between processes: the one place that knows the layout under RPG_HOME."""
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+_ASKED_SECONDS = 0.5
+"""Between two calls of what is asked while a lock is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,24 @@ class Home:
         """A study's journal and report."""
         return self.root / "studies" / name
 
-    def lock(self, name: str) -> Path:
-        """A lock file that serialises a piece of work between processes."""
-        return self.root / "locks" / f"{name}.lock"
+    @contextlib.contextmanager
+    def locked(self, name: str, *, waiting: Callable[[], None]) -> Iterator[None]:
+        """Holds a lock between processes. It ends with its holder, however that ends.
+
+        Args:
+            name: of the work that one process does at a time.
+            waiting: called now and then while another process holds the lock; raises to give up.
+        """
+        path = self.root / "locks" / f"{name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock, patience = FileLock(path), 0.0
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=patience)
+            except Timeout:
+                waiting()
+                patience = _ASKED_SECONDS
+        try:
+            yield
+        finally:
+            lock.release()

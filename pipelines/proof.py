@@ -17,9 +17,8 @@ from pipelines.running.leases import gpu_slots, visible
 from pipelines.running.run import Execution
 from pipelines.runs import status_of
 from pipelines.services.cancel import frozen_document
-from pipelines.state import read_json, write_json
 from rpg.checkpoints.checkpoint import MANIFEST, defect
-from rpg.files import digest, files_under
+from rpg.files import digest, files_under, read_json, write_json
 from rpg.processes.exit_cause import STOPPED
 from specs.errors import Issue, SpecError
 from storage import Store

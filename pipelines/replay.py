@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines.home import Home
-from pipelines.state import read_json
+from rpg.files import read_json
 from rpg.replay.comparison import Furthest, GradientComparison
 from rpg.replay.figures import Tally
 from rpg.replay.replay import RecordedStep, Weights, replay, response_advantages

@@ -4,7 +4,8 @@ import difflib
 from pathlib import Path
 
 from pipelines.home import Home
-from pipelines.state import Record, read_json, run_ids
+from pipelines.state import Record, run_ids
+from rpg.files import read_json
 from specs.errors import RpgError
 
 

@@ -3,36 +3,15 @@
 Only the process that holds the run's lock writes state.json; anyone may read it at any moment and finds it whole.
 """
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.home import Home
+from rpg.files import read_json, write_json
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
 Record = dict[str, Any]
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replaces a file with `value`: written aside, synced, renamed, so that a reader never meets half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-
-
-def read_json(path: Path) -> Record:
-    """The object in a file; empty where the file is not there or not whole."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 class RunState:

@@ -1,4 +1,4 @@
-"""A disk that takes no more: said so that a user knows what to do, and nothing half written left behind."""
+"""Files: written whole or not at all, made durable, read leniently, hashed; a disk that takes no more is explained."""
 
 import errno
 import hashlib
@@ -32,56 +32,82 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = _REASONS.get(_number_of(error))
+        reason = _REASONS.get(_errno_of(error))
         if reason is None:
             raise
         hint = "with that mended, `rpg resume` goes on from the last whole checkpoint"
         raise DiskError(f"cannot write {path}: {reason}; {hint}") from error
 
 
-def _number_of(error: Exception) -> int:
-    """The system's number of an error; libraries in Rust (safetensors) put it into their words. 0: it has none."""
-    said = re.search(r"\(os error (\d+)\)", str(error))
-    return int(said[1]) if said else getattr(error, "errno", None) or 0
+def _errno_of(error: Exception) -> int:
+    """The system's error number; 0 where there is none. Libraries in Rust (safetensors) put it into the message."""
+    in_message = re.search(r"\(os error (\d+)\)", str(error))
+    return int(in_message[1]) if in_message else getattr(error, "errno", None) or 0
 
 
 @contextmanager
-def aside_of(path: Path) -> Iterator[Path]:
-    """Where to write a file before it gets its name; what is there after a failure is removed."""
-    aside = path.with_name(f".{path.name}.partial")
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Gives a path aside to write to; what was written there then takes the name `path`, or nothing changes.
+
+    A reader of `path` sees the old file or the new one, never a part. Missing directories are made.
+
+    Args:
+        durable: the new file also survives a power cut.
+    Raises:
+        DiskError: the disk refused.
+    """
     with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             yield aside
+            if durable:
+                sync(aside)
+            aside.replace(path)
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+        if durable:
+            sync(path.parent)
 
 
-def versions_of(*packages: str) -> dict[str, str]:
-    """The installed versions of packages; one that is not installed is left out."""
-    versions = {}
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions
+def write_json(path: Path, value: Any, *, durable: bool = True, allow_nan: bool = False) -> None:
+    """Writes JSON as `replacing` does. Raises ValueError for a NaN or an infinity that is not allowed."""
+    with replacing(path, durable=durable) as aside, aside.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=allow_nan)
 
 
-def replace_json(path: Path, value: Any, *, durable: bool) -> None:
-    """Writes JSON so that a reader sees the old or the new, never a part; durable: it also survives a power cut."""
-    with aside_of(path) as aside:
-        with aside.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        aside.replace(path)
-    if durable:
-        sync_directory(path.parent)
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where the file is missing, not whole, or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
-def now(timespec: str = "milliseconds") -> str:
-    """The time, UTC, as ISO-8601; `timespec` as of `datetime.isoformat`."""
-    return datetime.now(UTC).isoformat(timespec=timespec)
+def publish_directory(aside: Path, final: Path) -> None:
+    """Makes a filled directory durable and gives it its name, in the place of one that may have it."""
+    for path in files_under(aside):
+        sync(path)
+    for path in [aside, *(child for child in aside.rglob("*") if child.is_dir())]:
+        sync(path)
+    old = final.with_name(f".{final.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    aside.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
+    sync(final.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's content, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def digest(path: Path) -> str:
@@ -95,28 +121,15 @@ def files_under(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def sync_files(directory: Path) -> None:
-    """Makes every file and directory under a directory durable."""
-    for path in files_under(directory):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    for path in [directory, *(child for child in directory.rglob("*") if child.is_dir())]:
-        sync_directory(path)
+def now(timespec: str = "milliseconds") -> str:
+    """The time, UTC, as ISO-8601; `timespec` as of `datetime.isoformat`."""
+    return datetime.now(UTC).isoformat(timespec=timespec)
 
 
-def publish_directory(aside: Path, final: Path) -> None:
-    """Makes a filled directory durable and gives it its name, in the place of one that may have it."""
-    sync_files(aside)
-    if final.exists():
-        shutil.rmtree(final)
-    aside.rename(final)
-    sync_directory(final.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def versions_of(*packages: str) -> dict[str, str]:
+    """The installed versions of packages; one that is not installed is left out."""
+    versions = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rpg.files import replace_json
+from rpg.files import write_json
 from specs.schema.guard import Guard
 
 _ALWAYS = Guard(metric="not_finite")
@@ -106,7 +106,7 @@ class Guards:
         entry = RollBack(fired.index, fired.step, to_step, fired.guard.learning_rate_factor)
         self.roll_backs.append(entry)
         if write:
-            replace_json(self._file, [asdict(entry) for entry in self.roll_backs], durable=True)
+            write_json(self._file, [asdict(entry) for entry in self.roll_backs], allow_nan=True)
         return entry
 
     def learning_rate_factor(self, step: int) -> float:

@@ -21,7 +21,8 @@ from rpg.certificate.certificate import certify
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import StateCopy, load_values
 from rpg.checkpoints.retention import Means
-from rpg.files import digest, files_under, publish_directory, replace_json, versions_of
+from rpg.files import files_under, publish_directory, versions_of, write_json
+from rpg.manifests import list_files
 from rpg.parts import Parts
 from rpg.processes import ranks
 from rpg.recording.rows import write_metrics, write_rollouts, write_tokens
@@ -33,6 +34,8 @@ _COUNTERS = "trainer.json"
 _PACKAGES = ("torch", "transformers", "deepspeed", "numpy", "pyarrow")
 """Packages that shape what training gives."""
 _RANDOM = "random"
+_PACKAGES = ("torch", "transformers", "deepspeed", "numpy", "pyarrow")
+"""Those whose versions shape what training gives."""
 
 
 @dataclass
@@ -185,14 +188,16 @@ class Keeper:
         return step
 
     def finish(self, state: TrainingState, fingerprint: str) -> None:
-        """Writes the objective's certificate, and train.json, which says that training is done."""
+        """Writes the objective's certificate, and train.json, which says that training is done. All ranks call it."""
+        run = self._parts.run
+        if not ranks.from_first((run.weights / f"step-{state.step:06}").is_dir()):
+            self._export(state.step)  # lost or damaged since an earlier attempt wrote it with the last checkpoint
         if not self._first:
             return
         self._writer.flush()
-        run = self._parts.run
-        replace_json(run.path / "certificate.json", certify(self._parts.spec.objective).as_json(), durable=True)
+        write_json(run.path / "certificate.json", certify(self._parts.spec.objective).as_json(), allow_nan=True)
         exported = sorted(path for path in run.weights.glob("step-*"))
-        files = [file for path in exported for file in files_under(path)]
+        files = [str(file.relative_to(run.path)) for path in exported for file in files_under(path)]
         record = {
             "stage": "train",
             "fingerprint": fingerprint,
@@ -200,10 +205,10 @@ class Keeper:
             "weights": {
                 str(int(path.name.removeprefix("step-"))): str(path.relative_to(run.path)) for path in exported
             },
-            "files": {str(file.relative_to(run.path)): digest(file) for file in files},
+            "files": {name: entry["sha256"] for name, entry in list_files(run.path, files).items()},
             "versions": versions_of(*_PACKAGES),
         }
-        replace_json(run.manifest, record, durable=True)
+        write_json(run.manifest, record)
 
     def close(self) -> None:
         """Puts on disk what an unfinished step left."""

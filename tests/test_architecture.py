@@ -39,6 +39,7 @@ FLOORS = {
         {"batches", "checkpoints"},
         {"rewards"},
         {"data", "certificate", "advantages", "processes"},
+        {"manifests"},
         {"objectives", "files", "types", "schedule", "statistics"},
     ],
     "storage": [
@@ -56,7 +57,7 @@ FLOORS = {
         {"services"},
         {"running"},
         {"launchers", "report", "planning", "replay", "garbage"},
-        {"runs", "processes"},
+        {"runs", "processes", "results"},
         {"state"},
         {"home"},
     ],

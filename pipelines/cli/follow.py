@@ -7,7 +7,7 @@ from pathlib import Path
 from pipelines.home import Home
 from pipelines.running.progress import training_line
 from pipelines.runs import log_files, log_stage, read_state, status_of
-from pipelines.state import read_json
+from rpg.files import read_json
 from specs.errors import RpgError
 
 _POLL_SECONDS = 0.5

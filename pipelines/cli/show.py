@@ -9,7 +9,7 @@ from pipelines.home import Home
 from pipelines.launchers import read_launch
 from pipelines.report.evidence import trouble_of
 from pipelines.runs import log_files, status_of
-from pipelines.state import read_json
+from rpg.files import read_json
 
 if TYPE_CHECKING:
     from storage import Store

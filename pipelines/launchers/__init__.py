@@ -14,8 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pipelines.state import read_json, write_json
-from rpg.files import now
+from rpg.files import now, read_json, write_json
 
 if TYPE_CHECKING:
     from pipelines.home import Home

@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from rpg.files import digest
+from rpg.manifests import NOTES
 from specs.schema.data import Source
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
@@ -126,11 +128,11 @@ def _source(source: Source) -> dict[str, Any]:
 
 
 def _directory_digest(path: str) -> str:
-    digest = hashlib.sha256()
+    content = hashlib.sha256()
     for file in sorted(Path(path).rglob("*")):
-        if file.is_file():
-            digest.update(f"{file.relative_to(path)}\0{_file_digest(str(file), *_stamp(file))}\n".encode())
-    return digest.hexdigest()
+        if file.is_file() and file.name != NOTES:
+            content.update(f"{file.relative_to(path)}\0{_file_digest(str(file), *_stamp(file))}\n".encode())
+    return content.hexdigest()
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -142,12 +144,10 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _file_digest(path: str, size: int, modified_ns: int) -> str:
     # A checkpoint of many gigabytes cannot be read through at every plan: beyond 64 MiB its two ends, its size
     # and its time of change stand for it.
-    digest = hashlib.sha256()
+    if size <= _WHOLE_FILE:
+        return digest(Path(path))
     with open(path, "rb") as file:
-        if size <= _WHOLE_FILE:
-            digest.update(file.read())
-        else:
-            digest.update(f"{size} {modified_ns} ".encode() + file.read(_END))
-            file.seek(-_END, 2)
-            digest.update(file.read())
-    return digest.hexdigest()
+        ends = hashlib.sha256(f"{size} {modified_ns} ".encode() + file.read(_END))
+        file.seek(-_END, 2)
+        ends.update(file.read())
+    return ends.hexdigest()

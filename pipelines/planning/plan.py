@@ -1,12 +1,18 @@
-"""Spec -> plan: the runs, the stages of each, what is done already, what will run, and why. Reads; changes nothing."""
+"""Spec -> plan: the runs, the stages of each, what is done already, what will run, and why.
 
-import json
+Planning reads. All it may write is notes of digests that it had to compute (rpg/manifests.py).
+"""
+
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.home import Home
 from pipelines.planning import fingerprint as fp
+from pipelines.results import damage_of, is_report_current, manifest_of
+from rpg.files import read_json
+from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -72,48 +78,155 @@ class Plan:
 
 def make_plan(document: "Document", home: Home) -> Plan:
     """Resolves a document into runs and stages and decides, stage by stage, whether its result is there already."""
-    from specs.document import expand
+    planner = _Planner(document, home)
+    return Plan(document, tuple(planner.plan(run) for run in planner.runs))
 
-    return Plan(document, tuple(_plan_run(document, cell, home) for cell in expand(document)))
+
+def plan_run(document: "Document", run_id: str, home: Home) -> RunPlan:
+    """The plan of one of a document's runs. Raises SpecError where the document gives no such run."""
+    planner = _Planner(document, home)
+    runs = {run.run_id: run for run in planner.runs}
+    if run_id not in runs:
+        message = "the spec gives other runs here: a file it names has another content, or the code another version"
+        raise SpecError(Issue(message, given=run_id, allowed=", ".join(runs), hint="submit or run the spec again"))
+    return planner.plan(runs[run_id])
 
 
-def _plan_run(document: "Document", cell: "Cell", home: Home) -> RunPlan:
+@dataclass(frozen=True, slots=True)
+class _StageIdentity:
+    fingerprint: str
+    identity: fp.Identity
+    inputs: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _RunIdentity:
+    """A cell and what its stages are hashed from, before anything is looked up on the disk."""
+
+    run_id: str
+    cell: "Cell"
+    stages: dict[str, _StageIdentity]
+    """By name, in the order they run."""
+
+
+class _Planner:
+    """Plans runs of one document in one home."""
+
+    def __init__(self, document: "Document", home: Home) -> None:
+        from specs.document import expand
+
+        self._document = document
+        self._home = home
+        self.runs = [_identify(cell) for cell in expand(document)]
+        """In the order of the matrix and the seeds."""
+
+    @cached_property
+    def _earlier_plans(self) -> list[dict[str, Any]]:
+        """The last plan of every run that the experiment ever had, oldest run first."""
+        listed = read_json(self._home.experiment(self._document.experiment.name) / "experiment.json").get("runs", [])
+        return [record for run_id in listed if (record := read_json(self._home.run(run_id) / "plan.json"))]
+
+    def plan(self, run: _RunIdentity) -> RunPlan:
+        """Decides for each stage of a run what is to do."""
+        stages: list[StagePlan] = []
+        for name, stage in run.stages.items():
+            output = self._output(run.run_id, name, stage.fingerprint)
+            unfinished = [read.stage for read in stages if read.stage in stage.inputs and read.action != "CACHED"]
+            action, reason = self._decide(run.run_id, name, stage, output, unfinished)
+            reason = reason or self._changes(name, stage, unfinished, self._predecessor(run))
+            stages.append(StagePlan(name, stage.fingerprint, stage.identity, stage.inputs, action, reason, output))
+        cell = run.cell
+        return RunPlan(run.run_id, _run_name(cell), cell.seed, cell.values, cell.label, cell.experiment, tuple(stages))
+
+    def _output(self, run_id: str, stage: str, fingerprint: str) -> Path:
+        run = self._home.run(run_id)
+        places = {"train": run, "evaluate": run / "evaluate" / fingerprint[:16], "report": run / "report.html"}
+        return places[stage] if stage in places else self._home.artifact(stage, fingerprint)
+
+    def _decide(
+        self, run_id: str, name: str, stage: _StageIdentity, output: Path, unfinished: list[str]
+    ) -> tuple[Action, str]:
+        """The action, and the reason where it lies in what is on the disk."""
+        run = self._home.run(run_id)
+        if name == "report":
+            state = read_json(run / "state.json")
+            current = not unfinished and is_report_current(state, stage.fingerprint, stage.inputs, output)
+            return ("CACHED", "done") if current else ("RUN", "")
+        manifest = manifest_of(name, output)
+        if manifest.is_file():
+            damage = damage_of(manifest, stage.fingerprint)
+            return ("RUN", f"its result is damaged: {damage}") if damage else ("CACHED", "done")
+        if name == "train" and (steps := sorted(run.glob("checkpoints/step-*"))):
+            return "RESUME", f"goes on from {steps[-1].name}"
+        return "RUN", ""
+
+    def _predecessor(self, run: _RunIdentity) -> dict[str, Any] | None:
+        """The last plan of the run that this one replaces: the same run, else the same cell and seed, else any."""
+        values, seed = run.cell.values, run.cell.seed
+        for is_like in (
+            lambda record: record["run_id"] == run.run_id,
+            lambda record: record["values"] == values and record["seed"] == seed,
+            lambda record: record["seed"] == seed,
+            lambda _record: True,
+        ):
+            if alike := [record for record in self._earlier_plans if is_like(record)]:
+                return alike[-1]
+        return None
+
+    def _changes(
+        self, name: str, stage: _StageIdentity, unfinished: list[str], predecessor: dict[str, Any] | None
+    ) -> str:
+        """Why a stage runs whose result is not there: what differs from the plan before."""
+        before = predecessor["stages"].get(name) if predecessor else None
+        if before is None:
+            return "new"
+        old, new = before["identity"], stage.identity
+        changes = [
+            f"{path} {_short(old.get(path, 'unset'))} -> {_short(new.get(path, 'unset'))}{self._place(path)}"
+            for path in sorted(new.keys() | old.keys())
+            if new.get(path, ...) != old.get(path, ...)
+        ]
+        changes += [f"{read} changed" for read, digest in stage.inputs.items() if before["inputs"].get(read) != digest]
+        if changes:
+            more = f"; and {len(changes) - _SHOWN_CHANGES} more" if len(changes) > _SHOWN_CHANGES else ""
+            return "; ".join(changes[:_SHOWN_CHANGES]) + more
+        return f"{' and '.join(unfinished)} will run" if unfinished else "not finished before"
+
+    def _place(self, path: str) -> str:
+        """Where the spec gives a field: ` (FILE:LINE)`, ` (--set)`, or nothing for a default."""
+        parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
+        located = self._document.locate(Issue("", path=parts))
+        if located.line:
+            return f" ({Path(located.file).name}:{located.line})"
+        return " (--set)" if located.file.startswith("--set") else ""
+
+
+def _identify(cell: "Cell") -> _RunIdentity:
     experiment = cell.experiment
-    drafts = _fingerprints(experiment)
-    run_id = _run_id(experiment, cell.values, drafts["train"][0])
-    previous = _previous_record(home, experiment.name, run_id, cell.values, cell.seed)
-    stages: list[StagePlan] = []
-    for name, (digest, identity, inputs) in drafts.items():
-        output = _output(home, run_id, name, digest)
-        action, found = _decide(home, run_id, name, digest, output)
-        upstream = [stage.stage for stage in stages if stage.stage in inputs and stage.action != "CACHED"]
-        reason = found or _reason(document, name, identity, inputs, upstream, previous)
-        stages.append(StagePlan(name, digest, identity, inputs, action, reason, output))
-    return RunPlan(run_id, _run_name(cell), cell.seed, cell.values, cell.label, experiment, tuple(stages))
+    stages: dict[str, _StageIdentity] = {}
 
-
-def _fingerprints(experiment: Experiment) -> dict[str, tuple[str, fp.Identity, dict[str, str]]]:
-    """Each stage's fingerprint, identity and inputs, in the order they run."""
-    drafts: dict[str, tuple[str, fp.Identity, dict[str, str]]] = {}
-
-    def add(stage: str, identity: fp.Identity, inputs: dict[str, str]) -> None:
-        drafts[stage] = (fp.fingerprint(stage, identity, inputs), identity, inputs)
+    def add(name: str, identity: fp.Identity, inputs: dict[str, str]) -> None:
+        stages[name] = _StageIdentity(fp.fingerprint(name, identity, inputs), identity, inputs)
 
     # What is trained depends on the training problems alone: another evaluation set must not train again.
     train_data = fp.fingerprint("data", fp.train_data_identity(experiment), {})
     add("data", fp.data_identity(experiment), {})
     add("base", fp.base_identity(experiment), {"data": train_data} if fp.base_reads_data(experiment) else {})
-    add("train", fp.train_identity(experiment), {"data": train_data, "base": drafts["base"][0]})
-    add("evaluate", fp.evaluate_identity(experiment), {"data": drafts["data"][0], "train": drafts["train"][0]})
-    add("report", fp.report_identity(experiment), {"train": drafts["train"][0], "evaluate": drafts["evaluate"][0]})
-    return drafts
+    data, base = stages["data"].fingerprint, stages["base"].fingerprint
+    add("train", fp.train_identity(experiment), {"data": train_data, "base": base})
+    train = stages["train"].fingerprint
+    add("evaluate", fp.evaluate_identity(experiment), {"data": data, "train": train})
+    add("report", fp.report_identity(experiment), {"train": train, "evaluate": stages["evaluate"].fingerprint})
+    return _RunIdentity(_run_id(cell, train), cell, stages)
 
 
-def _run_id(experiment: Experiment, values: dict[str, Any], train_fingerprint: str) -> str:
+def _run_id(cell: "Cell", train_fingerprint: str) -> str:
     # A change of the evaluation section measures the same run again; cells that differ in it alone are still apart.
-    measured = {path: value for path, value in values.items() if path.startswith(("evaluation", "data.evaluation"))}
+    measured = {
+        path: value for path, value in cell.values.items() if path.startswith(("evaluation", "data.evaluation"))
+    }
     digest = fp.fingerprint("train", {"measured": measured}, {"train": train_fingerprint})
-    return f"{experiment.name}-s{experiment.seeds[0]}-{digest[:8]}"
+    return f"{cell.experiment.name}-s{cell.experiment.seeds[0]}-{digest[:8]}"
 
 
 def _run_name(cell: "Cell") -> str:
@@ -125,99 +238,3 @@ def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "/".join(_short(item) for item in value.values())
     return f"{value:g}" if isinstance(value, float) else str(value) or '""'
-
-
-def _output(home: Home, run_id: str, stage: str, digest: str) -> Path:
-    run = home.run(run_id)
-    places = {"train": run, "evaluate": run / "evaluate" / digest[:16], "report": run / "report.html"}
-    return places[stage] if stage in places else home.artifact(stage, digest)
-
-
-def _decide(home: Home, run_id: str, stage: str, digest: str, output: Path) -> tuple[Action, str]:
-    """The action, and the reason where it lies in what is on the disk."""
-    run = home.run(run_id)
-    if stage == "report":
-        recorded = read_json(run / "state.json").get("stages", {}).get("report", {})
-        done = recorded.get("fingerprint") == digest and recorded.get("status") == "finished" and output.is_file()
-        return ("CACHED", "done") if done else ("RUN", "")
-    manifest = output / ("train.json" if stage == "train" else "manifest.json")
-    if manifest.is_file():
-        broken = broken_file(output, manifest, digest)
-        return ("RUN", f"its result is damaged: {broken}") if broken else ("CACHED", "done")
-    if stage == "train" and (steps := sorted(run.glob("checkpoints/step-*"))):
-        return "RESUME", f"goes on from {steps[-1].name}"
-    return "RUN", ""
-
-
-def broken_file(directory: Path, manifest: Path, digest: str) -> str:
-    """The first thing wrong with a published stage; empty where its manifest verifies (fingerprint, files, sizes)."""
-    recorded = read_json(manifest)
-    if recorded.get("fingerprint") != digest:
-        return f"{manifest.name} is of another fingerprint"
-    for name, entry in recorded.get("files", {}).items():
-        file = directory / name
-        if not file.exists():
-            return f"{name} is missing"
-        if isinstance(entry, dict) and file.stat().st_size != entry["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes, not {entry['bytes']}"
-    return ""
-
-
-def _previous_record(
-    home: Home, experiment: str, run_id: str, values: dict[str, Any], seed: int
-) -> dict[str, Any] | None:
-    """The last plan of the run that this one replaces: the same run, else the same cell and seed, else any."""
-    listed = read_json(home.experiment(experiment) / "experiment.json").get("runs", [])
-    records = [record for name in listed if (record := read_json(home.run(name) / "plan.json"))]
-    for wanted in (
-        lambda record: record["run_id"] == run_id,
-        lambda record: record["values"] == values and record["seed"] == seed,
-        lambda record: record["seed"] == seed,
-        lambda _record: True,
-    ):
-        if found := [record for record in records if wanted(record)]:
-            return found[-1]
-    return None
-
-
-def _reason(
-    document: "Document",
-    stage: str,
-    identity: fp.Identity,
-    inputs: dict[str, str],
-    upstream: list[str],
-    previous: dict[str, Any] | None,
-) -> str:
-    before = previous["stages"].get(stage) if previous else None
-    if before is None:
-        return "new"
-    old = before["identity"]
-    changes = [
-        f"{path} {_short(old.get(path, 'unset'))} -> {_short(identity.get(path, 'unset'))}{_at(document, path)}"
-        for path in sorted(identity.keys() | old.keys())
-        if identity.get(path, ...) != old.get(path, ...)
-    ]
-    changes += [f"{name} changed" for name, digest in inputs.items() if before["inputs"].get(name) != digest]
-    if changes:
-        more = f"; and {len(changes) - _SHOWN_CHANGES} more" if len(changes) > _SHOWN_CHANGES else ""
-        return "; ".join(changes[:_SHOWN_CHANGES]) + more
-    return f"{' and '.join(upstream)} will run" if upstream else "not finished before"
-
-
-def _at(document: "Document", path: str) -> str:
-    from specs.errors import Issue
-
-    parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
-    problem = document.locate(Issue("", path=parts))
-    if problem.line:
-        return f" ({Path(problem.file).name}:{problem.line})"
-    return " (--set)" if problem.file.startswith("--set") else ""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where the file is not there or not whole."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from pipelines.home import Home
-from pipelines.state import read_json, write_json
+from rpg.files import read_json, write_json
 from storage.liveness import began_with, is_alive, start_of
 
 

@@ -13,8 +13,7 @@ from types import FrameType
 from typing import Any
 
 from pipelines.home import Home
-from pipelines.state import read_json, write_json
-from rpg.files import now
+from rpg.files import now, read_json, write_json
 
 GRACE_SECONDS = 5.0
 """Between the request and the kill, where nobody chose another grace."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.home import Home
 from pipelines.runs import find_run, status_of
-from pipelines.state import read_json
+from rpg.files import read_json
 from specs.errors import Issue, SpecError
 from storage import Store
 

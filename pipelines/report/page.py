@@ -1,6 +1,5 @@
 """Fills the templates: one page, everything inside the file, nothing fetched."""
 
-import os
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipelines.report.answer import percent
+from rpg.files import replacing
 
 _HERE = Path(__file__).parent
 
@@ -31,10 +31,8 @@ def render(template: str, **values: Any) -> str:
 
 def publish(path: Path, page: str) -> Path:
     """Writes a page so that a reader sees the old one or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(page, encoding="utf-8")
-    aside.replace(path)
+    with replacing(path, durable=False) as aside:
+        aside.write_text(page, encoding="utf-8")
     return path
 
 

@@ -25,7 +25,7 @@ from pipelines.running.exit_causes import cause_of_error, difference, may_retry
 from pipelines.running.progress import training_line
 from pipelines.running.run import Execution, RunBusyError, current
 from pipelines.running.stages import Outcome, perform
-from pipelines.state import read_json
+from rpg.files import read_json
 from specs.errors import SpecError
 
 _INGEST_SECONDS = 30.0

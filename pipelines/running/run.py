@@ -10,15 +10,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
 from pipelines.home import Home
-from pipelines.planning.plan import RunPlan, make_plan
+from pipelines.planning.plan import RunPlan, plan_run
 from pipelines.processes.stop import Stop, StopRequest, clear_request
 from pipelines.running.progress import ProgressReporter, Silent
-from pipelines.state import RunState, read_json, write_json, write_once
-from rpg.files import now
-from specs.errors import Issue, SpecError
+from pipelines.state import RunState, write_once
+from rpg.files import now, read_json, write_json
 from storage.liveness import start_of
 
 if TYPE_CHECKING:
@@ -48,7 +45,7 @@ class Execution:
         self.progress = progress or Silent()
         self.error: Exception | None = None
         """What ended it, if anything did; for the command that waits for it."""
-        self.plan = _run_of(document, run_id, home)
+        self.plan = plan_run(document, run_id, home)
         self.state = RunState(home, run_id)
         self._before = ("", "")
         self._ended_before: str | None = None
@@ -65,25 +62,21 @@ class Execution:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Holds the run: one process at a time. Raises RunBusyError naming the other one."""
-        path = self.home.lock(f"run-{self.run_id}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            pid = read_json(self.directory / "state.json").get("pid")
-            raise RunBusyError(
-                f"{self.run_id} is being run by process {pid or '(starting)'}; "
-                f"`rpg watch {self.run_id}` follows it, `rpg cancel {self.run_id}` stops it"
-            ) from None
-        try:
-            clear_request(self.home, self.run_id)
-            # Read again: the process that held it before us may have gone on since.
-            self.state = RunState(self.home, self.run_id)
-            yield
-        finally:
-            clear_request(self.home, self.run_id)
-            lock.release()
+        with self.home.locked(f"run-{self.run_id}", waiting=self._refuse):
+            try:
+                clear_request(self.home, self.run_id)
+                # Read again: the process that held it before us may have gone on since.
+                self.state = RunState(self.home, self.run_id)
+                yield
+            finally:
+                clear_request(self.home, self.run_id)
+
+    def _refuse(self) -> None:
+        pid = read_json(self.directory / "state.json").get("pid")
+        raise RunBusyError(
+            f"{self.run_id} is being run by process {pid or '(starting)'}; "
+            f"`rpg watch {self.run_id}` follows it, `rpg cancel {self.run_id}` stops it"
+        )
 
     def begin(self, flow_run_id: str | None) -> None:
         """Records that this process executes the run from now on."""
@@ -111,14 +104,6 @@ class Execution:
 
     def _work(self) -> str:
         return json.dumps(self.state.record["stages"], sort_keys=True)
-
-
-def _run_of(document: "Document", run_id: str, home: Home) -> RunPlan:
-    runs = {run.run_id: run for run in make_plan(document, home).runs}
-    if run_id not in runs:
-        message = "the spec gives other runs here: a file it names has another content, or the code another version"
-        raise SpecError(Issue(message, given=run_id, allowed=", ".join(runs), hint="submit or run the spec again"))
-    return runs[run_id]
 
 
 def register_run(home: Home, document: "Document", plan: RunPlan) -> None:

@@ -4,6 +4,7 @@ Nothing here knows Prefect. `perform` does one stage, or finds that it is done.
 """
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -13,12 +14,12 @@ from typing import Any, Literal
 from pipelines.launchers import launcher_of
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.supervisor import Child, StageError, StageStoppedError, failure, log_size, log_tail, supervise
+from pipelines.results import damage_of, filling, is_report_current, manifest_of, publish
 from pipelines.running.exit_causes import after_failure, early_exit, oom_kills, told_by_failures
 from pipelines.running.leases import gpu_slots, visible
-from pipelines.running.publish import damage, filling, locked, publish
 from pipelines.running.run import Execution
-from pipelines.state import read_json, write_json
-from rpg.files import now
+from rpg.files import now, read_json, write_json
+from rpg.manifests import find_damage
 from rpg.processes.exit_cause import forget_exits, read_issues
 from specs.errors import SpecError
 
@@ -55,7 +56,7 @@ def _perform(execution: Execution, stage: StagePlan, tick: Tick) -> Outcome:
     if is_done(execution, stage):
         return record_cached(execution, stage)
     if stage.stage in ("data", "base"):
-        with locked(execution.home, f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_wait(execution, stage)):
+        with execution.home.locked(f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_wait(execution, stage)):
             # Made by another run while this one waited?
             if is_done(execution, stage):
                 return record_cached(execution, stage)
@@ -71,13 +72,8 @@ def _perform(execution: Execution, stage: StagePlan, tick: Tick) -> Outcome:
 def is_done(execution: Execution, stage: StagePlan) -> bool:
     """Whether the stage's result is there and verifies."""
     if stage.stage == "report":
-        # The plan was made before the stages it reads were found to be done or done again.
-        recorded = execution.state.stage("report")
-        upstream = (execution.state.stage(name) for name in stage.inputs)
-        newest = max((entry.get("ended_at") or "" for entry in upstream), default="")
-        return stage.action == "CACHED" and stage.output.is_file() and newest <= (recorded.get("ended_at") or "")
-    manifest = "train.json" if stage.stage == "train" else "manifest.json"
-    return (stage.output / manifest).is_file() and not damage(stage.output, manifest, stage.fingerprint)
+        return is_report_current(execution.state.record, stage.fingerprint, stage.inputs, stage.output)
+    return not damage_of(manifest_of(stage.stage, stage.output), stage.fingerprint)
 
 
 def record_cached(execution: Execution, stage: StagePlan) -> Outcome:
@@ -149,8 +145,7 @@ def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
     inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
     named = {"run_id": execution.run_id, "fingerprint": stage.fingerprint}
     write_json(directory / "inputs.json", named | inputs | told_by_failures(execution))
-    # A manifest that stands there did not verify.
-    (directory / "train.json").unlink(missing_ok=True)
+    _withdraw(execution, manifest_of("train", directory))
     (directory / "cancel").unlink(missing_ok=True)
     launcher = launcher_of(execution.plan.experiment)
     with gpu_slots(execution, stage.stage) as slots:
@@ -164,8 +159,19 @@ def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
             signal_children=launcher.signal_children,
             afterwards=lambda: launcher.end(directory),
         )
-    if wrong := damage(directory, "train.json", stage.fingerprint):
-        raise StageError(f"train ended without a whole result: {wrong}", _log(execution, stage))
+    if damage := damage_of(manifest_of("train", directory), stage.fingerprint):
+        raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
+
+
+def _withdraw(execution: Execution, manifest: Path) -> None:
+    """Takes back a published training whose files are damaged: the trainer exports the last step's weights again."""
+    recorded = read_json(manifest)
+    for weights in recorded.get("weights", {}).values():
+        entries = {name: entry for name, entry in recorded["files"].items() if name.startswith(f"{weights}/")}
+        if damage := find_damage(manifest.parent, entries):
+            execution.progress.note(f"  removed {weights}: {damage}")
+            shutil.rmtree(manifest.parent / weights, ignore_errors=True)
+    manifest.unlink(missing_ok=True)
 
 
 def _report(execution: Execution, stage: StagePlan, tick: Tick) -> None:

@@ -7,8 +7,8 @@ from pipelines.home import Home
 from pipelines.launchers import launchers
 from pipelines.processes.reap import ProcessRecord, end
 from pipelines.processes.stop import request_cancel
-from pipelines.state import RunState, read_json
-from rpg.files import now
+from pipelines.state import RunState
+from rpg.files import now, read_json
 from specs.errors import Issue, SpecError
 from storage import liveness
 

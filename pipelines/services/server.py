@@ -15,13 +15,11 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any
 
-from filelock import FileLock
-
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_tail, start
-from pipelines.state import read_json, write_json
+from rpg.files import read_json, write_json
 from storage.liveness import is_alive, start_of
 
 START_SECONDS = 120.0
@@ -124,13 +122,12 @@ class EmbeddedServer:
         self._record = home.prefect / f"embedded-{os.getpid()}.json"
         self._process: Popen[bytes] | None = None
         # Two servers must not migrate one new database at the same time.
-        self._starting = FileLock(home.lock("prefect-start"))
+        self._starting = contextlib.ExitStack()
 
     def start(self) -> None:
         """Starts it; does not wait until it answers."""
-        self._home.lock("prefect-start").parent.mkdir(parents=True, exist_ok=True)
         self._home.prefect.mkdir(parents=True, exist_ok=True)
-        self._starting.acquire()
+        self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
         settings = environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_FINAL": "1"}
         self._process = start(server_command("127.0.0.1", self._port), self._log, environment=settings)
         parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
@@ -142,11 +139,11 @@ class EmbeddedServer:
         try:
             wait_until_healthy(self.url, self._process, self._log)
         finally:
-            self._starting.release()
+            self._starting.close()
 
     def stop(self) -> None:
         """Ends it; what it has accepted stays in its database."""
-        self._starting.release()
+        self._starting.close()
         if self._process is None:
             return
         self._process.terminate()

@@ -7,12 +7,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from pipelines.home import Home
-from pipelines.state import read_json, write_json
 from pipelines.studies import space
-from rpg.files import now
+from rpg.files import now, read_json, write_json
 from specs.errors import Issue, RpgError, SpecError
 from specs.schema.study import Study
 from specs.study_document import StudyDocument
@@ -30,22 +29,20 @@ class StudyBusyError(RpgError):
 @contextlib.contextmanager
 def held(home: Home, name: str) -> Iterator[None]:
     """Holds a study: one process at a time. Raises StudyBusyError."""
-    lock_path, owner = home.lock(f"study-{name}"), home.study(name) / "owner.json"
-    lock_path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(lock_path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
+    owner = home.study(name) / "owner.json"
+
+    def refuse() -> None:
         since = read_json(owner)
         raise StudyBusyError(
             f"study {name} is being run by process {since.get('pid', '?')} since {since.get('started_at', '?')}"
-        ) from None
-    try:
-        write_json(owner, {"pid": os.getpid(), "started_at": now()})
-        yield
-    finally:
-        owner.unlink(missing_ok=True)
-        lock.release()
+        )
+
+    with home.locked(f"study-{name}", waiting=refuse):
+        try:
+            write_json(owner, {"pid": os.getpid(), "started_at": now()})
+            yield
+        finally:
+            owner.unlink(missing_ok=True)
 
 
 def open_study(home: Home, document: StudyDocument) -> "optuna.Study":

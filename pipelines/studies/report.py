@@ -15,8 +15,8 @@ from pipelines.report.evidence import accuracies, load_run, show
 from pipelines.report.page import publish, render
 from pipelines.report.plots import Dot, Mark, Upright, bar_chart, interval_chart, parallel_chart, slice_chart
 from pipelines.report.statistics import Interval, arms_against_first
-from pipelines.state import read_json
 from pipelines.studies import space
+from rpg.files import read_json
 from specs.errors import Issue, SpecError
 from storage import Store
 

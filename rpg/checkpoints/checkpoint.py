@@ -16,7 +16,8 @@ import torch
 
 from rpg.checkpoints.pieces import StateCopy
 from rpg.checkpoints.retention import Retention
-from rpg.files import DiskError, digest, explained, replace_json, sync_directory
+from rpg.files import DiskError, explained, sync, write_json
+from rpg.manifests import find_damage
 from rpg.processes import ranks
 
 MANIFEST = "manifest.json"
@@ -128,7 +129,7 @@ class Checkpoints:
         if ranks.rank() == 0:
             files = {name: entry for part, _ in parts for name, entry in part.items()}
             with explained(aside):
-                replace_json(aside / MANIFEST, {"step": step, "figures": figures, "files": files}, durable=True)
+                write_json(aside / MANIFEST, {"step": step, "figures": figures, "files": files}, allow_nan=True)
                 self._publish(step)
 
     def _publish(self, step: int) -> None:
@@ -137,7 +138,7 @@ class Checkpoints:
         if final.exists():
             shutil.rmtree(final)
         self._aside(step).rename(final)
-        sync_directory(self._directory)
+        sync(self._directory)
         published = {step: _figures(self.path(step)) for step in self.published()}
         for old in published.keys() - self._retention.kept(published):
             shutil.rmtree(self.path(old))
@@ -177,15 +178,7 @@ def defect(checkpoint: Path) -> str:
         files = json.loads((checkpoint / MANIFEST).read_bytes())["files"]
     except (OSError, ValueError, KeyError) as error:
         return f"its manifest cannot be read: {error}"
-    for name, entry in files.items():
-        path = checkpoint / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
-        if digest(path) != entry["sha256"]:
-            return f"{name} does not match its digest"
-    return ""
+    return find_damage(checkpoint, files, full=True)
 
 
 def _figures(checkpoint: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rpg.files import sync_directory
+from rpg.files import sync
 from rpg.processes import ranks
 
 _DTYPES = {
@@ -151,7 +151,7 @@ def _write(path: Path, blocks: Iterable[memoryview]) -> dict[str, Any]:
                 digest.update(part)
                 _write_all(file, part)
         os.fsync(file.fileno())
-    sync_directory(path.parent)
+    sync(path.parent)
     return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
 
 

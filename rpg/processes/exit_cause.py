@@ -88,13 +88,12 @@ class EarlyExit:
 
 def note_exit(run_dir: Path, early: EarlyExit) -> None:
     """Leaves a rank's end in the run's directory, as far as that is possible now; its first note stays."""
-    from rpg.files import DiskError, replace_json
+    from rpg.files import DiskError, write_json
 
     path = run_dir / "exits" / f"rank-{int(os.environ.get('RANK', '0')):05}.json"
     try:
         if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            replace_json(path, asdict(early), durable=False)
+            write_json(path, asdict(early), durable=False)
     except (OSError, MemoryError, DiskError):  # what it printed tells as well
         return
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpg.files import now, replace_json
+from rpg.files import now, write_json
 from specs.document import resolved_experiment
 from specs.schema.experiment import Experiment
 
@@ -56,12 +56,13 @@ class RunDirectory:
     def new_attempt(self, resumed_from_step: int) -> int:
         """Notes that a trainer starts, before it writes any row. Returns its number, from 1."""
         attempts = self.path / "attempts"
-        attempts.mkdir(exist_ok=True)
         number = 1 + max((int(file.stem) for file in attempts.glob("[0-9]*.json")), default=0)
         record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now("microseconds")}
-        replace_json(attempts / f"{number:04}.json", record, durable=True)
+        write_json(attempts / f"{number:04}.json", record)
         return number
 
     def report_progress(self, record: dict[str, Any]) -> None:
         """Replaces progress.json."""
-        replace_json(self.path / "progress.json", {**record, "updated_at": now("microseconds")}, durable=False)
+        write_json(
+            self.path / "progress.json", {**record, "updated_at": now("microseconds")}, durable=False, allow_nan=True
+        )

@@ -1,6 +1,5 @@
 """Writes a run's rows as Parquet segments: whole files, synced before anyone is told, never changed afterwards."""
 
-import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rpg.files import aside_of, sync_directory
+from rpg.files import replacing
 from specs.records import TABLES, EventRow, Float32, Int32
 
 _ARROW = {
@@ -105,14 +104,8 @@ def _array(value: Any, kind: pa.DataType, length: int) -> pa.Array:
 
 
 def _publish(path: Path, table: pa.Table) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         raise FileExistsError(f"{path} is written already; a segment is never changed")
-    with aside_of(path) as aside:
-        with aside.open("wb") as file:
-            compact = {"compression": "zstd", "use_dictionary": ["run_id"]}
-            pq.write_table(table, file, write_statistics=["run_id", "step"], **compact)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-    sync_directory(path.parent)
+    with replacing(path) as aside, aside.open("wb") as file:
+        compact = {"compression": "zstd", "use_dictionary": ["run_id"]}
+        pq.write_table(table, file, write_statistics=["run_id", "step"], **compact)

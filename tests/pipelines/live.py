@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from pipelines.home import Home
-from pipelines.state import read_json
+from rpg.files import read_json
 from storage import Store
 
 SPEC = """\

@@ -85,6 +85,22 @@ def test_a_damaged_result_is_made_again(done):
     assert outcomes(result.err)["train"] == "cached"
 
 
+def test_plan_and_run_agree_on_a_flipped_byte_and_the_weights_are_exported_again(done):
+    (run_id,) = done.run_ids()
+    (weights,) = done.home.run(run_id).glob("weights/step-000006/model.safetensors")
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    planned = json.loads(done.rpg("plan", str(done.spec), "--json").out)["runs"][0]["stages"]
+    actions = {stage["stage"]: stage["action"] for stage in planned}
+    result = done.rpg("run", str(done.spec))
+    assert result.code == 0, result.err
+    ended = outcomes(result.err)
+    assert {stage: "cached" if action == "CACHED" else "done" for stage, action in actions.items()} == ended
+    assert ended == {"data": "cached", "base": "cached", "train": "done", "evaluate": "cached", "report": "done"}
+    assert weights.read_bytes() == whole
+    assert outcomes(done.rpg("run", str(done.spec)).err) == dict.fromkeys(ended, "cached")
+
+
 def test_a_users_mistake_found_by_a_stage_is_shown_with_its_line_and_exit_code_2(lab):
     lab.spec.write_text(SPEC.replace("overlap: drop", "overlap: error"))
     result = lab.rpg("run", str(lab.spec))

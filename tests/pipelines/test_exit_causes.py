@@ -12,7 +12,7 @@ import torch
 from live import Lab, finished, kill, wait_for
 
 from pipelines.running.exit_causes import early_exit
-from pipelines.state import write_json
+from rpg.files import write_json
 from rpg.processes.exit_cause import EarlyExit, cause_of, forget_exits, note_exit, noted_exits
 
 LIMITS = Path(__file__).parent / "limits"

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from pipelines.home import Home
-from pipelines.planning.fingerprint import data_identity, fingerprint, flatten
-from pipelines.planning.plan import Plan, RunPlan, make_plan
+from pipelines.planning.fingerprint import base_identity, data_identity, fingerprint, flatten
+from pipelines.planning.plan import Plan, RunPlan, make_plan, plan_run
+from pipelines.results import manifest_of
+from rpg.manifests import NOTES, list_files
+from specs.errors import SpecError
 from specs.loader import load_document
 
 SPEC = """\
@@ -66,10 +69,8 @@ def finish(run: RunPlan, home: Home) -> None:
             continue
         stage.output.mkdir(parents=True, exist_ok=True)
         (stage.output / "result").write_text("12345")
-        entry = {"sha256": "0", "bytes": 5}
-        name = "train.json" if stage.stage == "train" else "manifest.json"
-        manifest = {"fingerprint": stage.fingerprint, "files": {"result": entry}}
-        (stage.output / name).write_text(json.dumps(manifest))
+        manifest = {"fingerprint": stage.fingerprint, "files": list_files(stage.output, ["result"])}
+        manifest_of(stage.stage, stage.output).write_text(json.dumps(manifest))
     directory = home.run(run.run_id)
     (directory / "state.json").write_text(json.dumps(state))
     (directory / "plan.json").write_text(json.dumps(run.record()))
@@ -169,7 +170,29 @@ def test_a_damaged_result_is_made_again(spec: Path, home: Home) -> None:
     finish(run, home)
     (run.stage("base").output / "result").write_text("123")
     stage = planned(spec, home).runs[0].stage("base")
-    assert (stage.action, stage.reason) == ("RUN", "its result is damaged: result has 3 bytes, not 5")
+    assert (stage.action, stage.reason) == ("RUN", "its result is damaged: result has 3 bytes instead of 5")
+
+
+def test_one_flipped_byte_is_damage_and_the_report_of_what_runs_again_runs_too(spec: Path, home: Home) -> None:
+    run = planned(spec, home).runs[0]
+    finish(run, home)
+    (run.stage("evaluate").output / "result").write_text("12346")
+    stages = {stage.stage: (stage.action, stage.reason) for stage in planned(spec, home).runs[0].stages}
+    assert stages["evaluate"] == ("RUN", "its result is damaged: result does not match its digest")
+    assert stages["report"] == ("RUN", "evaluate will run")
+    assert stages["train"] == ("CACHED", "done")
+
+
+def test_a_page_older_than_the_results_it_shows_is_written_again(spec: Path, home: Home) -> None:
+    run = planned(spec, home).runs[0]
+    finish(run, home)
+    path = home.run(run.run_id) / "state.json"
+    state = json.loads(path.read_text())
+    state["stages"]["report"]["ended_at"] = "2026-11-20T09:30:00.000+00:00"
+    state["stages"]["evaluate"]["ended_at"] = "2026-11-20T09:30:00.001+00:00"
+    path.write_text(json.dumps(state))
+    stage = planned(spec, home).runs[0].stage("report")
+    assert (stage.action, stage.reason) == ("RUN", "not finished before")
 
 
 def test_an_unfinished_training_goes_on_from_its_checkpoint(spec: Path, home: Home) -> None:
@@ -185,6 +208,27 @@ def test_each_cell_and_seed_is_a_run_of_its_own(spec: Path, home: Home) -> None:
     assert len({run.run_id for run in runs}) == len(runs) == 4
     assert runs[0].name == "evaluation.temperature=0.5 seed 0"
     assert len({run.stage("base").output for run in runs}) == 1
+
+
+def test_a_run_planned_by_itself_is_planned_as_among_the_others(spec: Path, home: Home) -> None:
+    spec.write_text(SPEC + "seeds: [0, 1]\n")
+    document = load_document(spec)
+    for run in make_plan(document, home).runs:
+        assert plan_run(document, run.run_id, home) == run
+    with pytest.raises(SpecError, match="the spec gives other runs here"):
+        plan_run(document, "tiny-s0-00000000", home)
+
+
+def test_a_model_directory_is_the_same_model_with_the_notes_of_its_verification(tmp_path: Path) -> None:
+    spec = tmp_path / "pretrained.yaml"
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    text = SPEC.replace(SPEC.splitlines()[1], f"model: {{source: pretrained, path: {model}}}")
+    spec.write_text(text)
+    before = base_identity(load_document(spec).experiment)
+    (model / NOTES).write_text("{}")
+    assert base_identity(load_document(spec).experiment) == before
 
 
 def test_a_measured_change_keeps_the_run(spec: Path, home: Home) -> None:

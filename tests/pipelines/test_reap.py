@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.home import Home
 from pipelines.processes.reap import ProcessRecord, end, reap
-from pipelines.state import write_json
+from rpg.files import write_json
 from storage.liveness import is_alive, start_of
 
 

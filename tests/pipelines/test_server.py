@@ -19,7 +19,7 @@ from pipelines.services.server import (
     running_services,
     wait_until_healthy,
 )
-from pipelines.state import read_json, write_json
+from rpg.files import read_json, write_json
 from storage.liveness import is_alive
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from pipelines.home import Home
-from pipelines.state import RunState, read_json, write_json, write_once
+from pipelines.state import RunState, write_once
+from rpg.files import read_json, write_json
 
 
 def test_every_change_is_on_disk_and_read_back(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from live import Lab, finished, kill, wait_for
 
-from pipelines.state import read_json
+from rpg.files import read_json
 
 STUDY = """\
 name: clips

@@ -11,7 +11,7 @@ import pytest
 from live import SPEC, Lab, kill, wait_for
 
 from pipelines.services.deployments import EXPERIMENTS, POOL, STUDIES, Deployment
-from pipelines.state import read_json
+from rpg.files import read_json
 
 LONG = ("training.steps=2000", "training.checkpoint.every_steps=500", "seeds=[0,1]")
 

@@ -25,12 +25,15 @@ def rebuild() -> None:
 
 @group.command()
 def check(as_json: AsJson = False) -> None:
-    """Says what is wrong with the DuckDB file or the files it is made from; exit code 1 if anything is."""
+    """Says what is wrong with the DuckDB file, the files it is made from or published results; exit code 1 if anything
+    is. Reads every file."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
+    from pipelines.results import check_results
     from storage import check as check_store
 
-    defects = check_store(Home.from_environment().root)
+    home = Home.from_environment()
+    defects = [*check_store(home.root), *check_results(home)]
     if as_json:
         print_json(defects)
     else:

@@ -106,7 +106,7 @@ def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
 
 
 def _records(home: Home) -> list[dict[str, Any]]:
-    from pipelines.state import read_json
+    from rpg.files import read_json
 
     return [read_json(path) for path in sorted(home.root.glob("studies/*/study.json"))]
 

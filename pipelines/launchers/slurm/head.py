@@ -11,8 +11,7 @@ from pathlib import Path
 from pipelines.launchers.slurm.job_files import JobFiles
 from pipelines.launchers.slurm.queue import ALIVE, JOB_MODULE, batch_log, job_state, sbatch, slurm, submitted_job
 from pipelines.processes.supervisor import log_size, log_tail
-from pipelines.state import read_json, write_json
-from rpg.files import now
+from rpg.files import now, read_json, write_json
 from rpg.processes.exit_cause import STOPPED
 from rpg.processes.parent import die_with_parent
 from specs.schema.experiment import Experiment

@@ -24,7 +24,7 @@ from pipelines.launchers import write_launch
 from pipelines.launchers.network import address_of, free_port, source_address
 from pipelines.launchers.ranks import ENDED_WELL, Losses, rank_range, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
-from rpg.files import replace_json
+from rpg.files import write_json
 from rpg.processes.exit_cause import SIGNALLED, STOPPED, forget_exits
 
 _POLL_SECONDS = 0.2
@@ -58,7 +58,7 @@ class Job:
         self._wait()
         code, lost = self._meaning()
         if self._files.stop.exists() or not self._queued_again(code, lost):
-            replace_json(self._files.ended, {"job": self._id, "code": code}, durable=True)
+            write_json(self._files.ended, {"job": self._id, "code": code})
         return code
 
     @property
@@ -79,7 +79,7 @@ class Job:
             "interface": self._settings["interface"],
             "environment": self._settings["environment"],
         }
-        replace_json(self._files.share(self._stretch), job, durable=True)
+        write_json(self._files.share(self._stretch), job)
         chosen = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_", "CUDA_"))}
         write_launch(
             self._run_dir,
@@ -148,7 +148,7 @@ class Job:
         path = self._files.losses
         losses = Losses(**json.loads(path.read_bytes())) if path.exists() else Losses()
         worth_another = losses.add(self._run_dir, int(self._settings["restarts"]))
-        replace_json(path, asdict(losses), durable=True)
+        write_json(path, asdict(losses))
         return worth_another
 
     def _say(self, text: str) -> None:

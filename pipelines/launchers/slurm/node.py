@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.launchers.network import address_of, interface_of, source_address
 from pipelines.launchers.ranks import Ranks, Share, log_of, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
-from rpg.files import replace_json
+from rpg.files import write_json
 
 _POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 1.0
@@ -30,7 +30,7 @@ def main(run_dir: Path, stretch: str) -> int:
     while not ranks.over():
         time.sleep(_POLL_SECONDS)
     codes = ranks.kill(settle_seconds=_SETTLE_SECONDS)
-    replace_json(files.report(stretch, node), {"host": socket.gethostname(), "codes": codes}, durable=False)
+    write_json(files.report(stretch, node), {"host": socket.gethostname(), "codes": codes}, durable=False)
     return verdict(codes)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipelines.home import Home
 from pipelines.launchers import Finding
 from pipelines.launchers.slurm.job_files import JobFiles
-from pipelines.state import read_json
+from rpg.files import read_json
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import SlurmLauncher
 

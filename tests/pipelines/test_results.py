@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.home import Home
-from pipelines.running.publish import damage, filling, locked, publish
+from pipelines.results import check_results, damage_of, filling, publish
 
 MANIFEST = {"stage": "data", "fingerprint": "f" * 64, "identity": {}, "inputs": {}}
 
@@ -24,27 +24,27 @@ def output(tmp_path: Path) -> Path:
 
 
 def test_a_published_directory_verifies(output):
-    assert damage(output, "manifest.json", "f" * 64) == ""
+    assert damage_of(output / "manifest.json", "f" * 64) == ""
     assert sorted(path.name for path in output.parent.iterdir()) == ["ffff"]
 
 
 def test_changed_content_of_the_same_size_is_found(output):
     (output / "train" / "part.txt").write_text("abd")
-    assert damage(output, "manifest.json", "f" * 64) == "train/part.txt has another content than its manifest says"
+    assert damage_of(output / "manifest.json", "f" * 64) == "train/part.txt does not match its digest"
 
 
 def test_a_truncated_file_is_found(output):
     (output / "train" / "part.txt").write_text("ab")
-    assert damage(output, "manifest.json", "f" * 64) == "train/part.txt has 2 bytes, not 3"
+    assert damage_of(output / "manifest.json", "f" * 64) == "train/part.txt has 2 bytes instead of 3"
 
 
 def test_a_missing_file_is_found(output):
     (output / "train" / "part.txt").unlink()
-    assert damage(output, "manifest.json", "f" * 64) == "train/part.txt is missing"
+    assert damage_of(output / "manifest.json", "f" * 64) == "train/part.txt is missing"
 
 
 def test_a_manifest_of_another_fingerprint_does_not_count(output):
-    assert damage(output, "manifest.json", "0" * 64) == "manifest.json is missing or of another fingerprint"
+    assert damage_of(output / "manifest.json", "0" * 64) == "manifest.json is missing or of another fingerprint"
 
 
 def test_publishing_again_replaces_what_was_damaged(output):
@@ -52,7 +52,7 @@ def test_publishing_again_replaces_what_was_damaged(output):
     with filling(output) as aside:
         (aside / "new.txt").write_text("new")
         publish(aside, output, MANIFEST)
-    assert damage(output, "manifest.json", "f" * 64) == ""
+    assert damage_of(output / "manifest.json", "f" * 64) == ""
     assert not (output / "train").exists()
 
 
@@ -79,10 +79,36 @@ def test_a_lock_makes_the_second_process_wait_for_the_first(tmp_path):
     holder = context.Process(target=_hold, args=(tmp_path, held))
     holder.start()
     assert held.wait(30)
-    with locked(home, "data-1", waiting=lambda: waited.append(time.monotonic())):
+    with home.locked("data-1", waiting=lambda: waited.append(time.monotonic())):
         assert waited
     holder.join()
     assert holder.exitcode == 0
+
+
+def test_a_lock_is_refused_at_once_where_waiting_raises(tmp_path):
+    home = Home(tmp_path)
+
+    def refuse() -> None:
+        raise BlockingIOError
+
+    with home.locked("run-1", waiting=refuse):
+        started = time.monotonic()
+        with pytest.raises(BlockingIOError), home.locked("run-1", waiting=refuse):
+            pass
+        assert time.monotonic() - started < 0.4
+    with home.locked("run-1", waiting=refuse):
+        pass
+
+
+def test_a_check_names_each_damaged_result_by_its_place(output, tmp_path):
+    home = Home(tmp_path)
+    evaluation, being_filled = (tmp_path / "runs" / "a-1" / "evaluate" / name for name in ("eeee", ".eeee.1.2"))
+    for directory in (evaluation, being_filled):
+        directory.mkdir(parents=True)
+        (directory / "manifest.json").write_text('{"fingerprint": "e", "files": {"gone": "0"}}')
+    assert list(check_results(home)) == ["runs/a-1/evaluate/eeee: gone is missing"]
+    (output / "train" / "part.txt").write_text("abd")
+    assert next(check_results(home)) == "artifacts/data/ffff: train/part.txt does not match its digest"
 
 
 def _fail_half_way(output: Path) -> None:
@@ -92,6 +118,6 @@ def _fail_half_way(output: Path) -> None:
 
 
 def _hold(root: Path, held) -> None:
-    with locked(Home(root), "data-1", waiting=lambda: os._exit(3)):
+    with Home(root).locked("data-1", waiting=lambda: os._exit(3)):
         held.set()
         time.sleep(1.2)
