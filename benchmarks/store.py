@@ -71,10 +71,9 @@ def measure(root: Path, runs: int, steps: int, tokens: int) -> None:
 
 
 def measure_queries(root: Path, what: str) -> None:
-    """The median of five of each query."""
-    store = Store.open(root)
+    """The median of five of each query, each with the snapshot that it takes."""
     for name, query in QUERIES.items():
-        times = [timed(lambda query=query: store.query(query)) for _ in range(5)]  # type: ignore[misc]
+        times = [timed(lambda query=query: Store.open(root).query(query)) for _ in range(5)]  # type: ignore[misc]
         report(f"{name} ({what})", statistics.median(times), "s")
 
 

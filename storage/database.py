@@ -15,8 +15,6 @@ from typing import Any
 
 import duckdb
 
-from storage.relations import quoted
-
 _HERE = Path(__file__).parent
 
 
@@ -43,6 +41,11 @@ def schema_version() -> str:
     number = re.search(r"^-- version: (\d+)$", text, re.MULTILINE)
     assert number, "schema.sql carries no version"
     return f"{number[1]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def quoted(text: object) -> str:
+    """A SQL string literal."""
+    return "'" + str(text).replace("'", "''") + "'"
 
 
 def connect(path: str | Path = ":memory:") -> duckdb.DuckDBPyConnection:

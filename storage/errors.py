@@ -1,7 +1,44 @@
-"""What a query can get wrong."""
+"""What a query can get wrong, explained to whoever typed it."""
+
+import difflib
+import re
+
+import duckdb
 
 from specs.errors import RpgError
+
+_MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
+_SHUT = ("file system operations are disabled", "disabled by configuration", "disabled through configuration")
+_OF_FILES = (duckdb.Error, duckdb.IOException, duckdb.InternalException, duckdb.FatalException)
+"""Raised where a file is at fault. (A damaged page header raises a bare Error.)"""
 
 
 class QueryError(RpgError):
     """The SQL that the user gave cannot run. `str()` is the whole message, shown as it stands."""
+
+
+def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
+    """The message to show. A table that does not exist gets the nearest name and the list of those there are."""
+    text = str(error).strip()
+    if missing := _MISSING_TABLE.search(text):
+        return _missing_table(connection, missing[1])
+    if any(part in text for part in _SHUT):
+        return "this query reaches for something outside the store; only what is recorded can be read"
+    return text
+
+
+def is_about_files(error: duckdb.Error) -> bool:
+    """Whether a file is at fault and not the statement."""
+    return type(error) in _OF_FILES or ".parquet" in str(error)
+
+
+def _missing_table(connection: duckdb.DuckDBPyConnection, name: str) -> str:
+    rows = connection.execute(
+        "SELECT table_name FROM information_schema.tables WHERE table_catalog = 'memory' AND table_schema = 'main'"
+        " ORDER BY table_name"
+    ).fetchall()
+    names = [str(row[0]) for row in rows]
+    lines = [f"there is no table or view `{name}`", f"  there are: {', '.join(names)}"]
+    if near := difflib.get_close_matches(name.lower(), names, n=1):
+        lines.append(f"  hint: did you mean `{near[0]}`?")
+    return "\n".join(lines)

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from storage.database import connect
-from storage.relations import quoted
+from storage.database import connect, quoted
 from storage.snapshot import open_snapshot
 
 TABLES = (

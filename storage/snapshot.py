@@ -7,9 +7,9 @@ from pathlib import Path
 
 import duckdb
 
-from storage import database, relations
+from storage import database
 from storage.catalogue import read_attempts, read_catalogue
-from storage.columns import NATIVE, PARQUET, column_list
+from storage.columns import NATIVE, PARQUET, column_list, columns
 from storage.segments import BadSegmentError, Segment, inspect, read, scan
 
 _log = logging.getLogger("storage")
@@ -86,7 +86,7 @@ def open_snapshot(
     warnings += _create_recorded(connection, root, found, attached=not trouble, thorough=thorough)
     connection.execute(database.sql("queries/views.sql"))
     if sandboxed:
-        connection.execute(f"SET allowed_directories = [{relations.quoted(root)}]")
+        connection.execute(f"SET allowed_directories = [{database.quoted(root)}]")
         connection.execute("SET enable_external_access = false; SET lock_configuration = true")
     for warning in warnings:
         _log.warning(warning)
@@ -101,7 +101,7 @@ def _create_recorded(
     database.insert_rows(connection, "recorded.gone", [{"segment_id": number} for number in found.gone])
     current, other, skipped = _segments_to_read(root, found, thorough=thorough)
     for table in (*NATIVE, *PARQUET):
-        relation = relations.parquet(table, root, current[table], other[table])
+        relation = _in_parquet(table, root, current[table], other[table])
         if table in NATIVE and attached:
             relation = f"{_stored(table, found.gone)} UNION ALL BY NAME {relation}"
         connection.execute(f"CREATE VIEW recorded.{table} AS {relation}")
@@ -128,6 +128,26 @@ def _segments_to_read(root: Path, found: Sorted, *, thorough: bool) -> tuple[_By
         else:
             (current if is_current else other)[segment.table].append(segment)
     return current, other, skipped
+
+
+def _in_parquet(table: str, root: Path, current: list[Segment], other: list[Segment]) -> str:
+    """A table's rows that lie in segments, as a SELECT.
+
+    Args:
+        current: segments with exactly today's columns: one file's footer is enough to bind the query.
+        other: segments of older or newer versions; missing columns are NULL, unknown ones left out.
+    """
+    # The first relation has no rows: it gives the columns that older files lack their place and type.
+    parts = ["SELECT " + ", ".join(f"NULL::{sql} AS {name}" for name, _, sql in columns(table)) + " WHERE false"]
+    if current:
+        parts.append(f"SELECT {column_list(table)} FROM read_parquet([{_paths(root, current)}])")
+    if other:
+        parts.append(f"SELECT * FROM read_parquet([{_paths(root, other)}], union_by_name = true)")
+    return f"SELECT {column_list(table)} FROM ({' UNION ALL BY NAME '.join(parts)})"
+
+
+def _paths(root: Path, segments: list[Segment]) -> str:
+    return ", ".join(database.quoted(root / segment.key) for segment in segments)
 
 
 def _stored(table: str, gone: list[int]) -> str:

@@ -1,6 +1,7 @@
 """The store as its readers see it: one method, SQL in, rows out."""
 
 import decimal
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,12 +12,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from storage.errors import QueryError
-from storage.explain import explain, is_about_files
+from storage.errors import QueryError, explain, is_about_files
 from storage.ingest import Ingested, ingest
 from storage.snapshot import open_snapshot
 
 _READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.CALL}
+_MOVED = "a file was removed while it was being queried: earlier answers were of an earlier moment than this one"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Result:
 
     table: pa.Table
     warnings: tuple[str, ...] = ()
-    """Segments that were left out because they are damaged, one line each."""
+    """Segments that were left out because they are damaged, one line each, and whether the snapshot moved on."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -45,10 +46,20 @@ class Result:
 
 
 class Store:
-    """Everything recorded under one home directory, ingested or not. Reading takes no lock and waits for nobody."""
+    """Everything recorded under one home directory, ingested or not, as it was at one moment.
+
+    The first query takes a snapshot, and every query sees that moment until `refresh` or `close`. Nobody waits
+    meanwhile: runs go on recording, and an ingester replaces the database's file without touching the one that is held.
+    Only what is deleted cannot be read any more: if a query meets a file that is gone, the snapshot is taken anew, and
+    the warnings of every later result say so. Threads may share a store; their queries run one after another.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root).absolute()
+        self._snapshot: tuple[duckdb.DuckDBPyConnection, tuple[str, ...]] | None = None
+        self._answered = False
+        """Whether a query was answered since the store was opened or refreshed."""
+        self._turn = threading.Lock()
 
     @classmethod
     def open(cls, home_root: Path) -> "Store":
@@ -62,42 +73,68 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Nothing is held between queries."""
+        """Lets go of the snapshot. A query after it takes another."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """From here on queries see a later moment: that of the next query."""
+        with self._turn:
+            self._drop_snapshot()
+            self._answered = False
 
     def query(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> Result:
-        """Runs one statement that reads, over everything recorded at this moment.
+        """Runs one statement that reads.
 
         Raises:
             QueryError: the statement is wrong, does not read, or touches what is not recorded here.
         """
-        for _ in range(2):  # twice: a file may go away between the look at the directories and the reading
-            try:
-                return self._run(sql, params)
-            except duckdb.Error:
-                continue
-        try:
-            return self._run(sql, params, thorough=True)
-        except duckdb.Error as error:
-            raise QueryError(f"{error}\n  hint: `rpg db check` says what is damaged") from error
+        with self._turn:
+            return self._query(sql, params)
 
     def ingest(self) -> Ingested:
-        """Loads what is not in the database yet; waits for another ingester."""
+        """Loads what is not in the database yet; waits for another ingester. The snapshot stays as it is."""
         return ingest(self.root)
 
-    def _run(self, sql: str, params: Sequence[object] | Mapping[str, object], *, thorough: bool = False) -> Result:
-        """Raises QueryError for what the statement gets wrong, duckdb.Error where a file may be at fault."""
+    def _query(self, sql: str, params: Sequence[object] | Mapping[str, object]) -> Result:
+        # Twice as it is: a file may go away between the look at the directories and the reading.
+        for thorough in (False, False, True):
+            try:
+                connection, warnings = self._snapshot or self._take_snapshot(thorough=thorough)
+                table = _run(connection, sql, params)
+            except duckdb.Error as error:
+                cause = error
+                self._drop_snapshot()
+            else:
+                self._answered = True
+                return Result(_plain_integers(table), warnings)
+        raise QueryError(f"{cause}\n  hint: `rpg db check` says what is damaged") from cause
+
+    def _take_snapshot(self, *, thorough: bool) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
         connection, warnings = open_snapshot(self.root, thorough=thorough)
+        self._snapshot = connection, (*warnings, *([_MOVED] if self._answered else []))
+        return self._snapshot
+
+    def _drop_snapshot(self) -> None:
+        if self._snapshot:
+            self._snapshot[0].close()
+            self._snapshot = None
+
+
+def _run(connection: duckdb.DuckDBPyConnection, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
+    """Raises QueryError for what the statement gets wrong, duckdb.Error where a file may be at fault."""
+    try:
+        # Rolled back, so that a type or a table that a statement makes on its way is not there for the next one.
+        connection.begin()
         try:
             _require_reading(connection, sql)
             relation = connection.sql(sql, params=params or None)
-            table = relation.to_arrow_table() if relation is not None else pa.table({})
-        except duckdb.Error as error:
-            if is_about_files(error):
-                raise
-            raise QueryError(explain(connection, error)) from error
+            return relation.to_arrow_table() if relation is not None else pa.table({})
         finally:
-            connection.close()
-        return Result(_plain_integers(table), warnings)
+            connection.rollback()
+    except duckdb.Error as error:
+        if is_about_files(error):
+            raise
+        raise QueryError(explain(connection, error)) from error
 
 
 def _require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:

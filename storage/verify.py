@@ -7,6 +7,7 @@ from pathlib import Path
 import duckdb
 
 from storage import database
+from storage.catalogue import read_document
 from storage.columns import NATIVE
 from storage.liveness import STATUSES
 from storage.segments import BadSegmentError, Segment, read, run_directories, scan, strangers
@@ -24,8 +25,6 @@ def check(home_root: Path) -> list[str]:
 
 
 def _documents(root: Path) -> Iterator[str]:
-    from storage.catalogue import read_document
-
     for directory in run_directories(root):
         for name in ("run.json", "state.json"):
             if not read_document(directory / name):

@@ -47,9 +47,8 @@ FLOORS = {
         {"ingest"},
         {"snapshot"},
         {"catalogue", "database"},
-        {"relations"},
         {"segments"},
-        {"columns", "liveness", "errors", "explain"},
+        {"columns", "liveness", "errors"},
     ],
     "pipelines": [
         {"cli"},

@@ -38,6 +38,7 @@ def _answer(store: "Store", statement: str, chosen: Format) -> None:
     if statement == ".help":
         print(_HELP)
         return
+    store.refresh()
     result = store.query("SHOW TABLES" if statement == ".tables" else statement)
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -30,12 +30,13 @@ TABLES = (
 
 def seen(home: Path, query: str = STEPS) -> list[tuple[object, ...]]:
     """The answer, which must be the same from segments alone, half ingested and ingested."""
-    store = Store.open(home)
-    fresh = store.query(query).rows
-    store.ingest()
-    assert store.query(query).rows == fresh
-    rebuild(home)
-    assert store.query(query).rows == fresh
+    with Store.open(home) as store:
+        fresh = store.query(query).rows
+        for change in (ingest, rebuild):
+            change(home)
+            assert store.query(query).rows == fresh
+            store.refresh()
+            assert store.query(query).rows == fresh
     return fresh
 
 
@@ -126,6 +127,7 @@ def test_rebuilding_gives_the_same(tmp_path: Path) -> None:
     before = {name: store.query(f"from {name} order by all").rows for name in TABLES}
     database_path(tmp_path).unlink()
     rebuild(tmp_path)
+    store.refresh()
     assert {name: store.query(f"from {name} order by all").rows for name in TABLES} == before
     assert all(before.values())
     assert check(tmp_path) == []

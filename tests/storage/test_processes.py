@@ -98,6 +98,26 @@ def test_a_reader_goes_on_reading_the_file_that_an_ingest_replaced(tmp_path: Pat
     assert everything_once(tmp_path, 4)
 
 
+def test_an_open_store_keeps_no_ingester_waiting(
+    tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext"
+) -> None:
+    run = RecordedRun(tmp_path, "a-1")
+    run.start(1)
+    run.steps(1, 3)
+    ingest(tmp_path)
+    with Store.open(tmp_path) as store:
+        before = store.query(COUNTS).rows
+        run.steps(4, 4)
+        ingester = spawn.Process(target=ingest, args=(tmp_path,))
+        ingester.start()
+        ingester.join(60)
+        assert ingester.exitcode == 0
+        with duckdb.connect(str(database_path(tmp_path)), read_only=True) as database:
+            assert database.execute("SELECT max(step) FROM recorded.metrics").fetchone() == (4,)
+        assert store.query(COUNTS).rows == before
+    assert everything_once(tmp_path, 4)
+
+
 def test_an_ingest_on_a_full_disk_fails_and_leaves_the_database_as_it_was(
     tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext"
 ) -> None:

@@ -1,5 +1,6 @@
 """Queries over a home: what the contract promises, before and after ingesting."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from specs.records import TABLES
 from storage import QueryError, Store
 from storage.columns import columns
 from storage.database import connect, sql
+from storage.ingest import ingest
 from tests.storage.recording import NOON, RecordedRun
 
 REWARDS = "select step, value from metrics where name = 'reward/mean' order by step"
@@ -33,7 +35,54 @@ def test_the_rewards_of_a_run_are_read_before_and_after_ingesting(home: Path) ->
     with Store.open(home) as store:
         assert store.query(REWARDS).rows == expected
         store.ingest()
+        store.refresh()
         assert store.query(REWARDS).rows == expected
+
+
+def test_all_queries_of_an_open_store_see_one_moment(home: Path) -> None:
+    run = RecordedRun(home, "sums-1")
+    with Store.open(home) as store, Store.open(home) as later:
+        before = store.query(REWARDS).rows
+        run.steps(5, 6)
+        run.state["status"] = "failed"
+        run.save()
+        ingest(home)
+        assert len(later.query(REWARDS).rows) == 6
+        assert store.query(REWARDS).rows == before
+        assert store.query("select max(step) from tokens").rows == [(4,)]
+        assert store.query("select status from runs").rows == [("finished",)]
+        store.refresh()
+        assert len(store.query(REWARDS).rows) == 6
+        assert store.query("select status from runs").rows == [("failed",)]
+        assert store.query("select max(step) from tokens").warnings == ()
+
+
+def test_a_file_that_is_gone_moves_the_snapshot_on_and_says_so(home: Path) -> None:
+    with Store.open(home) as store:
+        assert store.query("select max(step) from metrics").warnings == ()
+        (home / "runs/sums-1/segments/tokens/a0001-s000003-000004.parquet").unlink()
+        result = store.query("select max(step) from tokens")
+        assert result.rows == [(2,)]
+        assert "earlier answers were of an earlier moment" in result.warnings[0]
+        assert store.query("select max(step) from metrics").warnings == result.warnings
+        store.refresh()
+        assert store.query("select max(step) from tokens").warnings == ()
+
+
+def test_threads_may_share_a_store(home: Path) -> None:
+    with Store.open(home) as store, ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: store.query(JOINED).rows, range(16)))
+    assert len(answers[0]) == 8
+    assert answers.count(answers[0]) == 16
+
+
+def test_what_one_statement_makes_is_not_there_for_the_next(home: Path) -> None:
+    with Store.open(home) as store:
+        assert store.query("create table metrics2 as from metrics; from metrics2").rows
+        with pytest.raises(QueryError, match="no table or view `metrics2`"):
+            store.query("from metrics2")
+        for _ in range(2):
+            assert len(store.query("pivot (from metrics) on name using max(value) group by step").rows) == 4
 
 
 def test_every_token_joins_its_rollout(home: Path) -> None:
@@ -109,10 +158,12 @@ def test_an_evaluation_counts_while_the_state_names_it(home: Path) -> None:
     run.state["evaluation"] = "f" * 64
     run.save()
     store.ingest()
+    store.refresh()
     assert store.query(query).rows == [(0.9,)]
     assert store.query("select count(*) from evaluation_samples").rows == [(1,)]
     run.state["evaluation"] = "e" * 64
     run.save()
+    store.refresh()
     assert store.query(query).rows == [(0.7,)]
 
 
