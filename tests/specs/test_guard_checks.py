@@ -19,26 +19,26 @@ def test_a_guard_reads_as_written(tmp_path):
 
 
 def test_an_unknown_metric_gets_the_list():
-    said = message(guarded("{metric: kl/revers, above: 1}"))
-    assert "training.guards.0.metric" in said
-    assert "zero_std_fraction" in said
-    assert "did you mean `kl/reverse`?" in said
+    text = message(guarded("{metric: kl/revers, above: 1}"))
+    assert "training.guards.0.metric" in text
+    assert "zero_std_fraction" in text
+    assert "did you mean `kl/reverse`?" in text
 
 
 @pytest.mark.parametrize(
-    ("guard", "said"),
+    ("guard", "expected"),
     [
         ("{metric: entropy}", "a guard needs a bound: above, below or both"),
         ("{metric: not_finite, above: 1}", "not_finite has no bounds"),
         ("{metric: not_finite, action: warn}", "stop or roll_back"),
     ],
 )
-def test_a_guard_that_cannot_be_is_refused(guard: str, said: str):
-    assert said in message(guarded(guard))
+def test_a_guard_that_cannot_be_is_refused(guard: str, expected: str):
+    assert expected in message(guarded(guard))
 
 
 @pytest.mark.parametrize(
-    ("guard", "said"),
+    ("guard", "expected"),
     [
         ("{metric: kl/reverse, below: 0}", "given: kl/reverse below 0: it is never negative"),
         ("{metric: truncated_fraction, above: 1}", "given: truncated_fraction above 1: it is at most 1"),
@@ -48,8 +48,8 @@ def test_a_guard_that_cannot_be_is_refused(guard: str, said: str):
         ("{metric: entropy, below: 0.1, action: roll_back}", "the guard has nothing to roll back to"),
     ],
 )
-def test_a_guard_that_never_acts_is_warned_of(guard: str, said: str):
-    assert said in warnings(guarded(guard))
+def test_a_guard_that_never_acts_is_warned_of(guard: str, expected: str):
+    assert expected in warnings(guarded(guard))
 
 
 def test_a_clip_guard_on_policy_is_warned_of_and_good_guards_are_not():
