@@ -21,11 +21,12 @@ from rpg.checkpoints.checkpoint import MANIFEST, defect
 from rpg.files import digest, files_under, read_json, write_json
 from rpg.processes.exit_cause import STOPPED
 from specs.errors import Issue, SpecError
+from specs.metrics import METRICS
 from storage import Store
 
 _ROWS = {"metrics": "step, name", "rollouts": "step, rollout_id", "tokens": "step, rollout_id, position"}
 """What is compared, and the order that makes two recordings of it line up."""
-_CLOCKED = "name not like 'time/%' and name not like 'tokens_per_second/%' and name not like 'memory/%'"
+_MEASURED = [metric.name for metric in METRICS if not metric.repeatable]
 _OF_THE_RECORDING = ("attempt", "recorded_at")
 
 
@@ -163,10 +164,10 @@ def _compare(home: Home, scratch: Home, run_id: str, start: int, end: int) -> tu
 
 def _rows(home: Home, table: str, run_id: str, start: int, end: int) -> pa.Table:
     """The valid rows of the steps, in order, without what says when and by whom they were recorded."""
-    clocked = f"and {_CLOCKED}" if table == "metrics" else ""
-    query = f"select * from {table} where run_id = ? and step > ? and step <= ? {clocked} order by {_ROWS[table]}"
+    repeatable, parameters = ("and not list_contains(?, name)", [_MEASURED]) if table == "metrics" else ("", [])
+    query = f"select * from {table} where run_id = ? and step > ? and step <= ? {repeatable} order by {_ROWS[table]}"
     with Store.open(home.root) as store:
-        found = store.query(query, [run_id, start, end]).table
+        found = store.query(query, [run_id, start, end, *parameters]).table
     return found.drop_columns([name for name in _OF_THE_RECORDING if name in found.column_names])
 
 

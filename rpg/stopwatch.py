@@ -48,15 +48,15 @@ class Stopwatch:
         """Notes how long sampling took beside training; the phase `rollout` is then what training waited for it."""
         self._sampling = seconds
 
-    def metrics(self, rollouts: StepRollouts, *, trained: int) -> dict[str, float]:
-        """The step's time/* and tokens_per_second/*. `trained`: tokens of all passes, prompts included."""
+    def metrics(self, rollouts: StepRollouts, *, num_trained: int) -> dict[str, float]:
+        """The step's time/* and tokens_per_second/*. `num_trained`: tokens of all passes, context included."""
         self.end = self._now()
         sampling = self._seconds["rollout"] if self._sampling is None else self._sampling
         return {
             **{f"time/{phase}": seconds for phase, seconds in self._seconds.items()},
             "time/step": self.end - self._start,
             "tokens_per_second/rollout": len(rollouts.rollout_logprobs) / max(sampling, 1e-9),
-            "tokens_per_second/train": trained / max(self._seconds["update"], 1e-9),
+            "tokens_per_second/train": num_trained / max(self._seconds["update"], 1e-9),
         }
 
     def _now(self) -> float:

@@ -87,9 +87,10 @@ class Trainer:
         self.clock = clock = Stopwatch(self.parts.device, self.clock)
         self.state.step += 1
         rollouts = self.source.take(self.state.step, clock)
-        version = self.state.policy_version
+        trained_version = self.state.policy_version
         ledger = TokenLedger(len(rollouts.rollout_logprobs))
         with clock("logprobs"):
+            # Which responses to skip, the advantages say; where none are skipped, advantages may need the logprobs.
             advantage = self.advantages(rollouts, ledger) if self.spec.skips_zero_advantage else None
             packed = self.parts.learner.packs
             minibatches = cut(rollouts, self.training, self.parts.device, packed=packed, advantage=advantage)
@@ -104,19 +105,23 @@ class Trainer:
         metrics = {
             **rollout_metrics(rollouts),
             **updates.reduce(self.parts.sentinel_metrics()),
-            **staleness_metrics(rollouts, version),
+            **staleness_metrics(rollouts, trained_version),
             **(trained_fraction(minibatches, rollouts) if self.spec.skips_zero_advantage else {}),
             "learning_rate": rate,
             "reference/version": float(schedule.version),
             "reference/age_steps": float(schedule.age_steps),
         }
-        trained = sum(minibatch.num_computed_with_context for minibatch in minibatches) * self.training.epochs
-        means = response_means(advantage, torch.from_numpy(rollouts.num_sampled))
         self.keeper.rollouts(
-            self.state.step, rollouts, means, ledger, trained_version=version, reference_version=schedule.version
+            self.state.step,
+            rollouts,
+            response_means(advantage, torch.from_numpy(rollouts.num_sampled)),
+            ledger,
+            trained_version=trained_version,
+            reference_version=schedule.version,
         )
+        num_trained = sum(minibatch.num_computed_with_context for minibatch in minibatches) * self.training.epochs
         if exception := self.check_guards(metrics) or self.source.failure():
-            self.keeper.finish_step(self.state, metrics | clock.metrics(rollouts, trained=trained))
+            self.keeper.finish_step(self.state, metrics | clock.metrics(rollouts, num_trained=num_trained))
             raise exception
         self.move_reference(metrics["kl/reverse"])
         stopping = stop.agreed(self.parts.run.cancel) or self.state.step == self.until
@@ -124,7 +129,7 @@ class Trainer:
             self.source.go_on(self.state.step)
         with clock("checkpoint"):
             self.keeper.save(self.state, stopping=stopping)
-        metrics |= clock.metrics(rollouts, trained=trained)
+        metrics |= clock.metrics(rollouts, num_trained=num_trained)
         metrics["memory/peak_gib"] = peak_memory_gib(self.parts.device)
         self.keeper.finish_step(self.state, metrics)
         self.progress.step(self.state.step, metrics)

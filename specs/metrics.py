@@ -31,7 +31,9 @@ class Metric:
     """In the progress lines; empty: they leave it out."""
     guardable: bool = False
     """A guard may watch it, and the best checkpoint may be chosen by it: it is recorded at every step, all ranks know
-    it before the step's checkpoint is saved, and a repeated run gives it again. Times and memory do not."""
+    it before the step's checkpoint is saved, and it is repeatable."""
+    repeatable: bool = True
+    """A repeated run gives the same values; times and memory differ."""
     charted: bool = False
     """Reports and comparisons of runs show it, in the order of this file."""
     tells_outcome: bool = False
@@ -134,7 +136,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="response_length/mean",
         title="Response length",
-        meaning="Mean length of the step's responses.",
+        meaning="Mean length of the step's responses: tokens that the policy sampled.",
         unit="tokens",
         short_name="length",
         guardable=True,
@@ -144,7 +146,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="response_length/max",
         title="Longest response",
-        meaning="Length of the step's longest response.",
+        meaning="Length of the longest: tokens that the policy sampled.",
         unit="tokens",
         guardable=True,
     ),
@@ -187,7 +189,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="dynamic_sampling/dropped_tokens",
         title="Tokens thrown away",
-        meaning="Response tokens of those groups.",
+        meaning="Sampled tokens of those groups.",
         unit="tokens",
         better="lower",
         recorded_with="rollout.dynamic_sampling",
@@ -338,6 +340,7 @@ METRICS: tuple[Metric, ...] = (
         meaning="Sampling; with `rollout.max_staleness` only what training waited for it.",
         unit="seconds",
         better="lower",
+        repeatable=False,
     ),
     Metric(
         name="time/reward",
@@ -345,6 +348,7 @@ METRICS: tuple[Metric, ...] = (
         meaning="Handing responses to the scorer and waiting for it; it works while other responses are sampled.",
         unit="seconds",
         better="lower",
+        repeatable=False,
     ),
     Metric(
         name="time/logprobs",
@@ -352,6 +356,7 @@ METRICS: tuple[Metric, ...] = (
         meaning="Cutting minibatches and recomputing old and reference logprobs.",
         unit="seconds",
         better="lower",
+        repeatable=False,
     ),
     Metric(
         name="time/update",
@@ -359,6 +364,7 @@ METRICS: tuple[Metric, ...] = (
         meaning="Forward, backward and optimizer.",
         unit="seconds",
         better="lower",
+        repeatable=False,
     ),
     Metric(
         name="time/sync",
@@ -366,6 +372,7 @@ METRICS: tuple[Metric, ...] = (
         meaning="Loading the new weights into the sampler, and proving that they arrived.",
         unit="seconds",
         better="lower",
+        repeatable=False,
     ),
     Metric(
         name="time/checkpoint",
@@ -373,6 +380,7 @@ METRICS: tuple[Metric, ...] = (
         meaning="Exporting weights and copying the state; writing it goes on beside the next step.",
         unit="seconds",
         better="lower",
+        repeatable=False,
     ),
     Metric(
         name="time/step",
@@ -380,6 +388,7 @@ METRICS: tuple[Metric, ...] = (
         meaning="The whole step, from the end of the one before.",
         unit="seconds",
         better="lower",
+        repeatable=False,
         charted=True,
     ),
     Metric(
@@ -388,14 +397,16 @@ METRICS: tuple[Metric, ...] = (
         meaning="Response tokens sampled, over the time that sampling took.",
         unit="tokens a second",
         better="higher",
+        repeatable=False,
         charted=True,
     ),
     Metric(
         name="tokens_per_second/train",
         title="Training",
-        meaning="Tokens trained on, prompts included and once an epoch, over `time/update`.",
+        meaning="Tokens trained on, prompts and given tokens included, once an epoch, over `time/update`.",
         unit="tokens a second",
         better="higher",
+        repeatable=False,
         charted=True,
     ),
     Metric(
@@ -405,6 +416,7 @@ METRICS: tuple[Metric, ...] = (
         " largest resident set.",
         unit="GiB",
         better="lower",
+        repeatable=False,
         charted=True,
     ),
 )
