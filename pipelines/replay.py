@@ -1,4 +1,4 @@
-"""`rpg replay`: reads a run's recorded rollouts, weighs them under two objectives and sets the figures side by side."""
+"""`rpg replay`: a run's recorded rollouts under the objective that it was trained with and under another."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from pipelines.home import Home
+from rpg.batches.batch import StepRollouts
 from rpg.files import read_json
 from rpg.replay.comparison import Furthest, GradientComparison
-from rpg.replay.figures import Tally
-from rpg.replay.replay import RecordedStep, Weights, replay, response_advantages
+from rpg.replay.step import RecordedStep, ReplayedStep, replay_step, response_advantages
+from rpg.replay.tally import Tally
+from rpg.rewards.score import Score
 from specs.errors import RpgError
 from specs.loader import with_objective
 from specs.schema.experiment import Experiment
@@ -32,6 +35,15 @@ _TOKENS = """
     FROM tokens
     WHERE run_id = ? AND step BETWEEN ? AND ? AND sampled ORDER BY step, rollout_id, position
 """
+_LEDGER = {
+    "logprobs": "logprob",
+    "old_logprobs": "old_logprob",
+    "ref_logprobs": "ref_logprob",
+    "entropies": "entropy",
+    "ratios": "ratio",
+    "clipped": "clipped",
+}
+"""Column of the token ledger -> of the table `tokens`."""
 _LOSSES = "SELECT step, value FROM metrics WHERE run_id = ? AND name = 'loss'"
 
 
@@ -41,7 +53,7 @@ class NothingToReplayError(RpgError):
 
 @dataclass(slots=True)
 class Reproduction:
-    """How far the run's own objective, replayed, is from what training recorded."""
+    """How far what training recorded is from the run's own objective, replayed."""
 
     ratio: float = 0.0
     """Largest difference of a token's ratio, relative to it."""
@@ -59,8 +71,8 @@ class Reproduction:
 
 
 @dataclass(slots=True)
-class Replay:
-    """What a replay found."""
+class RunReplay:
+    """Some of a run's steps under two objectives, step by step and over all of them."""
 
     run_id: str
     recorded: Experiment
@@ -72,25 +84,25 @@ class Replay:
 
     @property
     def left_out(self) -> list[str]:
-        """What training takes into account and the record cannot give."""
-        training, found = self.recorded.training, []
+        """What training takes into account and the record cannot give, a sentence each."""
+        training, sentences = self.recorded.training, []
         if training.entropy_coef:
-            found.append(
+            sentences.append(
                 f"the gradient of the entropy bonus (training.entropy_coef {training.entropy_coef:g}): it follows from"
                 " the whole distribution of each token, which is not on record. The losses have the bonus; gradient"
                 " weights, cosine and length do not"
             )
         if training.epochs > 1:
-            found.append(
+            sentences.append(
                 f"all but the last of training.epochs {training.epochs}: each token is on record as at its last update,"
                 " and so are losses and weights here"
             )
         if self.replayed.objective.penalizes_reward and any(step["untrained_tokens"] for step in self.steps):
-            found.append(
+            sentences.append(
                 "the divergence that the replayed objective takes off the reward, for tokens that were not trained on:"
                 " their logprobs are not on record"
             )
-        return found
+        return sentences
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -128,7 +140,7 @@ def replay_run(
     first: int = 0,
     last: int = 2**31 - 1,
     only: Sequence[int] = (),
-) -> Replay:
+) -> RunReplay:
     """A run's recorded rollouts under its own objective and under another.
 
     Args:
@@ -140,68 +152,67 @@ def replay_run(
         NothingToReplayError: no such steps are on record.
     """
     spec = read_json(home.run(run_id) / "spec.json")
-    found = Replay(run_id, with_objective(spec, ""), with_objective(spec, objective, overrides))
-    if found.recorded.training.epochs == 1:
-        found.reproduction.loss = 0.0
-    ours, theirs, apart, furthest = Tally(), Tally(), GradientComparison(), Furthest()
+    result = RunReplay(run_id, with_objective(spec, ""), with_objective(spec, objective, overrides))
+    training, reproduction = result.recorded.training, result.reproduction
+    if training.epochs == 1:
+        reproduction.loss = 0.0
+    recorded_tally, other_tally, gradients, furthest = Tally(), Tally(), GradientComparison(), Furthest()
     with Store.open(home.root) as store:
         losses = dict(store.query(_LOSSES, [run_id]).rows)
-        for recorded, columns in _recorded_steps(store, run_id, first, last, only):
-            one, other = replay(recorded, found.recorded), replay(recorded, found.replayed)
-            entry = _step(recorded.step, one, other, found.recorded.training.minibatches)
-            found.steps.append(entry)
-            _reproduce(found.reproduction, recorded, one, columns, losses.get(recorded.step), entry)
-            for tally, weights in ((ours, one), (theirs, other)):
-                tally.add(weights, found.recorded.training.minibatches)
-            apart.add(one, other)
-            furthest.add(recorded, one, other)
-    if not found.steps:
-        raise NothingToReplayError(f"{run_id} has no recorded rollouts of these steps; {_which(home, run_id)}")
-    found.overall = {"recorded": ours.figures(), "replayed": theirs.figures(), **apart.figures()}
-    found.furthest = furthest.tokens()
-    return found
+        for step in _recorded_steps(store, run_id, first, last, only):
+            recorded, other = replay_step(step, result.recorded), replay_step(step, result.replayed)
+            entry = _step_entry(step.step, recorded, other, training.minibatches)
+            result.steps.append(entry)
+            _reproduce(reproduction, step, recorded, losses.get(step.step), entry)
+            recorded_tally.add(recorded, training.minibatches)
+            other_tally.add(other, training.minibatches)
+            gradients.add(recorded, other)
+            furthest.add(step, recorded, other)
+    if not result.steps:
+        raise NothingToReplayError(f"{run_id} has no recorded rollouts of these steps; {_recorded_range(home, run_id)}")
+    result.overall = {
+        "recorded": recorded_tally.metrics(),
+        "replayed": other_tally.metrics(),
+        **gradients.metrics(),
+    }
+    result.furthest = furthest.tokens()
+    return result
 
 
-def _step(step: int, one: Weights, other: Weights, updates: int) -> dict[str, Any]:
-    ours, theirs, apart = Tally(), Tally(), GradientComparison()
-    ours.add(one, updates)
-    theirs.add(other, updates)
-    apart.add(one, other)
-    known = int(one.known.sum())
+def _step_entry(step: int, recorded: ReplayedStep, other: ReplayedStep, updates: int) -> dict[str, Any]:
+    """The metrics of one step under both objectives."""
+    recorded_tally, other_tally, gradients = Tally(), Tally(), GradientComparison()
+    recorded_tally.add(recorded, updates)
+    other_tally.add(other, updates)
+    gradients.add(recorded, other)
+    trained = int(recorded.trained.sum())
     return {
         "step": step,
-        "tokens": known,
-        "untrained_tokens": len(one.known) - known,
-        "recorded": ours.figures(),
-        "replayed": theirs.figures(),
-        **apart.figures(),
+        "tokens": trained,
+        "untrained_tokens": len(recorded.trained) - trained,
+        "recorded": recorded_tally.metrics(),
+        "replayed": other_tally.metrics(),
+        **gradients.metrics(),
     }
 
 
 def _reproduce(
-    found: Reproduction,
-    recorded: RecordedStep,
-    weights: Weights,
-    columns: dict[str, Any],
-    loss: float | None,
-    entry: dict[str, Any],
+    reproduction: Reproduction, step: RecordedStep, replayed: ReplayedStep, loss: float | None, entry: dict[str, Any]
 ) -> None:
-    """Holds the run's own objective, replayed, against the recorded columns."""
-    known = weights.known.numpy()
-    if known.any():
-        ratio = columns["ratio"][known]
-        found.ratio = max(found.ratio, float((abs(weights.ratio.numpy()[known] - ratio) / ratio).max()))
-        found.clipped += int((weights.clipped.numpy()[known] != columns["clipped"][known]).sum())
-    advantages = response_advantages(recorded, weights).numpy()
-    found.advantage = max(found.advantage, float(abs(advantages - columns["advantage"]).max()))
-    if found.loss is not None and loss is not None:  # what was not trained on has no part in it
-        found.loss = max(found.loss, abs(loss - entry["recorded"].get("loss", 0.0)))
+    """Takes a step into account, of which the run's own objective should give back what is on record."""
+    trained = replayed.trained
+    if trained.any():
+        ratio = step.ledger["ratios"][trained]
+        reproduction.ratio = max(reproduction.ratio, float(((replayed.ratio[trained] - ratio).abs() / ratio).max()))
+        reproduction.clipped += int((replayed.clipped[trained] != (step.ledger["clipped"][trained] > 0)).sum())
+    difference = response_advantages(step, replayed).numpy() - step.advantages
+    reproduction.advantage = max(reproduction.advantage, float(abs(difference).max()))
+    if reproduction.loss is not None and loss is not None:  # what was not trained on has no part in it
+        reproduction.loss = max(reproduction.loss, abs(loss - entry["recorded"].get("loss", 0.0)))
 
 
-def _recorded_steps(
-    store: Store, run_id: str, first: int, last: int, only: Sequence[int]
-) -> Iterator[tuple[RecordedStep, dict[str, Any]]]:
-    """Step by step: what a replay needs, and the columns that it must give back."""
+def _recorded_steps(store: Store, run_id: str, first: int, last: int, only: Sequence[int]) -> Iterator[RecordedStep]:
+    """The chosen steps that have rollouts on record."""
     for begin, end in _spans(store.query(_STEPS, [run_id]).rows, first, last, only):
         rollouts = store.query(_ROLLOUTS, [run_id, begin, end]).arrow()
         tokens = store.query(_TOKENS, [run_id, begin, end]).arrow()
@@ -233,34 +244,36 @@ def _rows(table: "pa.Table", steps: Any, step: int) -> "pa.Table":
     return table.slice(begin, end - begin)
 
 
-def _recorded(step: int, rollouts: "pa.Table", tokens: "pa.Table") -> tuple[RecordedStep, dict[str, Any]]:
-    def logprobs(name: str) -> Any:
-        return tokens.column(name).to_numpy().astype(np.float32)
+def _recorded(step: int, rollouts: "pa.Table", tokens: "pa.Table") -> RecordedStep:
+    def of_tokens(name: str) -> torch.Tensor:
+        return torch.from_numpy(tokens.column(name).cast("float32").to_numpy().copy())
 
-    recorded = RecordedStep(
+    group_ids = rollouts.column("group_id").to_numpy().astype(np.int64)
+    num_groups = int(group_ids.max()) + 1
+    token_ids = tokens.column("token_id").to_numpy().astype(np.int64)
+    return RecordedStep(
         step=step,
-        rewards=rollouts.column("reward").to_numpy().astype(np.float32),
-        group_ids=rollouts.column("group_id").to_numpy().astype(np.int64),
-        lengths=rollouts.column("num_tokens").to_numpy().astype(np.int64),
-        truncated=np.array(rollouts.column("finish_reason").to_pylist()) == "length",
-        token_ids=tokens.column("token_id").to_numpy().astype(np.int64),
+        rollouts=StepRollouts(
+            prompts=(np.empty(0, dtype=np.int64),) * num_groups,
+            problems=(0,) * num_groups,
+            group_ids=group_ids,
+            token_ids=token_ids,
+            sampled=np.ones(len(token_ids), dtype=np.bool_),
+            rollout_logprobs=of_tokens("rollout_logprob").numpy(),
+            lengths=rollouts.column("num_tokens").to_numpy().astype(np.int64),
+            finish_reasons=tuple(rollouts.column("finish_reason").to_pylist()),
+            responses=("",) * len(group_ids),
+            scores=tuple(Score(value=reward, correct=False) for reward in rollouts.column("reward").to_pylist()),
+            policy_version=0,
+        ),
         positions=tokens.column("position").to_numpy().astype(np.int64),
-        logprobs=logprobs("logprob"),
-        old_logprobs=logprobs("old_logprob"),
-        ref_logprobs=logprobs("ref_logprob"),
-        rollout_logprobs=logprobs("rollout_logprob"),
-        entropies=logprobs("entropy"),
+        ledger={column: of_tokens(name) for column, name in _LEDGER.items()},
+        advantages=rollouts.column("advantage").to_numpy(),
     )
-    columns = {
-        "ratio": logprobs("ratio"),
-        "clipped": np.array(tokens.column("clipped").fill_null(False).to_pylist(), dtype=bool),
-        "advantage": rollouts.column("advantage").to_numpy(),
-    }
-    return recorded, columns
 
 
-def _which(home: Home, run_id: str) -> str:
-    """Which steps there are."""
+def _recorded_range(home: Home, run_id: str) -> str:
+    """Which steps are on record, as the end of a message."""
     with Store.open(home.root) as store:
         steps = [row[0] for row in store.query(_STEPS, [run_id]).rows]
     return f"there are steps {steps[0]} to {steps[-1]}" if steps else "it has recorded no step yet"

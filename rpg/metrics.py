@@ -52,7 +52,7 @@ class UpdateMetrics:
         """Adds one pass.
 
         Args:
-            per_token: `Evaluation.diagnostics` and `mismatch_diagnostics`, and `entropy`. [n] each
+            per_token: `PassLoss.diagnostics`, and `entropy`. [n] each
             loss: the pass's part of the update's loss.
         """
         counted = slice(None) if batch.counts else slice(0)

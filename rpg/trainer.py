@@ -26,16 +26,15 @@ import math
 import torch
 from torch import Tensor
 
-from rpg.advantages import response_means, token_advantages
+from rpg.advantages import response_means
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, trained_fraction
+from rpg.batches.step_loss import pass_loss, step_advantages
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
 from rpg.keeper import Keeper, TrainingState
 from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, staleness_metrics
-from rpg.objectives import TokenBatch, evaluate
-from rpg.objectives.aggregate import aggregate
-from rpg.objectives.correction import correction_weight, mismatch_diagnostics, rollout_ratio
+from rpg.objectives import TokenBatch
 from rpg.parts import Parts
 from rpg.processes import ranks
 from rpg.processes.stopping import StopAfterStep
@@ -160,15 +159,7 @@ class Trainer:
             known = ledger.gather()
             old_logprobs = known["old_logprobs"]
             ref_logprobs = known["ref_logprobs"] if self.parts.reference else old_logprobs
-        return token_advantages(
-            self.spec.objective,
-            self.spec.advantage,
-            rewards=torch.from_numpy(rollouts.rewards),
-            group_ids=torch.from_numpy(rollouts.group_ids),
-            lengths=torch.from_numpy(rollouts.num_sampled),
-            old_logprobs=old_logprobs,
-            ref_logprobs=ref_logprobs,
-        )
+        return step_advantages(self.spec, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
 
     def update(
         self, minibatches: list[Minibatch], advantage: Tensor, ledger: TokenLedger
@@ -181,11 +172,17 @@ class Trainer:
                     logprobs, entropies = self.parts.learner.logprobs(batch)
                     if epoch == number == 0 and self.spec.first_pass_gives_old_logprobs:
                         ledger.write(batch, old_logprobs=logprobs)
-                    loss, seen = self.loss(batch, minibatch, logprobs, entropies, advantage, ledger)
-                    self.parts.learner.backward(loss)
-                    metrics.add(batch, seen, loss)
+                    tokens = self.tokens(batch, logprobs, advantage, ledger)
+                    result = pass_loss(self.spec, minibatch, batch, tokens, entropies)
+                    self.parts.learner.backward(result.loss)
+                    per_token = {name: batch.pick(values) for name, values in result.diagnostics().items()}
+                    metrics.add(batch, {**per_token, "entropy": entropies.detach()}, result.loss)
                     ledger.write(
-                        batch, logprobs=logprobs, entropies=entropies, ratios=seen["ratio"], clipped=seen["clipped"]
+                        batch,
+                        logprobs=logprobs,
+                        entropies=entropies,
+                        ratios=per_token["ratio"],
+                        clipped=batch.pick(result.evaluation.clipped),
                     )
                 rate = self.next_learning_rate()
                 norm = self.parts.learner.update(learning_rate=rate)
@@ -201,44 +198,16 @@ class Trainer:
                 self.state.updates += 1
         return metrics, rate
 
-    def loss(
-        self,
-        batch: Microbatch,
-        minibatch: Minibatch,
-        logprobs: Tensor,
-        entropies: Tensor,
-        advantage: Tensor,
-        ledger: TokenLedger,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This pass's part of the update's loss, and what can be said of its tokens. [n] each"""
+    def tokens(self, batch: Microbatch, logprobs: Tensor, advantage: Tensor, ledger: TokenLedger) -> TokenBatch:
+        """A pass's tokens as the objective sees them. The behaviour policy is its own reference."""
         old = batch.spread(ledger.read("old_logprobs", batch))
-        tokens = TokenBatch(
+        return TokenBatch(
             logprobs=batch.spread(logprobs),
             old_logprobs=old,
             ref_logprobs=batch.spread(ledger.read("ref_logprobs", batch)) if self.parts.reference else old,
             advantages=batch.spread(advantage[batch.tokens].to(old)),
             response_mask=batch.response_mask,
         )
-        correction = self.spec.rollout.correction
-        gap = rollout_ratio(old, batch.spread(batch.rollout_logprobs.to(old)), batch.response_mask)
-        weight = correction_weight(correction, gap)
-        evaluation = evaluate(self.spec.objective, tokens)
-        losses = evaluation.losses * weight
-        if self.training.entropy_coef:
-            losses = losses - self.training.entropy_coef * batch.spread(entropies)
-        loss = aggregate(
-            losses,
-            batch.response_mask,
-            aggregation=self.spec.objective.aggregation,
-            num_tokens=minibatch.num_tokens,
-            num_sequences=minibatch.num_sequences,
-            max_response_length=self.spec.rollout.max_response_length,
-        )
-        of_tokens = evaluation.diagnostics() | mismatch_diagnostics(gap, weight, correction)
-        seen = {name: batch.pick(values) for name, values in of_tokens.items()}
-        seen["entropy"] = entropies.detach()
-        seen["clipped"] = seen["clipped_low"] | seen["clipped_high"] | seen["clipped_dual"]
-        return loss, seen
 
     def next_learning_rate(self) -> float:
         """The learning rate of the next update: the schedule's, lowered by the roll-backs so far."""

@@ -37,6 +37,11 @@ class Evaluation:
     kl_behaviour: Tensor
     """The same of KL(π_old ‖ π)."""
 
+    @property
+    def clipped(self) -> Tensor:
+        """bool, where any side of the clip acts."""
+        return self.clipped_low | self.clipped_high | self.clipped_dual
+
     def diagnostics(self) -> dict[str, Tensor]:
         """All but the losses, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "losses"}

@@ -1,4 +1,5 @@
-"""Recorded rollouts under another objective: what its loss and gradient weights would have been, without sampling.
+"""Recorded rollouts under another objective: what its losses and gradient weights would have been.
 
-Imports objectives, batches and the learner; nothing of the loop imports it.
+`step` takes one step's loss again, `tally` sums it up, `comparison` sets two objectives side by side. No model and no
+sampling: everything stands on advantages, batches and objectives, and nothing of the training loop imports it.
 """

@@ -1,4 +1,4 @@
-"""Two objectives on the same recorded tokens: how far their gradients point the same way, and where they do not."""
+"""Two objectives on the same recorded tokens: how far their gradients agree, and on which tokens they do not."""
 
 import heapq
 from dataclasses import dataclass, field
@@ -6,41 +6,43 @@ from typing import Any
 
 import torch
 
-from rpg.replay.replay import RecordedStep, Weights
+from rpg.replay.step import RecordedStep, ReplayedStep
 
 
 @dataclass(slots=True)
 class GradientComparison:
-    """Sums over tokens and steps of what two objectives give the same tokens; `one` was recorded, `other` replayed."""
+    """Sums over tokens and steps of two objectives' gradients: that of the recorded objective, that of another."""
 
     dot: float = 0.0
-    one_squared: float = 0.0
+    recorded_squared: float = 0.0
     other_squared: float = 0.0
     tokens: float = 0.0
     flipped: float = 0.0
     zeroed: float = 0.0
     activated: float = 0.0
 
-    def add(self, one: Weights, other: Weights) -> None:
-        """One step."""
-        first, second = one.gradient[one.known].double(), other.gradient[one.known].double()
+    def add(self, recorded: ReplayedStep, other: ReplayedStep) -> None:
+        """Adds a step under both objectives."""
+        first, second = recorded.gradient[recorded.trained].double(), other.gradient[recorded.trained].double()
         self.dot += float((first * second).sum())
-        self.one_squared += float(first.square().sum())
+        self.recorded_squared += float(first.square().sum())
         self.other_squared += float(second.square().sum())
-        self.tokens += float(one.known.sum())
+        self.tokens += float(recorded.trained.sum())
         self.flipped += float((first * second < 0).sum())
         self.zeroed += float(((first != 0) & (second == 0)).sum())
         self.activated += float(((first == 0) & (second != 0)).sum())
 
-    def figures(self) -> dict[str, float | None]:
-        """cosine: of the two vectors of gradient weights, one entry a token, aggregation included; None where one of
-        them is 0. length: the replayed vector's over the recorded one's. flipped, zeroed, activated: shares of the
-        tokens whose weight changes sign, becomes 0, or was 0."""
-        product = (self.one_squared * self.other_squared) ** 0.5
+    def metrics(self) -> dict[str, float | None]:
+        """Of the two vectors of gradient weights, one entry a token, correction and aggregation included:
+
+        cosine: of the angle between them; None where one of them is 0. length: the other's over the recorded one's.
+        flipped, zeroed, activated: the share of the tokens whose weight changes sign, becomes 0, or was 0.
+        """
+        product = (self.recorded_squared * self.other_squared) ** 0.5
         tokens = self.tokens or 1.0
         return {
             "cosine": self.dot / product if product else None,
-            "length": (self.other_squared / self.one_squared) ** 0.5 if self.one_squared else None,
+            "length": (self.other_squared / self.recorded_squared) ** 0.5 if self.recorded_squared else None,
             "flipped": self.flipped / tokens,
             "zeroed": self.zeroed / tokens,
             "activated": self.activated / tokens,
@@ -49,31 +51,31 @@ class GradientComparison:
 
 @dataclass(slots=True)
 class Furthest:
-    """The tokens on which two objectives differ most: by their share of each step's gradient, both scaled to length
-    1."""
+    """The tokens on which two objectives differ most, where each one's gradient of a step is scaled to length 1."""
 
     most: int = 10
     _heap: list[tuple[float, int, dict[str, Any]]] = field(default_factory=list)
     _seen: int = 0
 
-    def add(self, recorded: RecordedStep, one: Weights, other: Weights) -> None:
-        """One step."""
-        apart = (_unit(other.gradient) - _unit(one.gradient)).abs()
+    def add(self, step: RecordedStep, recorded: ReplayedStep, other: ReplayedStep) -> None:
+        """Adds a step under both objectives."""
+        apart = (_unit(other.gradient) - _unit(recorded.gradient)).abs()
         if not len(apart):
             return
-        owner = torch.repeat_interleave(torch.arange(len(recorded.lengths)), torch.from_numpy(recorded.lengths))
+        lengths = step.rollouts.num_sampled
+        owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.from_numpy(lengths))
         for difference, index in zip(*(top.tolist() for top in apart.topk(min(self.most, len(apart)))), strict=True):
             if difference == 0:
                 break
             token = {
-                "step": recorded.step,
+                "step": step.step,
                 "rollout_id": int(owner[index]),
-                "position": int(recorded.positions[index]),
-                "token_id": int(recorded.token_ids[index]),
-                "advantage": float(one.advantages[index]),
-                "ratio": float(one.ratio[index]),
-                "clipped": bool(one.clipped[index]),
-                "weight": float(one.weight[index]),
+                "position": int(step.positions[index]),
+                "token_id": int(step.rollouts.token_ids[index]),
+                "advantage": float(recorded.advantages[index]),
+                "ratio": float(recorded.ratio[index]),
+                "clipped": bool(recorded.clipped[index]),
+                "weight": float(recorded.weight[index]),
                 "replayed_advantage": float(other.advantages[index]),
                 "replayed_ratio": float(other.ratio[index]),
                 "replayed_clipped": bool(other.clipped[index]),

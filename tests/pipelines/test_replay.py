@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.replay import replay_run
-from rpg.replay.figures import Tally
-from rpg.replay.replay import RecordedStep, replay
+from rpg.batches.batch import StepRollouts
+from rpg.replay.step import RecordedStep, replay_step
+from rpg.replay.tally import Tally
+from rpg.rewards.score import Score
 from specs.errors import SpecError
 from specs.loader import with_objective
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
@@ -129,63 +132,72 @@ def test_steps_can_be_chosen(replayed: Replayed) -> None:
         replayed(first=9)
 
 
-def test_weights_and_figures_of_four_tokens_are_those_worked_out_by_hand() -> None:
+def one_and_three_tokens(logprobs: list[float], rollout_logprobs: list[float], finish: str) -> RecordedStep:
+    """A step of two responses to one prompt, of 1 token with reward 1 and of 3 tokens with reward 0, on policy."""
+    column = torch.tensor(logprobs)
+    return RecordedStep(
+        step=1,
+        rollouts=StepRollouts(
+            prompts=(np.empty(0, dtype=np.int64),),
+            problems=(0,),
+            group_ids=np.array([0, 0]),
+            token_ids=np.arange(4),
+            sampled=np.ones(4, dtype=np.bool_),
+            rollout_logprobs=np.array(rollout_logprobs, dtype=np.float32),
+            lengths=np.array([1, 3]),
+            finish_reasons=("stop", finish),
+            responses=("", ""),
+            scores=(Score.of(1.0, None), Score.of(0.0, None)),
+            policy_version=0,
+        ),
+        positions=np.array([0, 0, 1, 2]),
+        ledger={
+            "logprobs": column,
+            "old_logprobs": column,
+            "ref_logprobs": column,
+            "entropies": torch.tensor([1.0, 2, 3, 4]),
+        },
+        advantages=np.array([0.5, -0.5]),
+    )
+
+
+def test_weights_and_metrics_of_four_tokens_are_those_worked_out_by_hand() -> None:
     """Two responses of one group, rewards 1 and 0, on policy, no divergence: m is the advantage, +-1/2."""
     spec = _spec()
-    step = RecordedStep(
-        step=1,
-        rewards=np.array([1, 0], dtype=np.float32),
-        group_ids=np.array([0, 0]),
-        lengths=np.array([1, 3]),
-        truncated=np.array([False, True]),
-        token_ids=np.arange(4),
-        positions=np.array([0, 0, 1, 2]),
-        logprobs=np.full(4, -1, dtype=np.float32),
-        old_logprobs=np.full(4, -1, dtype=np.float32),
-        ref_logprobs=np.full(4, -1, dtype=np.float32),
-        rollout_logprobs=np.log(np.array([1, 0.25, 4, 1], dtype=np.float32)) - 1,
-        entropies=np.array([1, 2, 3, 4], dtype=np.float32),
-    )
-    plain = replay(step, with_objective(spec, ""))
+    step = one_and_three_tokens([-1] * 4, (np.log([1, 0.25, 4, 1]) - 1).tolist(), "length")
+    plain = replay_step(step, with_objective(spec, ""))
     assert plain.weight.tolist() == [0.5, -0.5, -0.5, -0.5]
     assert plain.gradient.tolist() == [0.125, -0.125, -0.125, -0.125], "token_mean: over 4 tokens"
-    by_response = replay(step, with_objective(spec, "", ["objective.aggregation=sequence_mean"]))
+    by_response = replay_step(step, with_objective(spec, "", ["objective.aggregation=sequence_mean"]))
     assert by_response.gradient.tolist() == pytest.approx([1 / 4, -1 / 12, -1 / 12, -1 / 12])
     tally = Tally()
     tally.add(plain, updates=1)
-    figures = tally.figures()
+    metrics = tally.metrics()
     # Losses -m log pi are 0.5 and three times -0.5; weights have mean -1/4 and variance 1/4 - 1/16.
-    assert figures["loss"] == pytest.approx((0.5 - 1.5) / 4)
-    assert figures["weight/mean"] == -0.25
-    assert figures["weight/variance"] == pytest.approx(3 / 16)
-    assert figures["weight/ess"] == 1
+    assert metrics["loss"] == pytest.approx((0.5 - 1.5) / 4)
+    assert metrics["weight/mean"] == -0.25
+    assert metrics["weight/variance"] == pytest.approx(3 / 16)
+    assert metrics["weight/ess"] == 1
     # Learner over engine is 1, 4, 1/4, 1: at most 2 counts. The weights m stay what the objective gives.
-    corrected = replay(step, with_objective(spec | {"rollout": {"correction": {"type": "truncate", "bound": 2}}}, ""))
+    corrected = replay_step(
+        step, with_objective(spec | {"rollout": {"correction": {"type": "truncate", "bound": 2}}}, "")
+    )
     assert corrected.weight.tolist() == plain.weight.tolist()
     assert corrected.gradient.tolist() == pytest.approx([0.125, -0.25, -0.125 / 4, -0.125])
     training = spec["training"]
-    bonus = replay(step, with_objective(spec | {"training": training | {"entropy_coef": 0.5}}, ""))
+    bonus = replay_step(step, with_objective(spec | {"training": training | {"entropy_coef": 0.5}}, ""))
     assert (bonus.losses - plain.losses).tolist() == [-0.5, -1, -1.5, -2]
     assert bonus.gradient.tolist() == plain.gradient.tolist()
-    masked = replay(step, with_objective(spec | {"training": training | {"mask_truncated": True}}, ""))
+    masked = replay_step(step, with_objective(spec | {"training": training | {"mask_truncated": True}}, ""))
     assert masked.gradient.tolist() == [0.5, 0, 0, 0], "one token is left to be the mean of"
 
 
 def test_a_token_that_was_not_trained_on_weighs_nothing_and_still_counts_in_the_length() -> None:
-    logprobs = np.array([-1, np.nan, np.nan, np.nan], dtype=np.float32)
-    step = RecordedStep(
-        1,
-        np.array([1, 0], np.float32),
-        np.array([0, 0]),
-        np.array([1, 3]),
-        np.array([False, False]),
-        np.arange(4),
-        np.array([0, 0, 1, 2]),
-        *[logprobs] * 5,
-    )
-    weights = replay(step, with_objective(_spec(), ""))
-    assert weights.known.tolist() == [True, False, False, False]
-    assert weights.gradient.tolist() == [0.125, 0, 0, 0]
+    logprobs = [-1, np.nan, np.nan, np.nan]
+    replayed = replay_step(one_and_three_tokens(logprobs, [-1] * 4, "stop"), with_objective(_spec(), ""))
+    assert replayed.trained.tolist() == [True, False, False, False]
+    assert replayed.gradient.tolist() == [0.125, 0, 0, 0]
+    assert replayed.losses.tolist() == [0.5, 0, 0, 0]
 
 
 def test_the_command_prints_tables_and_json(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import typer
 from pipelines.cli.options import AsJson, RunId
 
 if TYPE_CHECKING:
-    from pipelines.replay import Replay
+    from pipelines.replay import RunReplay
 
-_STEP_FIGURES = ("loss", "weight/variance", "weight/ess")
+_STEP_METRICS = ("loss", "weight/variance", "weight/ess")
 _FURTHEST = ("step", "rollout_id", "position", "token_id", "advantage", "ratio", "weight")
 
 
@@ -68,7 +68,7 @@ def _range(steps: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _print(found: "Replay") -> None:
+def _print(found: "RunReplay") -> None:
     from pipelines.cli.output import table_text
     from pipelines.replay import setting
 
@@ -81,10 +81,10 @@ def _print(found: "Replay") -> None:
     one, other = found.overall["recorded"], found.overall["replayed"]
     print(table_text(("overall", "recorded", "replayed"), [[name, one[name], other[name]] for name in one]))
     print(_words(found))
-    columns = ["step", "tokens", *(f"{name} {side}" for name in _STEP_FIGURES for side in ("rec.", "rep.")), "cosine"]
+    columns = ["step", "tokens", *(f"{name} {side}" for name in _STEP_METRICS for side in ("rec.", "rep.")), "cosine"]
     rows = [
         [entry["step"], entry["tokens"]]
-        + [entry[side].get(name, "") for name in _STEP_FIGURES for side in ("recorded", "replayed")]
+        + [entry[side].get(name, "") for name in _STEP_METRICS for side in ("recorded", "replayed")]
         + ["" if entry["cosine"] is None else entry["cosine"]]
         for entry in found.steps
     ]
@@ -95,7 +95,7 @@ def _print(found: "Replay") -> None:
         print(table_text(columns, [[token[name] for name in columns] for token in found.furthest]), end="")
 
 
-def _words(found: "Replay") -> str:
+def _words(found: "RunReplay") -> str:
     overall = found.overall
     if overall["cosine"] is None:
         return "gradient weights: one of the two objectives has none"

@@ -1,30 +1,40 @@
-"""What is said of an objective over many recorded tokens: sums that add up over steps, and the figures from them."""
+"""The metrics of an objective over many recorded tokens, from sums that add up over steps."""
 
 from dataclasses import dataclass, field
 
-from rpg.replay.replay import Weights
+from rpg.replay.step import ReplayedStep
+
+_TOKEN_MEANS = {
+    "ratio/mean": "ratio",
+    "clip_fraction/low": "clipped_low",
+    "clip_fraction/high": "clipped_high",
+    "clip_fraction/dual": "clipped_dual",
+    "kl/reverse": "kl_reverse",
+    "kl/forward": "kl_forward",
+    "kl/behaviour": "kl_behaviour",
+}
+"""Metric -> the field of `ReplayedStep` whose mean over the tokens it is."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums of one objective's figures over tokens and steps, which add up exactly."""
+    """Sums of one objective over tokens and steps, which add up exactly."""
 
     updates: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     largest_ratio: float = 0.0
 
-    def add(self, weights: Weights, updates: int) -> None:
-        """One step, of this many updates."""
+    def add(self, replayed: ReplayedStep, updates: int) -> None:
+        """Adds a step of so many updates."""
         self.updates += updates
-        tokens = weights.known
+        tokens = replayed.trained
         wide = {
-            name: getattr(weights, name)[tokens].double()
+            name: getattr(replayed, name)[tokens].double()
             for name in (*_TOKEN_MEANS.values(), "weight", "gradient", "penalty_weight")
         }
         self._add("tokens", float(tokens.sum()))
-        self._add("loss", float((weights.losses.double() * weights.share).sum()))
-        self._add("penalty", float((weights.penalty.double() * weights.share).sum()))
-        self._add("bonus", float((weights.bonus.double() * weights.share).sum()))
+        for name in ("losses", "penalty", "bonus"):
+            self._add(name, float((getattr(replayed, name).double() * replayed.share).sum()))
         for name, values in wide.items():
             self._add(name, float(values.sum()))
         for name in ("ratio", "weight", "gradient", "penalty_weight"):
@@ -33,13 +43,21 @@ class Tally:
         if len(wide["ratio"]):
             self.largest_ratio = max(self.largest_ratio, float(wide["ratio"].max()))
 
-    def figures(self) -> dict[str, float]:
-        """By the names that SQL knows, and those of `FIGURES`. Empty where no token was trained on."""
+    def metrics(self) -> dict[str, float]:
+        """By the names of the metrics that a run records; and beside these:
+
+        loss/divergence, loss/entropy: the divergence's and the entropy bonus's part of the loss. weight/mean: of the
+        gradient weights m of the tokens, before the correction and the aggregation. weight/ess: the share of the tokens
+        that |m| is spread over, (Σ|m|)² / (tokens · Σm²). weight/divergence: the size of the divergence's part of m
+        beside the whole of m.
+
+        Empty where no token was trained on.
+        """
         sums, tokens = self.sums, self.sums.get("tokens", 0.0)
         if not tokens:
             return {}
         return {
-            "loss": sums["loss"] / self.updates,
+            "loss": sums["losses"] / self.updates,
             "loss/divergence": sums["penalty"] / self.updates,
             "loss/entropy": sums["bonus"] / self.updates,
             "weight/mean": sums["weight"] / tokens,
@@ -54,27 +72,6 @@ class Tally:
 
     def _add(self, name: str, value: float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
-
-
-_TOKEN_MEANS = {
-    "ratio/mean": "ratio",
-    "clip_fraction/low": "clipped_low",
-    "clip_fraction/high": "clipped_high",
-    "clip_fraction/dual": "clipped_dual",
-    "kl/reverse": "kl_reverse",
-    "kl/forward": "kl_forward",
-    "kl/behaviour": "kl_behaviour",
-}
-FIGURES = {
-    "loss": "of an update, mean over the step's updates",
-    "loss/divergence": "the divergence's part of it",
-    "loss/entropy": "the entropy bonus's part of it",
-    "weight/mean": "gradient weight m of a token, before the correction and the aggregation",
-    "weight/variance": "of m over the tokens",
-    "weight/ess": "share of the tokens that |m| is spread over: (sum |m|)^2 / (tokens x sum m^2)",
-    "weight/divergence": "size of the divergence's part of m beside the whole of m",
-}
-"""What the figures mean that a run does not record under the same name, or records of its updates only."""
 
 
 def _share(part: float, whole: float) -> float:

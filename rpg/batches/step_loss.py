@@ -1,0 +1,89 @@
+"""From a step's rollouts to what is differentiated: the advantages of its tokens, and the loss of each pass.
+
+The trainer differentiates these; `rpg replay` takes them again from what was recorded.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rpg.advantages import token_advantages
+from rpg.batches.batch import Microbatch, StepRollouts
+from rpg.batches.minibatches import Minibatch
+from rpg.objectives import Evaluation, TokenBatch, evaluate
+from rpg.objectives.aggregate import aggregate
+from rpg.objectives.correction import correction_weight, mismatch_diagnostics, rollout_ratio
+from specs.schema.experiment import Experiment
+
+
+def step_advantages(
+    experiment: Experiment,
+    rollouts: StepRollouts,
+    *,
+    old_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+) -> Tensor:
+    """The advantage of every sampled token of a step. [M]
+
+    Args:
+        old_logprobs, ref_logprobs: nats; needed where the objective `penalizes_reward`. [M]
+    """
+    return token_advantages(
+        experiment.objective,
+        experiment.advantage,
+        rewards=torch.from_numpy(rollouts.rewards),
+        group_ids=torch.from_numpy(rollouts.group_ids),
+        lengths=torch.from_numpy(rollouts.num_sampled),
+        old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PassLoss:
+    """What one pass contributes to the loss of its update. Tensors of tokens are [b, T]."""
+
+    loss: Tensor
+    """Its part of the update's loss, a scalar; over all passes and ranks the parts add up to it."""
+    token_losses: Tensor
+    """Of each token, with the correction and the entropy bonus; not masked. The loss is their aggregate."""
+    evaluation: Evaluation
+    """The objective alone."""
+    correction: Tensor
+    """What a token's loss is multiplied by, since the engine that sampled differs from the learner."""
+    mismatch: dict[str, Tensor]
+    """How far the two are apart, see `mismatch_diagnostics`."""
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What metrics are made of, by name: the evaluation's and the mismatch's."""
+        return self.evaluation.diagnostics() | self.mismatch
+
+
+def pass_loss(
+    experiment: Experiment, minibatch: Minibatch, batch: Microbatch, tokens: TokenBatch, entropies: Tensor
+) -> PassLoss:
+    """The objective's losses, times the correction, less the entropy bonus, aggregated.
+
+    Args:
+        minibatch: the update that the pass is a part of, whose counts are the denominators.
+        tokens: the pass's, [b, T].
+        entropies: of the policy at each sampled token, nats. [n]
+    """
+    mask, correction = tokens.response_mask, experiment.rollout.correction
+    rollout_logprobs = batch.spread(batch.rollout_logprobs.to(tokens.old_logprobs))
+    ratio = rollout_ratio(tokens.old_logprobs, rollout_logprobs, mask)
+    weight = correction_weight(correction, ratio)
+    evaluation = evaluate(experiment.objective, tokens)
+    token_losses = evaluation.losses * weight
+    if experiment.training.entropy_coef:
+        token_losses = token_losses - experiment.training.entropy_coef * batch.spread(entropies)
+    loss = aggregate(
+        token_losses,
+        mask,
+        aggregation=experiment.objective.aggregation,
+        num_tokens=minibatch.num_tokens,
+        num_sequences=minibatch.num_sequences,
+        max_response_length=experiment.rollout.max_response_length,
+    )
+    return PassLoss(loss, token_losses, evaluation, weight, mismatch_diagnostics(ratio, weight, correction))

@@ -1,0 +1,152 @@
+"""One recorded step under an objective: its loss and its gradient weights, without a model and without sampling.
+
+What a gradient follows from is on record: of each token the logprobs of the policy at its last update, of the policy
+that sampled and of the reference, and the entropy; of each response the reward, its group and whether it was cut. The
+objective that was trained with gives back the recorded ratios, clips and losses; another one says what it would have
+done with the same rollouts. It is a first step taken elsewhere, no second run: later steps would have sampled other
+responses.
+
+Of the entropy bonus the value alone is on record: its gradient follows from the whole distribution of each token.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rpg.advantages import response_means
+from rpg.batches.batch import Microbatch, StepRollouts
+from rpg.batches.ledger import TokenLedger
+from rpg.batches.minibatches import Minibatch, cut
+from rpg.batches.step_loss import pass_loss, step_advantages
+from rpg.objectives import TokenBatch
+from specs.schema.experiment import Experiment
+
+PASS_TOKENS = 2**18
+"""Tokens, padding included, that are worked on at once; some hundred bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One step as recorded: B responses, of which the policy sampled M tokens."""
+
+    step: int
+    rollouts: StepRollouts
+    """Without prompts and given tokens, which no loss depends on."""
+    positions: npt.NDArray[np.int64]
+    """Where each token stands in its response, given tokens counted. [M]"""
+    ledger: dict[str, Tensor]
+    """Columns of the token ledger, NaN where a token was not trained on. [M] each"""
+    advantages: npt.NDArray[np.float64]
+    """Of each response. [B]"""
+
+    @property
+    def trained(self) -> Tensor:
+        """Which tokens were trained on, so that all of their logprobs are recorded: bool. [M]"""
+        logprobs = [self.ledger[name] for name in ("logprobs", "old_logprobs", "ref_logprobs")]
+        return torch.stack(logprobs).isfinite().all(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    """What an objective makes of a recorded step's tokens. [M] each, 0 or False where a token was not trained on."""
+
+    trained: Tensor
+    """Whether the token was trained on."""
+    advantages: Tensor
+    """Those of tokens that were not trained on too."""
+    losses: Tensor
+    """Of each token, corrected and with its bonus, before the aggregation."""
+    weight: Tensor
+    """m: minus the derivative of the objective's token losses by log π."""
+    correction: Tensor
+    """What `rollout.correction` multiplies a token's loss by."""
+    share: Tensor
+    """What the aggregation multiplies a token's loss by."""
+    gradient: Tensor
+    """m times the correction and the share; without the bonus."""
+    bonus: Tensor
+    """The entropy bonus's part of the token losses."""
+    penalty: Tensor
+    """The divergence's part of the token losses."""
+    penalty_weight: Tensor
+    """The divergence's part of the weight."""
+    ratio: Tensor
+    """This and what follows: as in `Evaluation`."""
+    clipped: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    clipped_dual: Tensor
+    kl_reverse: Tensor
+    kl_forward: Tensor
+    kl_behaviour: Tensor
+
+
+def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
+    """A recorded step under an experiment's objective, advantage, correction, minibatches and aggregation.
+
+    Ratios, weights and clips are taken in float32, as in training.
+
+    Raises:
+        ValueError: as `token_advantages`.
+    """
+    trained, ledger = recorded.trained, TokenLedger.of(recorded.ledger)
+    advantages = _advantages(recorded, experiment)
+    columns = {
+        field.name: torch.zeros(len(trained), dtype=torch.bool if "clipped" in field.name else torch.float32)
+        for field in fields(ReplayedStep)
+        if field.name not in ("trained", "advantages")
+    }
+    training = experiment.training.model_copy(update={"microbatch_tokens": PASS_TOKENS})
+    for minibatch in cut(recorded.rollouts, training, torch.device("cpu")):
+        for batch in minibatch.passes:
+            if not batch.counts:
+                continue
+            names = ("logprobs", "old_logprobs", "ref_logprobs", "entropies")
+            of_pass = {name: torch.where(trained[batch.tokens], ledger.read(name, batch), 0.0) for name in names}
+            entropies = of_pass.pop("entropies")
+            tokens = TokenBatch(
+                **{name: batch.spread(values) for name, values in of_pass.items()},
+                advantages=batch.spread(advantages[batch.tokens]),
+                response_mask=batch.spread(trained[batch.tokens].float()),
+            )
+            untrained = tokens.response_mask == 0
+            for name, values in _replayed(experiment, minibatch, batch, tokens, entropies).items():
+                columns[name][batch.tokens] = batch.pick(values.detach().masked_fill(untrained, 0))
+    return ReplayedStep(trained=trained, advantages=advantages, **columns)
+
+
+def _replayed(
+    experiment: Experiment, minibatch: Minibatch, batch: Microbatch, tokens: TokenBatch, entropies: Tensor
+) -> dict[str, Tensor]:
+    """The fields of `ReplayedStep` that follow from a pass, [b, T] each."""
+    tokens.logprobs.requires_grad_()
+    result = pass_loss(experiment, minibatch, batch, tokens, entropies)
+    reward_alone = experiment.objective.model_copy(update={"kl_coef": 0.0})
+    without = pass_loss(experiment.model_copy(update={"objective": reward_alone}), minibatch, batch, tokens, entropies)
+    (share,) = torch.autograd.grad(result.loss, result.token_losses)
+    evaluation = result.evaluation
+    return {
+        **evaluation.diagnostics(),
+        "clipped": evaluation.clipped,
+        "losses": result.token_losses,
+        "correction": result.correction,
+        "share": share,
+        "gradient": evaluation.weight * result.correction * share,
+        "bonus": -experiment.training.entropy_coef * batch.spread(entropies),
+        "penalty": evaluation.losses * result.correction - without.evaluation.losses * result.correction,
+        "penalty_weight": evaluation.weight - without.evaluation.weight,
+    }
+
+
+def _advantages(recorded: RecordedStep, experiment: Experiment) -> Tensor:
+    """Of every token, from the recorded rewards; no penalty is on record of a token that was not trained on. [M]"""
+    old_logprobs, ref_logprobs = (recorded.ledger[name].nan_to_num(0.0) for name in ("old_logprobs", "ref_logprobs"))
+    return step_advantages(experiment, recorded.rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+
+
+def response_advantages(recorded: RecordedStep, replayed: ReplayedStep) -> Tensor:
+    """Of every response, as the table `rollouts` has them. [B]"""
+    return response_means(replayed.advantages, torch.from_numpy(recorded.rollouts.num_sampled))
