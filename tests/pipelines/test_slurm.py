@@ -158,6 +158,24 @@ def test_a_job_outlives_the_command_and_the_next_one_finds_it(inputs: Path, tmp_
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("cluster")
+def test_a_job_of_an_earlier_version_is_ended_and_another_one_goes_on(inputs: Path, tmp_path: Path) -> None:
+    run = two_nodes(inputs, tmp_path / "run")
+    process = head(run)
+    wait_for(lambda: step_of(run) >= 3, what="three steps")
+    process.kill()
+    process.communicate()
+    # What it wrote did not name the module that the job starts.
+    job = json.loads((run / "slurm" / "job.json").read_text())
+    (run / "slurm" / "job.json").write_text(json.dumps({name: job[name] for name in job if name != "module"}))
+    said = finish(head(run))
+    assert "ends job 1, which is for other work or of another version" in said
+    assert job_of(run) == "2"
+    attempts = [json.loads(path.read_text()) for path in sorted((run / "attempts").iterdir())]
+    assert attempts[-1]["resumed_from_step"] >= 2
+
+
+@pytest.mark.long
 def test_a_job_that_somebody_cancelled_is_not_brought_back(cluster: SlurmCluster, inputs: Path, tmp_path: Path) -> None:
     run = two_nodes(inputs, tmp_path / "run", steps=400)
     process = head(run)

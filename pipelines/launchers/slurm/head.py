@@ -52,6 +52,7 @@ class SlurmHead:
             return ""
         submitted, work = read_json(self._files.submitted), self._work()
         if self._files.stop.exists() or {name: submitted.get(name) for name in work} != work:
+            _say(f"ends job {job}, which is for other work or of another version of this code")
             slurm("scancel", job)
             while job_state(job) in ALIVE and not self._stopping:
                 time.sleep(_POLL_SECONDS)
