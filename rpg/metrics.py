@@ -101,11 +101,19 @@ def rollout_metrics(step: StepRollouts) -> dict[str, float]:
         **step.figures,
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,
+        **_term_means(step),
         "zero_std_fraction": float(np.mean([np.ptp(group) == 0 for group in groups])),
         "response_length/mean": float(step.num_sampled.mean()),
         "response_length/max": float(step.num_sampled.max()),
         "truncated_fraction": step.finish_reasons.count("length") / len(step.finish_reasons),
     }
+
+
+def _term_means(step: StepRollouts) -> dict[str, float]:
+    """Of each term of a weighted reward, its mean over the responses that could be scored."""
+    names = sorted({name for score in step.scores for name in score.terms})
+    values = {name: [score.terms[name] for score in step.scores if score.terms] for name in names}
+    return {f"reward/{name}/mean": sum(each) / len(each) for name, each in values.items()}
 
 
 def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, float]:

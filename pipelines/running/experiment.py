@@ -9,7 +9,8 @@ from pipelines.processes.stop import Stop
 from pipelines.processes.supervisor import StageStoppedError
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.running.run import Execution, RunBusyError, prepared, register_experiment
-from specs.errors import RpgError
+from rpg.files import read_json
+from specs.errors import Issue, RpgError, SpecError
 
 if TYPE_CHECKING:
     from specs.loader import Document
@@ -48,9 +49,13 @@ def execute_plan(
 
     Args:
         only: one run to go on with; the experiment's record stays as it is.
+    Raises:
+        SpecError: as above; or the one run would be another one by now.
     """
     stop, progress = stop or Stop(), progress or Silent()
     runs = [run for run in plan.runs if only in ("", run.run_id)]
+    if only and not runs:
+        raise SpecError(_replaced(plan, home, only))
     if not only:
         register_experiment(home, plan.document, plan.runs)
     outcomes: list[RunOutcome] = []
@@ -67,6 +72,15 @@ def execute_plan(
 
         write_experiment_report(home, plan.document.experiment.name)
     return tuple(outcomes)
+
+
+def _replaced(plan: Plan, home: Home, run_id: str) -> Issue:
+    """Why the plan no longer has a run: a file or an installed package that its spec names has changed."""
+    record = read_json(home.run(run_id) / "plan.json")
+    same_cell = [run for run in plan.runs if (run.values, run.seed) == (record.get("values"), record.get("seed"))]
+    reasons = [stage.reason for run in same_cell for stage in run.stages if stage.action == "RUN"]
+    hint = "put back what has changed, or make a new run with `rpg run FILE`"
+    return Issue(f"cannot go on as {run_id}: {'; '.join(reasons[:2])}", hint=hint)
 
 
 def _execute_run(execution: Execution) -> RunOutcome:

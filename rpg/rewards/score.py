@@ -21,16 +21,15 @@ class Score:
     value: float
     """The reward; 0 where the scorer failed."""
     correct: bool
-    """The value reaches the full mark."""
+    """The value reaches the full mark; of a weighted sum, that of the first term."""
     extracted: str | None = None
     """What the scorer read as the answer; None where it found none."""
     error: str | None = None
     """Why the scorer failed, where it did."""
     penalty: float = 0.0
     """Added to the value for what the scorer does not see, such as the length; at most 0."""
-
     terms: dict[str, float] = field(default_factory=dict)
-    """Of a weighted sum: each term's value, unweighted, by its name."""
+    """Of a weighted sum: name of a term -> its value, not weighted."""
 
     @property
     def reward(self) -> float:

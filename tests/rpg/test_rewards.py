@@ -1,19 +1,22 @@
-"""The four scorers, and that none of them can end a run."""
+"""Each reward, their sum, and that none of them can end a run."""
 
 import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from faulty_scorers import Faulty, Unprepared
 
+from rpg.metrics import rollout_metrics
 from rpg.rewards import Score, open_scorer
 from rpg.rewards.pool import WorkerPool
 from rpg.types import Problem
 from specs.schema.reward import Reward
+from tests.rpg.test_batch import example
 
 
 def problem(answer: str, **metadata: object) -> Problem:
@@ -126,6 +129,42 @@ def test_reasoning_gym_on_a_problem_of_another_source_is_a_recorded_error() -> N
     assert one("reasoning_gym", "42", "42").error == (
         "ValueError: problem p does not come from reasoning_gym: it has no task to score it"
     )
+
+
+def weighted_sum(*terms: dict[str, object]) -> Reward:
+    return Reward.model_validate({"type": "weighted_sum", "terms": terms})
+
+
+def test_a_weighted_sum_adds_up_and_its_first_term_decides_what_is_correct() -> None:
+    reward = weighted_sum({"reward": {"type": "math_dapo"}}, {"reward": {"type": "exact_match"}, "weight": -0.25})
+    with open_scorer(reward) as scorer:
+        right, both, neither = scorer.score(
+            [problem("42"), problem("Answer: 7"), problem("1")], ["Answer: 42", "Answer: 7", "2"]
+        )
+    assert right == Score(1.0, True, "42", terms={"math_dapo": 1.0, "exact_match": 0.0})
+    assert both == Score(-1.25, False, "7", terms={"math_dapo": -1.0, "exact_match": 1.0})
+    assert neither == Score(-1.0, False, None, terms={"math_dapo": -1.0, "exact_match": 0.0})
+
+
+def test_a_term_that_fails_makes_the_sum_fail_and_is_named() -> None:
+    reward = weighted_sum({"reward": {"type": "exact_match"}}, {"reward": {"type": "reasoning_gym"}, "name": "task"})
+    with open_scorer(reward) as scorer:
+        score = scorer.score([problem("42")], ["42"])[0]
+    assert (score.value, score.correct) == (0.0, False)
+    assert score.error == "task: ValueError: problem p does not come from reasoning_gym: it has no task to score it"
+
+
+def test_the_step_records_the_mean_of_each_term() -> None:
+    scores = [
+        Score(1.5, True, terms={"a": 1.0, "b": 0.5}),
+        Score(0.0, False, terms={"a": 0.0, "b": 0.0}),
+        Score.failed("b: no"),
+    ]
+    step = replace(example(), scores=tuple(scores[index % 3] for index in range(len(example().scores))))
+    having = [score.terms for score in step.scores if score.terms]
+    metrics = rollout_metrics(step)
+    assert metrics["reward/a/mean"] == sum(terms["a"] for terms in having) / len(having)
+    assert metrics["reward/b/mean"] == metrics["reward/a/mean"] / 2
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from specs.errors import SpecError
 from specs.loader import load_document, load_experiment
 
 PACKAGES = Path(__file__).parents[1] / "packages"
-BREVITY = changed("reward: {type: exact_match}", "reward: {type: brevity, target: 5}")
+BREVITY = changed("reward: {type: exact_match}", "reward: {type: brevity, spare: 5}")
 
 
 @pytest.fixture
@@ -37,37 +37,38 @@ def test_an_installed_reward_takes_its_own_options():
         "type": "brevity",
         "overlong": None,
         "timeout_seconds": 10.0,
-        "target": 5,
+        "spare": 5,
         "slope": 0.1,
     }
 
 
 @pytest.mark.usefixtures("installed")
 def test_options_of_an_installed_reward_are_checked_like_ours():
-    assert message(BREVITY.replace("target: 5", "targt: 5, slope: -1")) == (
-        "spec.yaml:12: reward.target: missing\n"
-        "    12 | reward: {type: brevity, targt: 5, slope: -1}\n"
+    assert message(BREVITY.replace("spare: 5", "spre: 5, slope: -1")) == (
+        "spec.yaml:12: reward.spare: missing\n"
+        "    12 | reward: {type: brevity, spre: 5, slope: -1}\n"
         "  allowed: a whole number, at least 1\n"
-        "  hint: Characters.\n"
+        "  hint: Characters more than those of the gold answer that cost nothing.\n"
         "spec.yaml:12: reward.slope: must be greater than 0\n"
-        "    12 | reward: {type: brevity, targt: 5, slope: -1}\n"
+        "    12 | reward: {type: brevity, spre: 5, slope: -1}\n"
         "  given: -1    allowed: a number, greater than 0\n"
-        "  hint: Reward taken off for each character more.\n"
-        "spec.yaml:12: reward.targt: unknown field\n"
-        "    12 | reward: {type: brevity, targt: 5, slope: -1}\n"
-        "  allowed: overlong, slope, target, timeout_seconds, type\n"
-        "  hint: did you mean `target`?\n"
+        "  hint: Reward taken off for each character beyond.\n"
+        "spec.yaml:12: reward.spre: unknown field\n"
+        "    12 | reward: {type: brevity, spre: 5, slope: -1}\n"
+        "  allowed: overlong, slope, spare, timeout_seconds, type\n"
+        "  hint: did you mean `spare`?\n"
         "3 errors; nothing was run"
     )
-    assert "reward.target: must be a whole number" in message(BREVITY.replace("target: 5", 'target: "5"'))
+    assert "reward.spare: must be a whole number" in message(BREVITY.replace("spare: 5", 'spare: "5"'))
 
 
 @pytest.mark.usefixtures("installed")
 def test_an_unknown_name_is_told_with_ours_and_the_installed_ones():
     assert message(BREVITY.replace("brevity", "brevty")) == (
         "spec.yaml:12: reward.type: unknown type\n"
-        "    12 | reward: {type: brevty, target: 5}\n"
-        '  given: "brevty"    allowed: exact_match, math_dapo, math_verify, reasoning_gym, brevity (rpg-brevity 0.3)\n'
+        "    12 | reward: {type: brevty, spare: 5}\n"
+        '  given: "brevty"    allowed: exact_match, math_dapo, math_verify, reasoning_gym, weighted_sum, '
+        "brevity (rpg-brevity 0.3)\n"
         "  hint: did you mean `brevity`? more are installed as packages with an entry point in `rpg.rewards`\n"
         "1 error; nothing was run"
     )
@@ -76,8 +77,8 @@ def test_an_unknown_name_is_told_with_ours_and_the_installed_ones():
 def test_a_package_that_is_not_installed_is_an_unknown_name():
     assert message(BREVITY) == (
         "spec.yaml:12: reward.type: unknown type\n"
-        "    12 | reward: {type: brevity, target: 5}\n"
-        '  given: "brevity"    allowed: exact_match, math_dapo, math_verify, reasoning_gym\n'
+        "    12 | reward: {type: brevity, spare: 5}\n"
+        '  given: "brevity"    allowed: exact_match, math_dapo, math_verify, reasoning_gym, weighted_sum\n'
         "  hint: more are installed as packages with an entry point in `rpg.rewards`\n"
         "1 error; nothing was run"
     )
@@ -87,7 +88,7 @@ def test_a_reward_without_a_type_is_told_which_there_are():
     assert message(changed("reward: {type: exact_match}", "reward: {}")) == (
         "spec.yaml:12: reward.type: missing\n"
         "    12 | reward: {}\n"
-        "  allowed: exact_match, math_dapo, math_verify, reasoning_gym\n"
+        "  allowed: exact_match, math_dapo, math_verify, reasoning_gym, weighted_sum\n"
         "  hint: say which type it is\n"
         "1 error; nothing was run"
     )
@@ -107,7 +108,7 @@ def test_a_package_that_offers_no_reward_is_told_what_one_is(tmp_path, monkeypat
     monkeypatch.syspath_prepend(str(tmp_path))
     assert message(BREVITY) == (
         "spec.yaml:12: reward.type: rpg-path 1.0 offers something else: pathlib:Path\n"
-        "    12 | reward: {type: brevity, target: 5}\n"
+        "    12 | reward: {type: brevity, spare: 5}\n"
         '  given: "brevity"\n'
         "  hint: an entry point of rpg.rewards names a subclass of specs.schema.reward.Reward with score()\n"
         "1 error; nothing was run"
@@ -131,24 +132,68 @@ def test_a_name_of_ours_is_ours_whatever_is_installed(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("installed")
 def test_name_options_and_version_of_the_package_are_part_of_the_identity():
     reward = load_experiment(write(BREVITY)).reward
-    assert reward.identity() == {"type": "brevity (rpg-brevity 0.3)", "target": 5, "slope": 0.1}
+    assert reward.identity() == {"type": "brevity (rpg-brevity 0.3)", "spare": 5, "slope": 0.1}
     assert load_experiment(write(GOOD)).reward.identity() == {"type": "exact_match"}
 
 
 @pytest.mark.usefixtures("installed")
 def test_options_can_be_set_and_searched_by_their_paths():
     write(BREVITY)
-    assert load_experiment("spec.yaml", ("reward.target=7",)).reward.identity()["target"] == 7
-    matrix = "matrix: {product: {reward.slope: [0.1, 0.2], reward.target: [3, 0]}}\n"
-    assert "spec.yaml:24: reward.target: must be at least 1\n" in message(BREVITY + matrix)
+    assert load_experiment("spec.yaml", ("reward.spare=7",)).reward.identity()["spare"] == 7
+    matrix = "matrix: {product: {reward.slope: [0.1, 0.2], reward.spare: [3, 0]}}\n"
+    assert "spec.yaml:24: reward.spare: must be at least 1\n" in message(BREVITY + matrix)
     assert "--set reward.slop=1: reward.slop: unknown field\n" in message(BREVITY, "reward.slop=1")
 
 
 @pytest.mark.usefixtures("installed")
 def test_another_type_keeps_what_all_rewards_have_and_drops_the_options():
-    write(BREVITY.replace("target: 5", "target: 5, overlong: {buffer: 4}"))
+    write(BREVITY.replace("spare: 5", "spare: 5, overlong: {buffer: 4}"))
     reward = load_experiment("spec.yaml", ("reward.type=math_dapo",)).reward
     assert reward.model_dump(exclude_defaults=True) == {"type": "math_dapo", "overlong": {"buffer": 4}}
+
+
+TERMS = (
+    "reward: {type: weighted_sum, terms: [{reward: {type: exact_match}},"
+    " {weight: 0.5, reward: {type: brevity, spare: 5}}]}"
+)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_weighted_sum_takes_rewards_of_ours_and_of_packages():
+    reward = load_experiment(write(changed("reward: {type: exact_match}", TERMS))).reward
+    assert reward.identity() == {
+        "type": "weighted_sum",
+        "terms": [
+            {"reward": {"type": "exact_match"}, "weight": 1.0, "name": ""},
+            {"reward": {"type": "brevity (rpg-brevity 0.3)", "spare": 5, "slope": 0.1}, "weight": 0.5, "name": ""},
+        ],
+    }
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("brevity,", "brevty,", "reward.terms.1.reward.type: unknown type\n"),
+        ("spare: 5", "spare: 0", "reward.terms.1.reward.spare: must be at least 1\n"),
+        ("weight: 0.5", "weigt: 0.5", "reward.terms.1.weigt: unknown field\n"),
+        ("brevity, spare: 5", "exact_match", "reward.terms.1.name: two terms have this name\n"),
+        (
+            "spare: 5",
+            "spare: 5, timeout_seconds: 3",
+            "reward.terms.1.reward.timeout_seconds: belongs to the sum, not",
+        ),
+        (
+            "exact_match",
+            "reasoning_gym, overlong: {buffer: 1}",
+            "reward.terms.0.reward.overlong: belongs to the sum, n",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_term_is_told_at_the_term(old, new, told):
+    text = changed("reward: {type: exact_match}", TERMS)
+    assert text.count(old) == 1
+    assert told in message(text.replace(old, new))
 
 
 @pytest.mark.usefixtures("installed")

@@ -1,6 +1,4 @@
-"""A reward for responses that are short."""
-
-from typing import ClassVar
+"""A reward for answering in few words."""
 
 from pydantic import Field
 
@@ -8,15 +6,14 @@ from rpg.rewards import Problem, Reward, Score
 
 
 class Brevity(Reward):
-    """1 for a response of at most `target` characters, less for a longer one."""
+    """1 for a response hardly longer than the gold answer, less for a longer one, at least 0."""
 
-    in_process: ClassVar[bool] = False
-
-    target: int = Field(ge=1)
-    """Characters."""
+    spare: int = Field(ge=1)
+    """Characters more than those of the gold answer that cost nothing."""
     slope: float = Field(0.1, gt=0)
-    """Reward taken off for each character more."""
+    """Reward taken off for each character beyond."""
 
-    def score(self, problem: Problem, response: str) -> Score:  # noqa: ARG002 (its interface)
+    def score(self, problem: Problem, response: str) -> Score:
         """See Reward."""
-        return Score.of(max(0.0, 1 - self.slope * max(0, len(response) - self.target)), response or None)
+        beyond = max(0, len(response) - len(problem.answer) - self.spare)
+        return Score.of(max(0.0, 1 - self.slope * beyond), response or None)

@@ -1,0 +1,78 @@
+"""Several rewards added up."""
+
+from collections.abc import Iterator
+
+from pydantic import Field, model_validator
+
+from rpg.rewards.score import Score, verdict
+from rpg.types import Problem
+from specs.errors import Issue, IssueError
+from specs.schema.base import Spec
+from specs.schema.data import Source
+from specs.schema.reward import Reward
+
+
+class Term(Spec):
+    """One reward of a sum."""
+
+    reward: Reward
+    """How it scores. A penalty on long responses and the time limit are the sum's own affair."""
+    weight: float = 1.0
+    """Its score is multiplied by it."""
+    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$")
+    """Its metric is reward/NAME/mean. Empty: the reward's type."""
+
+    @property
+    def label(self) -> str:
+        """The name, or what stands for it."""
+        return self.name or self.reward.type
+
+
+class WeightedSum(Reward):
+    """The sum of the terms' scores, each times its weight. The first term decides whether a response is correct, and
+    what its answer is. Where a term fails, so does the sum."""
+
+    terms: tuple[Term, ...] = Field(min_length=1)
+    """What is added up. The mean of a term's scores over a step, not weighted, is the metric reward/NAME/mean."""
+
+    def prepare(self) -> None:
+        """See Reward."""
+        for term in self.terms:
+            term.reward.prepare()
+
+    def score(self, problem: Problem, response: str) -> Score:
+        """See Reward."""
+        scores = {term.label: verdict(term.reward, problem, response) for term in self.terms}
+        for label, score in scores.items():
+            if score.error is not None:
+                return Score.failed(f"{label}: {score.error}")
+        first = scores[self.terms[0].label]
+        return Score(
+            value=sum(term.weight * scores[term.label].value for term in self.terms),
+            correct=first.correct,
+            extracted=first.extracted,
+            terms={label: score.value for label, score in scores.items()},
+        )
+
+    def refuses(self, source: Source) -> Issue | None:
+        """See Reward."""
+        return next((issue for term in self.terms if (issue := term.reward.refuses(source))), None)
+
+    @model_validator(mode="after")
+    def _check(self) -> "WeightedSum":
+        if issue := next(self._issues(), None):
+            raise IssueError(issue)
+        return self
+
+    def _issues(self) -> Iterator[Issue]:
+        shared = ("overlong", "timeout_seconds")
+        labels: list[str] = []
+        for index, term in enumerate(self.terms):
+            for field in shared:
+                if getattr(term.reward, field) != Reward.model_fields[field].default:
+                    where = ("terms", index, "reward", field)
+                    yield Issue("belongs to the sum, not to a term", where, hint=f"write it as reward.{field}")
+            if term.label in labels:
+                hint = "give each term of one type a `name` of its own"
+                yield Issue("two terms have this name", ("terms", index, "name"), term.label, hint=hint)
+            labels.append(term.label)
