@@ -146,16 +146,16 @@ class Keeper:
         if self._ending:
             self.event(state.step, "finished" if last else "stopped", "" if last else "asked to, after this step")
 
-    def finish_step(self, state: TrainingState, figures: dict[str, float]) -> None:
+    def finish_step(self, state: TrainingState, metrics: dict[str, float]) -> None:
         """Puts the step's rows on disk, then has the copied state written; only the last is waited for.
 
         Raises:
             DiskError: something could not be written, this step or the state of an earlier one.
         """
         if self._first:
-            write_metrics(self._writer, state.step, figures)
+            write_metrics(self._writer, state.step, metrics)
             self._writer.flush()
-        self._means.add(figures)
+        self._means.add(metrics)
         self._checkpoints.check()
         if self._copy:
             self._checkpoints.write(state.step, self._copy, self._means.take())

@@ -13,7 +13,7 @@ from torch import Tensor
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.processes import ranks
 
-_MEANS = {
+TOKEN_MEANS = {
     "kl/reverse": "kl_reverse",
     "kl/forward": "kl_forward",
     "kl/behaviour": "kl_behaviour",
@@ -83,13 +83,25 @@ class UpdateMetrics:
         sums = dict(zip(names, totals[2:].tolist(), strict=True))
         largest = ranks.largest(torch.cat([self._maxima, torch.tensor(list(maxima.values()), dtype=torch.float64)]))
         return {
-            **{metric: sums[name] / tokens for metric, name in _MEANS.items()},
+            **token_metrics(sums, tokens),
             **dict(zip([*_MAXIMA, *maxima], largest.tolist(), strict=True)),
-            "ratio/ess": sums["ratio"] ** 2 / (tokens * sums["ratio_squared"]) if sums["ratio_squared"] else 0.0,
-            "weight/variance": max(0.0, sums["weight_squared"] / tokens - (sums["weight"] / tokens) ** 2),
             "loss": loss / len(self._grad_norms),
             "grad_norm": sum(self._grad_norms) / len(self._grad_norms),
         }
+
+
+def token_metrics(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
+    """The metrics that follow from sums over this many tokens.
+
+    Args:
+        sums: of per-token tensors, by their names; of their squares by NAME_squared. A mean whose sum is not among them
+            is left out.
+    """
+    return {
+        **{metric: sums[name] / tokens for metric, name in TOKEN_MEANS.items() if name in sums},
+        "ratio/ess": sums["ratio"] ** 2 / (tokens * sums["ratio_squared"]) if sums["ratio_squared"] else 0.0,
+        "weight/variance": max(0.0, sums["weight_squared"] / tokens - (sums["weight"] / tokens) ** 2),
+    }
 
 
 def rollout_metrics(step: StepRollouts) -> dict[str, float]:

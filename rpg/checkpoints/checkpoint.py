@@ -36,13 +36,13 @@ class Checkpoints:
         """Where the checkpoint after a step lies."""
         return self._directory / f"step-{step:06}"
 
-    def write(self, step: int, copy: StateCopy, figures: Mapping[str, float] | None = None) -> None:
+    def write(self, step: int, copy: StateCopy, metrics: Mapping[str, float] | None = None) -> None:
         """Begins to write and publish a copy of the state; waits only for one that is still being written.
 
         Call it once the rows of that step are on disk, so that no checkpoint outruns the records.
 
         Args:
-            figures: what `Retention` may choose by.
+            metrics: what `Retention` may choose the best by.
         Raises:
             DiskError: an earlier one could not be written.
         """
@@ -53,7 +53,7 @@ class Checkpoints:
                 shutil.rmtree(aside, ignore_errors=True)
                 aside.mkdir(parents=True)
         ranks.wait_for_all()
-        self._writing = _Background(lambda: self._write(step, copy, dict(figures or {})))
+        self._writing = _Background(lambda: self._write(step, copy, dict(metrics or {})))
 
     def check(self) -> None:
         """Raises DiskError on all ranks if what is being written failed on one. Costs nothing while nothing is."""
@@ -113,7 +113,7 @@ class Checkpoints:
         """The steps that have one, whole or broken."""
         return sorted(int(path.name.removeprefix("step-")) for path in self._directory.glob("step-*"))
 
-    def _write(self, step: int, copy: StateCopy, figures: dict[str, float]) -> None:
+    def _write(self, step: int, copy: StateCopy, metrics: dict[str, float]) -> None:
         """Runs in the background, on all ranks."""
         aside, written, wrong = self._aside(step), {}, ""
         try:
@@ -129,7 +129,7 @@ class Checkpoints:
         if ranks.rank() == 0:
             files = {name: entry for part, _ in parts for name, entry in part.items()}
             with explained(aside):
-                write_json(aside / MANIFEST, {"step": step, "figures": figures, "files": files}, allow_nan=True)
+                write_json(aside / MANIFEST, {"step": step, "figures": metrics, "files": files}, allow_nan=True)
                 self._publish(step)
 
     def _publish(self, step: int) -> None:
@@ -139,7 +139,7 @@ class Checkpoints:
             shutil.rmtree(final)
         self._aside(step).rename(final)
         sync(self._directory)
-        published = {step: _figures(self.path(step)) for step in self.published()}
+        published = {step: _metrics(self.path(step)) for step in self.published()}
         for old in published.keys() - self._retention.kept(published):
             shutil.rmtree(self.path(old))
 
@@ -181,7 +181,8 @@ def defect(checkpoint: Path) -> str:
     return find_damage(checkpoint, files, full=True)
 
 
-def _figures(checkpoint: Path) -> dict[str, Any]:
+def _metrics(checkpoint: Path) -> dict[str, Any]:
+    """Those saved with the checkpoint: `figures` in its manifest. Empty where it cannot be read."""
     try:
         return dict(json.loads((checkpoint / MANIFEST).read_bytes())["figures"])
     except (OSError, ValueError, KeyError):

@@ -13,11 +13,11 @@ from rpg.types import Problem
 from specs.records import MetricRow, RolloutRow, TokenRow
 
 
-def write_metrics(writer: SegmentWriter, step: int, figures: Mapping[str, float]) -> None:
+def write_metrics(writer: SegmentWriter, step: int, metrics: Mapping[str, float]) -> None:
     """One row a figure."""
     writer.columns(
         MetricRow,
-        {"step": step, "name": list(figures), "value": list(figures.values()), "recorded_at": datetime.now(UTC)},
+        {"step": step, "name": list(metrics), "value": list(metrics.values()), "recorded_at": datetime.now(UTC)},
     )
 
 

@@ -1,19 +1,12 @@
 """The metrics of an objective over many recorded tokens, from sums that add up over steps."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from rpg.metrics import TOKEN_MEANS, token_metrics
 from rpg.replay.step import ReplayedStep
 
-_TOKEN_MEANS = {
-    "ratio/mean": "ratio",
-    "clip_fraction/low": "clipped_low",
-    "clip_fraction/high": "clipped_high",
-    "clip_fraction/dual": "clipped_dual",
-    "kl/reverse": "kl_reverse",
-    "kl/forward": "kl_forward",
-    "kl/behaviour": "kl_behaviour",
-}
-"""Metric -> the field of `ReplayedStep` whose mean over the tokens it is."""
+_AVERAGED = tuple(field.name for field in fields(ReplayedStep) if field.name in TOKEN_MEANS.values())
+"""The fields of `ReplayedStep` whose means are metrics."""
 
 
 @dataclass(slots=True)
@@ -30,7 +23,7 @@ class Tally:
         tokens = replayed.trained
         wide = {
             name: getattr(replayed, name)[tokens].double()
-            for name in (*_TOKEN_MEANS.values(), "weight", "gradient", "penalty_weight")
+            for name in (*_AVERAGED, "weight", "gradient", "penalty_weight")
         }
         self._add("tokens", float(tokens.sum()))
         for name in ("losses", "penalty", "bonus"):
@@ -61,13 +54,10 @@ class Tally:
             "loss/divergence": sums["penalty"] / self.updates,
             "loss/entropy": sums["bonus"] / self.updates,
             "weight/mean": sums["weight"] / tokens,
-            "weight/variance": max(0.0, sums["weight_squared"] / tokens - (sums["weight"] / tokens) ** 2),
             "weight/ess": _share(sums["weight_size"] ** 2, tokens * sums["weight_squared"]),
             "weight/divergence": _share(sums["penalty_weight_squared"], sums["weight_squared"]) ** 0.5,
-            "ratio/mean": sums["ratio"] / tokens,
+            **token_metrics(sums, tokens),
             "ratio/max": self.largest_ratio,
-            "ratio/ess": _share(sums["ratio"] ** 2, tokens * sums["ratio_squared"]),
-            **{metric: sums[name] / tokens for metric, name in _TOKEN_MEANS.items() if metric != "ratio/mean"},
         }
 
     def _add(self, name: str, value: float) -> None:
