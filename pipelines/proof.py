@@ -13,8 +13,8 @@ import pyarrow as pa
 from pipelines.home import Home
 from pipelines.launchers import launcher_of
 from pipelines.processes.supervisor import Child, failure, log_size, supervise
-from pipelines.running.leases import gpu_slots, visible
-from pipelines.running.run import Execution
+from pipelines.running.gpu_slots import slot_environment, stage_slots
+from pipelines.running.run import RunExecution
 from pipelines.runs import status_of
 from pipelines.services.cancel import frozen_document
 from rpg.checkpoints.checkpoint import MANIFEST, defect
@@ -64,7 +64,7 @@ def prove(home: Home, run_id: str, steps: int = 0) -> Proof:
     if status_of(home, run_id) == "running":
         raise SpecError(Issue("a run that is running cannot be proven", given=run_id, hint="wait for its end"))
     start, end = _span(home, run_id, steps)
-    execution = Execution(frozen_document(home, run_id), run_id, home)
+    execution = RunExecution(frozen_document(home, run_id), run_id, home)
     with _scratch(home, run_id, start, end) as scratch:
         _replay(execution, scratch)
         compared, differences = _compare(home, scratch, run_id, start, end)
@@ -122,18 +122,18 @@ def _scratch(home: Home, run_id: str, start: int, end: int) -> Iterator[Home]:
         shutil.rmtree(scratch.root, ignore_errors=True)
 
 
-def _replay(execution: Execution, scratch: Home) -> None:
+def _replay(execution: RunExecution, scratch: Home) -> None:
     """Trains the copy to where it has to stop."""
     directory, experiment = scratch.run(execution.run_id), execution.plan.experiment
     launcher, log = launcher_of(experiment), execution.directory / "logs" / "proof.log"
     before = log_size(log)
-    with gpu_slots(execution, "train") as slots:
+    with stage_slots(execution, "train") as slots:
         child = Child(
             stage="proof",
             command=launcher.command(directory, experiment, slots),
             log=log,
             record=directory / "process.json",
-            environment=visible(slots),
+            environment=slot_environment(slots),
             signal_children=launcher.signal_children,
             afterwards=lambda: launcher.end(directory),
         )

@@ -1,4 +1,6 @@
-"""Doing a plan: an experiment's runs, a run's stages as a Prefect flow, artifacts, leases, retries and progress.
+"""Executing a plan here: an experiment's runs one after another, and the stages of a run as a Prefect flow.
 
-Imports planning, launchers, report and processes; studies, services and the command line import it.
+`experiment` calls the flow for each run, `flow` a task for each stage, and `stages` does the work of one, without
+Prefect. `run` is what these three share of a run under way; the others serve one of them each. Imports planning,
+launchers, report and processes; studies, services and the command line import it.
 """

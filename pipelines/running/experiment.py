@@ -1,4 +1,4 @@
-"""Executing an experiment here: each run's flow, one after another, in this process."""
+"""Executing an experiment in this process: the flow of each of its runs, one after another."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -8,7 +8,7 @@ from pipelines.planning.plan import Plan, RunPlan, make_plan
 from pipelines.processes.stop import Stop
 from pipelines.processes.supervisor import StageStoppedError
 from pipelines.running.progress import ProgressReporter, Silent
-from pipelines.running.run import Execution, RunBusyError, prepared, register_experiment
+from pipelines.running.run import RunBusyError, RunExecution, register_experiment
 from rpg.files import read_json
 from specs.errors import Issue, RpgError, SpecError
 
@@ -26,18 +26,19 @@ class RunOutcome:
     status: Status
     error: Exception | None = None
     interrupted: bool = False
-    """A signal to the whole command ended it: no further run was begun."""
+    """A signal to the whole command ended the run: no further run was begun."""
 
 
-def execute_document(
+def execute_experiment(
     document: "Document", home: Home, *, progress: ProgressReporter | None = None, stop: Stop | None = None
 ) -> tuple[RunOutcome, ...]:
-    """Runs all runs of an experiment and writes the experiment's report. Main thread; `server.Api.connected` around it.
+    """Executes all runs of an experiment and writes the experiment's report.
 
-    A run that fails does not keep the others from running, except by the user's fault, which all runs share.
+    Call it in the main thread, within `pipelines.services.server.Api.connected`. A run that fails does not keep the
+    others from running, unless the fault is the user's: that one all runs share.
 
     Raises:
-        SpecError: what the spec names is wrong; recorded with the run that met it.
+        SpecError: the spec, or data or a model that it names, is wrong. The run that met it has it on record.
     """
     return execute_plan(make_plan(document, home), home, progress=progress, stop=stop)
 
@@ -45,12 +46,12 @@ def execute_document(
 def execute_plan(
     plan: Plan, home: Home, *, only: str = "", progress: ProgressReporter | None = None, stop: Stop | None = None
 ) -> tuple[RunOutcome, ...]:
-    """As `execute_document`, for a plan that is made already.
+    """Executes a plan, as `execute_experiment` does the one that it makes.
 
     Args:
-        only: one run to go on with; the experiment's record stays as it is.
+        only: id of the one run to execute, as when a run is resumed; the experiment's record then stays as it is.
     Raises:
-        SpecError: as above; or the one run would be another one by now.
+        SpecError: as `execute_experiment`; or the plan no longer has the one run.
     """
     stop, progress = stop or Stop(), progress or Silent()
     runs = [run for run in plan.runs if only in ("", run.run_id)]
@@ -61,7 +62,7 @@ def execute_plan(
     outcomes: list[RunOutcome] = []
     for position, run in enumerate(runs, start=1):
         progress.run_started(run.run_id, run.name, position, len(runs))
-        outcome = _execute_run(Execution(plan.document, run.run_id, home, stop=stop, progress=progress))
+        outcome = _execute_run(RunExecution(plan.document, run.run_id, home, stop=stop, progress=progress))
         outcomes.append(outcome)
         if isinstance(outcome.error, RpgError):
             raise outcome.error
@@ -83,15 +84,15 @@ def _replaced(plan: Plan, home: Home, run_id: str) -> Issue:
     return Issue(f"cannot go on as {run_id}: {'; '.join(reasons[:2])}", hint=hint)
 
 
-def _execute_run(execution: Execution) -> RunOutcome:
-    """Calls the flow for one run."""
+def _execute_run(execution: RunExecution) -> RunOutcome:
+    """Calls the flow for one run and says how it ended."""
     from prefect import tags
 
-    from pipelines.running.flow import run_experiment
+    from pipelines.running.flow import call_flow
 
     run = execution.plan
-    with execution.stop.on_signals(), prepared(execution), tags(*flow_tags(run)):
-        state = run_experiment(flow_run_name(run), run.run_id, execution.document.to_json(), return_state=True)
+    with execution.stop.on_signals(), tags(*flow_tags(run)):
+        state = call_flow(execution, flow_run_name(run))
     error = execution.error
     if state.is_completed():
         return RunOutcome(run, "finished")
@@ -110,5 +111,5 @@ def flow_run_name(run: RunPlan) -> str:
 
 
 def flow_tags(run: RunPlan) -> list[str]:
-    """By which the dashboard filters."""
+    """The tags by which a user of the dashboard filters runs."""
     return [f"experiment:{run.experiment.name}", f"seed:{run.seed}", f"objective:{run.experiment.objective.type}"]

@@ -1,13 +1,15 @@
-"""The one Prefect flow: the stages of one run, in order, as direct task calls in the main thread.
+"""The Prefect flow of a run: its stages in order, each a direct task call in the main thread.
 
-Nothing is submitted: Prefect cannot interrupt a submitted task's thread, and a stage's process would outlive the flow.
-`wait_for` gives the dashboard its edges. What is done and what is not is the plan's decision; Prefect is told.
+No task is submitted: Prefect cannot interrupt the thread of a submitted task, so that a stage's process would outlive
+the flow. `wait_for` draws the edges of the dashboard's graph. Whether a stage is cached is decided by our own
+fingerprints; Prefect is only told.
 """
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from prefect import flow, get_run_logger, task
@@ -20,56 +22,64 @@ from prefect.states import Cancelled, Completed, Failed
 from pipelines.home import Home
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.supervisor import StageStoppedError
-from pipelines.running import artifacts
-from pipelines.running.exit_causes import cause_of_error, difference, may_retry
+from pipelines.running import dashboard
+from pipelines.running.failures import cause_of_error, may_retry, retry_difference
 from pipelines.running.progress import training_line
-from pipelines.running.run import Execution, RunBusyError, current
-from pipelines.running.stages import Outcome, perform
+from pipelines.running.run import RunBusyError, RunExecution
+from pipelines.running.stages import StageOutcome, perform_stage
 from rpg.files import read_json
 from specs.errors import SpecError
+from specs.loader import Document
 
 _INGEST_SECONDS = 30.0
 _LOG_SECONDS = 10.0
+_handed_over: ContextVar[RunExecution | None] = ContextVar("handed_over", default=None)
+
+
+def call_flow(execution: RunExecution, name: str) -> "State[Any]":
+    """Calls the flow in this process for an execution that the caller keeps. Returns the flow's last state.
+
+    Args:
+        name: what the dashboard calls the flow run.
+    """
+    token = _handed_over.set(execution)
+    try:
+        state: State[Any] = execute_run(name, execution.run_id, execution.document.to_json(), return_state=True)
+        return state
+    finally:
+        _handed_over.reset(token)
 
 
 @flow(name="rpg-run", flow_run_name="{name}", validate_parameters=False, persist_result=False)
-def run_experiment(name: str, run_id: str, document: dict[str, Any]) -> "State[Any]":
-    """Executes one run of an experiment.
+def execute_run(name: str, run_id: str, document: dict[str, Any]) -> "State[Any]":
+    """Executes one run of an experiment. A Prefect worker calls it with these parameters.
 
     Args:
-        name: what the dashboard calls it.
+        name: what the dashboard calls the flow run.
         run_id: which run of the experiment.
         document: the frozen experiment, `Document.to_json()`.
     """
-    execution = current() or _opened(run_id, document)
+    execution = _handed_over.get() or RunExecution(Document.from_json(document), run_id, Home.from_environment())
     get_run_logger().info("%s: %s", run_id, name)
     with _signals_noted(execution):
         try:
             with execution.held():
-                return _run_held(execution)
+                return _execute_and_record(execution)
         except RunBusyError as busy:
             execution.error = busy
             return Failed(name="Busy", message=str(busy))
 
 
-def _opened(run_id: str, document: dict[str, Any]) -> Execution:
-    """In a worker nobody prepared it."""
-    from specs.loader import Document
-
-    home = Home.from_environment()
-    return Execution(Document.from_json(document), run_id, home)
-
-
-def _signals_noted(execution: Execution) -> contextlib.AbstractContextManager[None]:
+def _signals_noted(execution: RunExecution) -> contextlib.AbstractContextManager[None]:
     if threading.current_thread() is threading.main_thread():
         return execution.stop.on_signals()
     return contextlib.nullcontext()
 
 
-def _run_held(execution: Execution) -> "State[Any]":
+def _execute_and_record(execution: RunExecution) -> "State[Any]":
     execution.begin(flow_run_id=this_flow_run.id)
     try:
-        artifacts.publish_plan(execution)
+        dashboard.publish_plan(execution)
         failed = _run_stages(execution)
     except BaseException as error:
         status = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -84,12 +94,12 @@ def _run_held(execution: Execution) -> "State[Any]":
     return ending(message=failed.message)
 
 
-def _run_stages(execution: Execution) -> "State[Any] | None":
-    """The state of the stage that ended the run early, if one did."""
+def _run_stages(execution: RunExecution) -> "State[Any] | None":
+    """Calls the task of each stage. Returns the state of the stage that ended the run early, if one did."""
     states: dict[str, State[Any]] = {}
     for stage in execution.plan.stages:
         policy = getattr(execution.plan.experiment.stages, stage.stage)
-        named = run_stage.with_options(
+        task_of_stage = run_stage.with_options(
             name=stage.stage,
             task_run_name=stage.stage,
             retries=policy.retries,
@@ -97,7 +107,7 @@ def _run_stages(execution: Execution) -> "State[Any] | None":
             tags=[f"stage:{stage.stage}"],
         )
         upstream = [states[name] for name in stage.inputs]
-        state = named(execution, stage, wait_for=upstream, return_state=True)
+        state = task_of_stage(execution, stage, wait_for=upstream, return_state=True)
         states[stage.stage] = state
         if not state.is_completed():
             return state
@@ -105,14 +115,14 @@ def _run_stages(execution: Execution) -> "State[Any] | None":
 
 
 @task(name="stage", persist_result=False, cache_policy=NO_CACHE)
-def run_stage(execution: Execution, stage: StagePlan) -> "State[Any]":
-    """One stage. Prefect sees Completed, Cached, Cancelled or Failed."""
+def run_stage(execution: RunExecution, stage: StagePlan) -> "State[Any]":
+    """Does one stage. Prefect sees Completed, Cached, Cancelled or Failed."""
     if this_task_run.run_count > 1:
         _wait_before_retry(execution, stage)
     logger = get_run_logger()
-    watch = _Watch(execution, stage)
+    reporter = _StageReporter(execution, stage)
     try:
-        outcome = perform(execution, stage, watch.tick)
+        outcome = perform_stage(execution, stage, reporter.tick)
     except StageStoppedError as stopped:
         execution.error = stopped
         return Cancelled(message=f"{stage.stage}: {stopped}")
@@ -121,17 +131,17 @@ def run_stage(execution: Execution, stage: StagePlan) -> "State[Any]":
         logger.error("%s failed: %s", stage.stage, error_text(error))
         return Failed(message=error_text(error), data=error)
     execution.error = None
-    watch.close(outcome)
+    reporter.close(outcome)
     if outcome == "cached":
         return Completed(name="Cached", message=stage.reason)
     logger.info("%s done", stage.stage)
     return Completed(message=stage.reason)
 
 
-def _retry_condition(execution: Execution, stage: str) -> Callable[[Any, Any, Any], bool]:
-    """Not what the user has to put right, not what was stopped, and not what would only happen again.
+def _retry_condition(execution: RunExecution, stage: str) -> Callable[[Any, Any, Any], bool]:
+    """Tells Prefect whether to try again: not after a user's mistake, a stop, or what would only happen again.
 
-    A plain function: Prefect 3 takes any other callable, a partial for one, as No.
+    The condition has to be a plain function: Prefect 3 takes any other callable, such as a partial, for a No.
     """
 
     def condition(_task: Any, _run: Any, _state: Any) -> bool:
@@ -140,19 +150,19 @@ def _retry_condition(execution: Execution, stage: str) -> Callable[[Any, Any, An
     return condition
 
 
-def _wait_before_retry(execution: Execution, stage: StagePlan) -> None:
+def _wait_before_retry(execution: RunExecution, stage: StagePlan) -> None:
     # Not Prefect's retry_delay_seconds: its sleep would not notice a request to stop.
     policy = getattr(execution.plan.experiment.stages, stage.stage)
     deadline = time.monotonic() + policy.retry_delay_seconds
     cause = str(execution.error).splitlines()[0]
-    differently = difference(execution, stage.stage)
+    differently = retry_difference(execution, stage.stage)
     execution.progress.note(f"  once more in {policy.retry_delay_seconds:g} s{differently}: {cause}")
     while time.monotonic() < deadline and not execution.stop_requested():
         time.sleep(0.1)
 
 
 def error_text(error: Exception) -> str:
-    """For the record: a user's mistake as the user sees it, anything else in one line with its type."""
+    """An error's text for the record: a user's mistake as the user sees it, of any other error its message."""
     if isinstance(error, SpecError):
         from specs.errors import render
 
@@ -160,12 +170,12 @@ def error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-class _Watch:
-    """What happens now and then while a stage works: rows into the database, progress and log lines to Prefect."""
+class _StageReporter:
+    """While a stage works: ingests its rows and sends its progress and a log line to Prefect, each now and then."""
 
-    def __init__(self, execution: Execution, stage: StagePlan) -> None:
+    def __init__(self, execution: RunExecution, stage: StagePlan) -> None:
         self._execution = execution
-        self._training = artifacts.TrainingProgress(execution) if stage.stage == "train" else None
+        self._progress_bar = dashboard.ProgressBar(execution) if stage.stage == "train" else None
         self._stage = stage.stage
         self._last_ingest = self._last_log = time.monotonic()
         self._last_step = -1
@@ -173,10 +183,10 @@ class _Watch:
 
     def tick(self) -> None:
         """Called many times a second."""
-        if self._training is None:
+        if self._progress_bar is None:
             return
         progress = read_json(self._execution.directory / "progress.json")
-        self._training.update(progress)
+        self._progress_bar.update(progress)
         step = progress.get("step", -1)
         if step != self._last_step and time.monotonic() - self._last_log >= _LOG_SECONDS:
             self._last_log, self._last_step = time.monotonic(), step
@@ -185,19 +195,19 @@ class _Watch:
             self._last_ingest = time.monotonic()
             self._ingest()
 
-    def close(self, outcome: Outcome) -> None:
-        """After the stage: what it recorded is shown."""
-        if self._training is not None:
-            self._training.close()
+    def close(self, outcome: StageOutcome) -> None:
+        """Shows on the dashboard what the stage recorded."""
+        if self._progress_bar is not None:
+            self._progress_bar.close()
         if outcome == "done":
             self._ingest()
         if self._stage == "train":
-            artifacts.publish_learning_curve(self._execution)
+            dashboard.publish_learning_curve(self._execution)
         elif self._stage == "evaluate":
-            artifacts.publish_results(self._execution)
+            dashboard.publish_results(self._execution)
 
     def _ingest(self) -> None:
-        """Into the database, if nothing is in the way: queries read from the segments what it lacks."""
+        """Brings the database up to date if no other ingester is at work: queries read the rest from the segments."""
         import duckdb
         from filelock import Timeout
 

@@ -1,4 +1,4 @@
-"""One run being executed: what its flow, its stages and the command that started it share."""
+"""A run under way: what its flow, its stages and the command that started it share; and what is written down of it."""
 
 import hashlib
 import json
@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, plan_run
 from pipelines.processes.stop import Stop, StopRequest, clear_request
 from pipelines.running.progress import ProgressReporter, Silent
-from pipelines.state import RunState, write_once
+from pipelines.state import Record, RunState, write_once
 from rpg.files import now, read_json, write_json
 from storage.liveness import start_of
 
@@ -26,8 +25,12 @@ class RunBusyError(Exception):
     """Another process executes this run."""
 
 
-class Execution:
-    """A run under way. The plan is made anew here: what another run shared and published meanwhile is cached now."""
+class RunExecution:
+    """A run that this process executes or is about to.
+
+    Its plan is made here, not taken over: a stage that another run has published since the experiment was planned is
+    cached now.
+    """
 
     def __init__(
         self,
@@ -44,11 +47,11 @@ class Execution:
         self.stop = stop or Stop()
         self.progress = progress or Silent()
         self.error: Exception | None = None
-        """What ended it, if anything did; for the command that waits for it."""
+        """What ended the run early, if anything did; for the command that waits for it."""
         self.plan = plan_run(document, run_id, home)
         self.state = RunState(home, run_id)
-        self._before = ("", "")
-        self._ended_before: str | None = None
+        self._found: Record = {}
+        """The state as it was before this execution changed it."""
 
     @property
     def directory(self) -> Path:
@@ -56,12 +59,12 @@ class Execution:
         return self.home.run(self.run_id)
 
     def stop_requested(self) -> StopRequest | None:
-        """A signal to this process, or a cancel request for this run."""
+        """The request to stop that holds now: a signal to this process, or a cancel request for this run."""
         return self.stop.requested(self.directory)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the run: one process at a time. Raises RunBusyError naming the other one."""
+        """Holds the run, which one process does at a time. Raises RunBusyError, which names the other one."""
         with self.home.locked(f"run-{self.run_id}", waiting=self._refuse):
             try:
                 clear_request(self.home, self.run_id)
@@ -82,8 +85,7 @@ class Execution:
         """Records that this process executes the run from now on."""
         register_run(self.home, self.document, self.plan)
         write_json(self.directory / "plan.json", self.plan.record())
-        self._before = (self.state.status, self._work())
-        self._ended_before = self.state.record["ended_at"]
+        self._found = dict(self.state.record)
         self.state.update(
             status="running",
             reason="",
@@ -97,17 +99,16 @@ class Execution:
         )
 
     def finish(self, status: str, reason: str = "", *, cause: str | None = None) -> None:
-        """Records how it ended. Where a finished run was only looked at again, it keeps the time it ended."""
-        untouched = status == "finished" and self._before == ("finished", self._work())
-        ended_at = self._ended_before if untouched else now()
+        """Records how the run ended. A finished run of which every stage was cached keeps the time it ended."""
+        nothing_done = (
+            status == self._found["status"] == "finished" and self.state.record["stages"] == self._found["stages"]
+        )
+        ended_at = self._found["ended_at"] if nothing_done else now()
         self.state.update(status=status, reason=reason, cause=cause, ended_at=ended_at, pid=None, pid_started=None)
-
-    def _work(self) -> str:
-        return json.dumps(self.state.record["stages"], sort_keys=True)
 
 
 def register_run(home: Home, document: "Document", plan: RunPlan) -> None:
-    """Writes what a run is (run.json, once) and the spec that its trainer reads."""
+    """Writes what a run is (run.json, once), the spec that its trainer reads and the document that it came from."""
     experiment = plan.experiment
     record = {
         "run_id": plan.run_id,
@@ -126,7 +127,7 @@ def register_run(home: Home, document: "Document", plan: RunPlan) -> None:
 
 
 def register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, ...]) -> None:
-    """Writes the experiment's record, with all runs it ever had, and its frozen document."""
+    """Writes the experiment's record, which lists all runs that it ever had, and its frozen document."""
     experiment = document.experiment
     directory = home.experiment(experiment.name)
     before = read_json(directory / "experiment.json")
@@ -144,21 +145,3 @@ def register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, .
     }
     write_json(directory / "experiment.json", record)
     write_json(directory / "spec.json", frozen)
-
-
-_current: ContextVar[Execution | None] = ContextVar("execution", default=None)
-
-
-def current() -> Execution | None:
-    """The execution that a command prepared for the flow it is about to call; None in a worker."""
-    return _current.get()
-
-
-@contextmanager
-def prepared(execution: Execution) -> Iterator[None]:
-    """Hands an execution to the flow called inside."""
-    token = _current.set(execution)
-    try:
-        yield
-    finally:
-        _current.reset(token)

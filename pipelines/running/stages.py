@@ -1,6 +1,7 @@
-"""How each stage of a run is done: data and base are shared, train fills the run, evaluate and report follow.
+"""What doing a stage means: take a result that is there as it is, or start the stage's process and publish its result.
 
-Nothing here knows Prefect. `perform` does one stage, or finds that it is done.
+Several runs share the results of data and base; train, evaluate and report write into the run's own directory. Nothing
+here knows Prefect.
 """
 
 import os
@@ -15,28 +16,28 @@ from pipelines.launchers import launcher_of
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.supervisor import Child, StageError, StageStoppedError, failure, log_size, log_tail, supervise
 from pipelines.results import damage_of, filling, is_report_current, manifest_of, publish
-from pipelines.running.exit_causes import after_failure, early_exit, oom_kills, told_by_failures
-from pipelines.running.leases import gpu_slots, visible
-from pipelines.running.run import Execution
+from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
+from pipelines.running.gpu_slots import slot_environment, stage_slots
+from pipelines.running.run import RunExecution
 from rpg.files import now, read_json, write_json
 from rpg.manifests import find_damage
 from rpg.processes.exit_cause import forget_exits, read_issues
 from specs.errors import SpecError
 
 _SHOWN_SECONDS = 0.5
-Outcome = Literal["cached", "done"]
+StageOutcome = Literal["cached", "done"]
 Tick = Callable[[], None]
 
 
-def perform(execution: Execution, stage: StagePlan, tick: Tick = lambda: None) -> Outcome:
-    """Does a stage unless a result of its fingerprint is there and verifies.
+def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda: None) -> StageOutcome:
+    """Does a stage, unless a whole result of its fingerprint is there.
 
     Args:
-        tick: called many times a second while a process works.
+        tick: called many times a second while the stage's process works.
     Raises:
-        SpecError: the user's fault, located in the spec.
-        StageError: anything else that went wrong.
-        StageStoppedError: it was asked to stop.
+        SpecError: the spec, or what it names, is wrong; with the line of the spec.
+        StageError: the stage failed by no fault of the user's.
+        StageStoppedError: the run was asked to stop.
     """
     _stop_if_asked(execution)
     started = time.monotonic()
@@ -52,14 +53,15 @@ def perform(execution: Execution, stage: StagePlan, tick: Tick = lambda: None) -
         execution.progress.stage_ended(stage.stage, outcome, time.monotonic() - started)
 
 
-def _perform(execution: Execution, stage: StagePlan, tick: Tick) -> Outcome:
-    if is_done(execution, stage):
-        return record_cached(execution, stage)
+def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutcome:
+    if _is_done(execution, stage):
+        return _record_cached(execution, stage)
     if stage.stage in ("data", "base"):
-        with execution.home.locked(f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_wait(execution, stage)):
-            # Made by another run while this one waited?
-            if is_done(execution, stage):
-                return record_cached(execution, stage)
+        lock = execution.home.locked(f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_wait(execution, stage))
+        with lock:
+            # Another run may have published the result while this one waited.
+            if _is_done(execution, stage):
+                return _record_cached(execution, stage)
             return _recorded(execution, stage, lambda: _make(execution, stage, tick))
     work: dict[str, Callable[[], None]] = {
         "train": lambda: _train(execution, stage, tick),
@@ -69,24 +71,24 @@ def _perform(execution: Execution, stage: StagePlan, tick: Tick) -> Outcome:
     return _recorded(execution, stage, work[stage.stage])
 
 
-def is_done(execution: Execution, stage: StagePlan) -> bool:
-    """Whether the stage's result is there and verifies."""
+def _is_done(execution: RunExecution, stage: StagePlan) -> bool:
+    """Whether the stage's result is there and whole."""
     if stage.stage == "report":
         return is_report_current(execution.state.record, stage.fingerprint, stage.inputs, stage.output)
     return not damage_of(manifest_of(stage.stage, stage.output), stage.fingerprint)
 
 
-def record_cached(execution: Execution, stage: StagePlan) -> Outcome:
-    """Records that the result was there already; one that this run made itself keeps its own record."""
+def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
+    """Records that the result was there already. A result that this run made itself keeps the record of its making."""
     before = execution.state.stage(stage.stage)
     if before.get("fingerprint") != stage.fingerprint or before.get("status") != "finished":
         _record(execution, stage, status="finished", cached=True, started_at=None, ended_at=now())
-    _point_to_evaluation(execution, stage)
+    _name_evaluation(execution, stage)
     return "cached"
 
 
-def _recorded(execution: Execution, stage: StagePlan, work: Callable[[], None]) -> Outcome:
-    """Does the work between two records of it."""
+def _recorded(execution: RunExecution, stage: StagePlan, work: Callable[[], None]) -> StageOutcome:
+    """Does a stage's work, and records its start and how it ended."""
     _record(execution, stage, status="running", cached=False, started_at=now(), ended_at=None)
     try:
         work()
@@ -94,27 +96,27 @@ def _recorded(execution: Execution, stage: StagePlan, work: Callable[[], None]) 
         execution.state.update_stage(stage.stage, status="cancelled", ended_at=now(), reason=str(stopped))
         raise
     except BaseException as error:
-        kept = after_failure(execution, stage.stage, error)
+        kept = failure_record(execution, stage.stage, error)
         execution.state.update_stage(stage.stage, status="failed", ended_at=now(), reason=str(error), **kept)
         raise
     execution.state.update_stage(stage.stage, status="finished", ended_at=now(), cause=None, failure=None)
-    _point_to_evaluation(execution, stage)
+    _name_evaluation(execution, stage)
     return "done"
 
 
-def _record(execution: Execution, stage: StagePlan, **fields: Any) -> None:
+def _record(execution: RunExecution, stage: StagePlan, **fields: Any) -> None:
     output = os.path.relpath(stage.output, execution.home.root)
     execution.state.update_stage(
         stage.stage, fingerprint=stage.fingerprint, reason=stage.reason, output=output, **fields
     )
 
 
-def _point_to_evaluation(execution: Execution, stage: StagePlan) -> None:
+def _name_evaluation(execution: RunExecution, stage: StagePlan) -> None:
     if stage.stage == "evaluate" and execution.state.record["evaluation"] != stage.fingerprint:
         execution.state.update(evaluation=stage.fingerprint)
 
 
-def _make(execution: Execution, stage: StagePlan, tick: Tick) -> None:
+def _make(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     """Runs `rpg.stage` into a directory aside and publishes it."""
     inputs = {name: str(execution.plan.stage(name).output) for name in stage.inputs if name != "train"}
     if stage.stage == "evaluate":
@@ -133,29 +135,29 @@ def _make(execution: Execution, stage: StagePlan, tick: Tick) -> None:
         }
         write_json(job, description)
         command = [sys.executable, "-m", "rpg.stage", str(job)]
-        with gpu_slots(execution, stage.stage) as slots:
-            _run(execution, stage, command, problems, tick, environment=visible(slots))
+        with stage_slots(execution, stage.stage) as slots:
+            _run(execution, stage, command, problems, tick, environment=slot_environment(slots))
         job.unlink()
         manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
         publish(aside, stage.output, manifest | {"inputs": stage.inputs})
 
 
-def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
+def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     directory = execution.directory
     inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
     named = {"run_id": execution.run_id, "fingerprint": stage.fingerprint}
-    write_json(directory / "inputs.json", named | inputs | told_by_failures(execution))
+    write_json(directory / "inputs.json", named | inputs | retry_inputs(execution))
     _withdraw(execution, manifest_of("train", directory))
     (directory / "cancel").unlink(missing_ok=True)
     launcher = launcher_of(execution.plan.experiment)
-    with gpu_slots(execution, stage.stage) as slots:
+    with stage_slots(execution, stage.stage) as slots:
         _run(
             execution,
             stage,
             launcher.command(directory, execution.plan.experiment, slots),
             directory / "problems.json",
             tick,
-            environment=visible(slots),
+            environment=slot_environment(slots),
             signal_children=launcher.signal_children,
             afterwards=lambda: launcher.end(directory),
         )
@@ -163,7 +165,7 @@ def _train(execution: Execution, stage: StagePlan, tick: Tick) -> None:
         raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
 
 
-def _withdraw(execution: Execution, manifest: Path) -> None:
+def _withdraw(execution: RunExecution, manifest: Path) -> None:
     """Takes back a published training whose files are damaged: the trainer exports the last step's weights again."""
     recorded = read_json(manifest)
     for weights in recorded.get("weights", {}).values():
@@ -174,7 +176,7 @@ def _withdraw(execution: Execution, manifest: Path) -> None:
     manifest.unlink(missing_ok=True)
 
 
-def _report(execution: Execution, stage: StagePlan, tick: Tick) -> None:
+def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     if execution.plan.experiment.stages.report.timeout_seconds:  # only a process can be ended
         command = [sys.executable, "-m", "pipelines.report", execution.run_id]
         problems = execution.directory / "report-problems.json"
@@ -188,7 +190,7 @@ def _report(execution: Execution, stage: StagePlan, tick: Tick) -> None:
 
 
 def _run(
-    execution: Execution,
+    execution: RunExecution,
     stage: StagePlan,
     command: list[str],
     problems: Path,
@@ -226,19 +228,19 @@ def _run(
             execution.progress.waiting(line.removeprefix(f"{stage.stage}: "))
 
     forget_exits(execution.directory)
-    kills = oom_kills()
+    kills = count_oom_kills()
     code = supervise(child, stop=execution.stop_requested, tick=each_tick)
     if code != 0 and (issues := read_issues(problems)):
         raise SpecError(*(execution.document.locate(issue) for issue in issues), done=_done(execution, stage))
     if code != 0:
         error = failure(stage.stage, code, child.log, since=before)
         output = log_tail(child.log, 60, since=before)
-        early = early_exit(code, output, execution.directory, killed_for_memory=oom_kills() > kills)
+        early = early_exit(code, output, execution.directory, killed_for_memory=count_oom_kills() > kills)
         error.cause, error.microbatch_tokens = early.cause, early.microbatch_tokens
         raise error
 
 
-def _done(execution: Execution, stage: StagePlan) -> str:
+def _done(execution: RunExecution, stage: StagePlan) -> str:
     """What was done when a stage found the user's mistake."""
     stages = execution.plan.experiment.stages
     names = [name for name in type(stages).model_fields if name != stage.stage]
@@ -247,16 +249,16 @@ def _done(execution: Execution, stage: StagePlan) -> str:
     return f"the {stage.stage} stage ended with it, nothing after it was run{kept}"
 
 
-def _log(execution: Execution, stage: StagePlan) -> Path:
+def _log(execution: RunExecution, stage: StagePlan) -> Path:
     return execution.directory / "logs" / f"{stage.stage}.log"
 
 
-def _stop_if_asked(execution: Execution) -> None:
+def _stop_if_asked(execution: RunExecution) -> None:
     if request := execution.stop_requested():
         raise StageStoppedError(request)
 
 
-def _wait(execution: Execution, stage: StagePlan) -> Callable[[], None]:
+def _wait(execution: RunExecution, stage: StagePlan) -> Callable[[], None]:
     def waiting() -> None:
         _stop_if_asked(execution)
         execution.progress.waiting(f"another run is making the same {stage.stage}")

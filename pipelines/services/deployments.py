@@ -30,7 +30,7 @@ class Deployment:
 EXPERIMENTS = Deployment(
     "rpg-run",
     "experiments",
-    "pipelines.running.flow.run_experiment",
+    "pipelines.running.flow.execute_run",
     "One run of an experiment: stage the data, make the base model, train, evaluate, report.",
 )
 STUDIES = Deployment(

@@ -9,7 +9,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
 from pipelines.processes.stop import Stop
-from pipelines.running.experiment import execute_document
+from pipelines.running.experiment import execute_experiment
 from pipelines.services.deployments import STUDIES, ensure_deployment
 from pipelines.services.server import client_settings
 from pipelines.services.submit import api_url, flow_run_link
@@ -28,7 +28,7 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
     """
     home, stop = Home.from_environment(), Stop()
     logger = get_run_logger()
-    execute = partial(execute_document, home=home, stop=stop)
+    execute = partial(execute_experiment, home=home, stop=stop)
     try:
         with stop.on_signals():
             record = run_study(StudyDocument.from_json(document), home, execute, say=logger.info)

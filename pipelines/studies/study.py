@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import optuna
 
 Execute = Callable[[Document], tuple[RunOutcome, ...]]
-"""Runs a trial's experiment, as `execute.execute_document` does."""
+"""Runs a trial's experiment, as `execute.execute_experiment` does."""
 
 
 class StudyInterruptedError(Exception):

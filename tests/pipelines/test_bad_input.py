@@ -10,8 +10,8 @@ import pytest
 
 from pipelines.home import Home
 from pipelines.planning.plan import make_plan
-from pipelines.running.run import Execution, register_run
-from pipelines.running.stages import perform
+from pipelines.running.run import RunExecution, register_run
+from pipelines.running.stages import perform_stage
 from specs.errors import SpecError, render
 from specs.loader import load_document
 from specs.schema.training import Training
@@ -199,7 +199,7 @@ def staged(train: str, *overrides: str) -> str:
     plan = make_plan(document, home).runs[0]
     register_run(home, document, plan)
     with pytest.raises(SpecError) as caught:
-        perform(Execution(document, plan.run_id, home), plan.stage("data"))
+        perform_stage(RunExecution(document, plan.run_id, home), plan.stage("data"))
     assert not (home.run(plan.run_id) / "checkpoints").exists()
     assert not plan.stage("data").output.exists()
     assert caught.value.done == "the data stage ended with it, nothing after it was run"

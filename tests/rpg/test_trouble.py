@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pipelines.launchers.local import local_command
-from pipelines.running import exit_causes
+from pipelines.running import failures
 from rpg.data import metadata
 from rpg.processes.exit_cause import cause_of
 from rpg.samplers.out_of_memory import SamplerOutOfMemoryError, memory_of_sampler
@@ -216,7 +216,7 @@ def test_what_goes_wrong_in_sampling_on_one_rank_ends_all(inputs: Path, tmp_path
     said = finish(start(command), expect=1, seconds=120)
     no_room = NO_ROOM if staleness else NO_ROOM.replace(" or training.microbatch_tokens", "")
     assert note(run_dir / "exits", rank=1)["message"] == no_room
-    found = exit_causes.early_exit(1, said, run_dir, killed_for_memory=False)
+    found = failures.early_exit(1, said, run_dir, killed_for_memory=False)
     assert found.cause == "sampler_out_of_memory"
     assert found.message == f"rank 1 could not make its share of the rollouts: SamplerOutOfMemoryError: {no_room}"
     assert max(row["step"] for row in rows(run_dir, "metrics")) == 5

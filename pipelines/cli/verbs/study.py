@@ -87,7 +87,7 @@ def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
 
     from pipelines.processes.reap import reap
     from pipelines.processes.stop import Stop
-    from pipelines.running.experiment import execute_document
+    from pipelines.running.experiment import execute_experiment
     from pipelines.running.progress import ConsoleProgress
     from pipelines.services.server import Api
     from pipelines.studies.study import StudyInterruptedError, run_study
@@ -96,7 +96,7 @@ def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
     for orphan in reap(home):
         typer.echo(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", err=True)
     progress, stop = ConsoleProgress(), Stop()
-    execute = partial(execute_document, home=home, progress=progress, stop=stop)
+    execute = partial(execute_experiment, home=home, progress=progress, stop=stop)
     try:
         with Api(home) as api, api.connected():
             return run_study(document, home, execute, say=progress.note)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from pipelines.launchers import launcher_of
 from pipelines.processes.supervisor import StageError, StageStoppedError
-from pipelines.running.run import Execution
+from pipelines.running.run import RunExecution
 from rpg.processes.gpu_slots import OF_RUN, TooFewSlotsError, leased, slots_here, slots_wanted
 from specs.errors import Issue, SpecError
 
@@ -14,7 +14,7 @@ ON_A_GPU = ("base", "train", "evaluate")
 
 
 @contextmanager
-def gpu_slots(execution: Execution, stage: str) -> Iterator[list[str]]:
+def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
     """Slots for a stage's process or ranks here; none where it computes on the CPU or on other machines.
 
     Raises:
@@ -52,12 +52,12 @@ def gpu_slots(execution: Execution, stage: str) -> Iterator[list[str]]:
         raise StageError(str(error)) from None
 
 
-def visible(slots: list[str]) -> dict[str, str]:
+def slot_environment(slots: list[str]) -> dict[str, str]:
     """What tells a process which GPUs are its own."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(slots), OF_RUN: ",".join(slots)} if slots else {}
 
 
-def _waiting(execution: Execution) -> Callable[[str], None]:
+def _waiting(execution: RunExecution) -> Callable[[str], None]:
     def waiting(message: str) -> None:
         if request := execution.stop_requested():
             raise StageStoppedError(request)

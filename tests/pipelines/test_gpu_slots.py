@@ -14,8 +14,8 @@ from pipelines.launchers.local import LocalRanks
 from pipelines.planning.plan import make_plan
 from pipelines.processes.stop import request_cancel
 from pipelines.processes.supervisor import StageError, StageStoppedError
-from pipelines.running.leases import gpu_slots, visible
-from pipelines.running.run import Execution
+from pipelines.running.gpu_slots import slot_environment, stage_slots
+from pipelines.running.run import RunExecution
 from rpg.processes.gpu_slots import leased
 from specs.errors import SpecError
 from specs.loader import load_document
@@ -29,18 +29,18 @@ def two_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPG_SLOT_DIR", str(tmp_path / "slots"))
 
 
-def execution(tmp_path: Path, *overrides: str) -> Execution:
+def execution(tmp_path: Path, *overrides: str) -> RunExecution:
     (tmp_path / "tiny.yaml").write_text(SPEC)
     document, home = load_document(tmp_path / "tiny.yaml", overrides), Home(tmp_path / "home")
-    return Execution(document, make_plan(document, home).runs[0].run_id, home)
+    return RunExecution(document, make_plan(document, home).runs[0].run_id, home)
 
 
 def test_ranks_and_stages_get_a_slot_each_and_see_no_other(tmp_path):
     both = execution(tmp_path, "training.ranks=2")
-    with gpu_slots(both, "train") as slots:
+    with stage_slots(both, "train") as slots:
         assert slots == ["4", "7"]
-        assert visible(slots) == {"CUDA_VISIBLE_DEVICES": "4,7", "RPG_GPUS": "4,7"}
-    with gpu_slots(both, "evaluate") as first, gpu_slots(execution(tmp_path, "seeds=[1]"), "train") as second:
+        assert slot_environment(slots) == {"CUDA_VISIBLE_DEVICES": "4,7", "RPG_GPUS": "4,7"}
+    with stage_slots(both, "evaluate") as first, stage_slots(execution(tmp_path, "seeds=[1]"), "train") as second:
         assert (first, second) == (["4"], ["7"])
 
 
@@ -50,15 +50,15 @@ APART = ("rollout.engine=vllm", "rollout.placement=dedicated")
 def test_engines_apart_get_slots_behind_those_of_the_ranks_which_see_their_own(tmp_path):
     apart = execution(tmp_path, *APART)
     for stage in ("train", "evaluate"):
-        with gpu_slots(apart, stage) as slots:
+        with stage_slots(apart, stage) as slots:
             assert slots == ["4", "7"]
     command = LocalRanks().command(tmp_path, apart.plan.experiment, slots)
     assert pinned(command) == ["4"]
     shared = execution(tmp_path, *APART, "rollout.engine_gpus=[0]")
-    with gpu_slots(shared, "train") as first, gpu_slots(apart, "base") as second:
+    with stage_slots(shared, "train") as first, stage_slots(apart, "base") as second:
         assert (first, second) == (["4"], ["7"])
     large = execution(tmp_path, *APART, "rollout.tensor_parallel_size=2")
-    with pytest.raises(SpecError) as refused, gpu_slots(large, "train"):
+    with pytest.raises(SpecError) as refused, stage_slots(large, "train"):
         pass
     assert refused.value.issues[0].given == "1 ranks and 2 engine GPUs on 2 GPU slots: 4, 7"
 
@@ -69,13 +69,13 @@ def test_nothing_is_leased_for_the_cpu_for_other_machines_or_for_data(tmp_path):
         ((HOSTS, "training.ranks=4"), "train"),
         ((), "data"),
     ):
-        with gpu_slots(execution(tmp_path, *overrides), stage) as slots:
+        with stage_slots(execution(tmp_path, *overrides), stage) as slots:
             assert slots == []
-            assert visible(slots) == {}
+            assert slot_environment(slots) == {}
 
 
 def test_more_ranks_than_slots_are_the_users_to_put_right(tmp_path):
-    with pytest.raises(SpecError) as refused, gpu_slots(execution(tmp_path, "training.ranks=3"), "train"):
+    with pytest.raises(SpecError) as refused, stage_slots(execution(tmp_path, "training.ranks=3"), "train"):
         pass
     (problem,) = refused.value.issues
     assert problem.path == ("training", "ranks")
@@ -85,11 +85,11 @@ def test_more_ranks_than_slots_are_the_users_to_put_right(tmp_path):
 def test_taken_slots_fail_the_stage_or_are_waited_for_until_one_is_asked_to_stop(tmp_path):
     with leased(2, "another-run", waiting=None):
         hasty = execution(tmp_path, "resources.when_taken=fail")
-        with pytest.raises(StageError, match="4 is held by another-run"), gpu_slots(hasty, "train"):
+        with pytest.raises(StageError, match="4 is held by another-run"), stage_slots(hasty, "train"):
             pass
         patient = execution(tmp_path)
         request_cancel(patient.home, patient.run_id, 5.0)
-        with pytest.raises(StageStoppedError), gpu_slots(patient, "train"):
+        with pytest.raises(StageStoppedError), stage_slots(patient, "train"):
             pass
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from live import Lab, finished, kill, wait_for
 
-from pipelines.running.exit_causes import early_exit
+from pipelines.running.failures import early_exit
 from rpg.files import write_json
 from rpg.processes.exit_cause import EarlyExit, cause_of, forget_exits, note_exit, noted_exits
 

@@ -17,7 +17,7 @@ from prefect.artifacts import (
 )
 
 from pipelines.planning.plan import RunPlan
-from pipelines.running.run import Execution
+from pipelines.running.run import RunExecution
 from specs.metrics import REWARD
 from storage import Store
 
@@ -28,7 +28,7 @@ _PROGRESS_SECONDS = 2.0
 _COLOURS = {"CACHED": "#cfe8d5", "RUN": "#fde9c8", "RESUME": "#cfe3f7"}
 
 
-def publish_plan(execution: Execution) -> None:
+def publish_plan(execution: RunExecution) -> None:
     """The stages, what each reads, and why it runs."""
     create_markdown_artifact(plan_markdown(execution.plan), key=key(execution, "plan"), description="Plan")
 
@@ -47,10 +47,10 @@ def plan_markdown(run: RunPlan) -> str:
     return "\n".join(lines)
 
 
-class TrainingProgress:
+class ProgressBar:
     """A progress bar on the dashboard's graph. Only within a Prefect task run."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution: RunExecution) -> None:
         self._execution = execution
         self._artifact: UUID | None = None
         self._last = 0.0
@@ -75,7 +75,7 @@ class TrainingProgress:
             update_progress_artifact(self._artifact, progress=100.0)
 
 
-def publish_learning_curve(execution: Execution) -> None:
+def publish_learning_curve(execution: RunExecution) -> None:
     """The reward over the steps; nothing where no step was recorded."""
     sql = "select step, value from metrics where run_id = ? and name = ? order by step"
     with Store.open(execution.home.root) as store:
@@ -105,7 +105,7 @@ def curve_mermaid(points: Sequence[tuple[int, float]]) -> str:
     )
 
 
-def publish_results(execution: Execution) -> None:
+def publish_results(execution: RunExecution) -> None:
     """The evaluations of the run's checkpoints."""
     sql = (
         "select step, dataset, metric, value, ci_low, ci_high, num_problems, samples_per_problem "
@@ -121,7 +121,7 @@ def publish_results(execution: Execution) -> None:
         create_table_artifact(rows, key=key(execution, "results"), description=f"Evaluation of {execution.run_id}")
 
 
-def key(execution: Execution, name: str) -> str:
+def key(execution: RunExecution, name: str) -> str:
     """An artifact's key: lower-case letters, digits and dashes; one history per run."""
     return f"{re.sub('[^a-z0-9-]+', '-', execution.run_id.lower())}-{name}"
 
