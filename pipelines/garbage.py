@@ -1,4 +1,4 @@
-"""Published stages that no run refers to any more."""
+"""Artifacts, the published results that several runs share: which of them no run uses any more, and their removal."""
 
 import contextlib
 import shutil
@@ -12,7 +12,7 @@ from rpg.files import read_json
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A shared stage's directory."""
+    """The published result of a data or base stage."""
 
     stage: str
     path: Path
@@ -20,21 +20,21 @@ class Artifact:
 
 
 def unreferenced(home: Home) -> list[Artifact]:
-    """Artifacts that no run's record, plan or state names."""
-    referred = set(_references(home))
-    artifacts = (path for path in sorted(home.root.glob("artifacts/*/*")) if not path.name.startswith("."))
-    return [Artifact(path.parent.name, path, _size(path)) for path in artifacts if path.name not in referred]
+    """Artifacts that no run's documents name."""
+    used = set(_used_names(home))
+    directories = (path for path in sorted(home.root.glob("artifacts/*/*")) if not path.name.startswith("."))
+    return [Artifact(path.parent.name, path, _size(path)) for path in directories if path.name not in used]
 
 
 def remove(home: Home, artifacts: list[Artifact]) -> tuple[list[Artifact], list[Artifact]]:
-    """Removes artifacts, each under its stage's lock. Returns those removed, and those in use by now."""
+    """Removes artifacts. Returns those that were removed, and those that have come into use meanwhile."""
     removed = []
     for artifact in artifacts:
-        lock = home.locked(f"{artifact.stage}-{artifact.path.name}", waiting=_leave)
+        lock = home.locked(f"{artifact.stage}-{artifact.path.name}", waiting=_keep)
         with contextlib.suppress(_InUseError), lock:
-            if artifact.path.name in set(_references(home)):
+            if artifact.path.name in set(_used_names(home)):
                 raise _InUseError
-            # Renamed first: a half removed directory must not look whole.
+            # Renamed first: a directory that is removed in part must not look whole.
             aside = artifact.path.with_name(f".{artifact.path.name}.removed")
             artifact.path.rename(aside)
             shutil.rmtree(aside)
@@ -43,15 +43,15 @@ def remove(home: Home, artifacts: list[Artifact]) -> tuple[list[Artifact], list[
 
 
 class _InUseError(Exception):
-    """A process makes the artifact again at this moment, or a run has come to refer to it."""
+    """A process is making the artifact again, or a run names it by now."""
 
 
-def _leave() -> None:
+def _keep() -> None:
     raise _InUseError
 
 
-def _references(home: Home) -> Iterator[str]:
-    """Directory names of all artifacts that some run's documents name."""
+def _used_names(home: Home) -> Iterator[str]:
+    """Names of the directories of all artifacts that some run's documents name."""
     for run in home.root.glob("runs/*"):
         for fingerprint in read_json(run / "run.json").get("fingerprints", {}).values():
             yield str(fingerprint)[:16]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-_ASKED_SECONDS = 0.5
-"""Between two calls of what is asked while a lock is waited for."""
+_CALL_SECONDS = 0.5
+"""Between two calls of what a process does while it waits for a lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,43 +24,38 @@ class Home:
         return cls(Path(os.environ.get("RPG_HOME") or ".rpg").absolute())
 
     @property
-    def database(self) -> Path:
-        """The DuckDB index; `rpg db rebuild` makes it again."""
-        return self.root / "experiments.duckdb"
-
-    @property
     def prefect(self) -> Path:
-        """The private PREFECT_HOME."""
+        """Prefect's own directory: PREFECT_HOME of everything that we start."""
         return self.root / "prefect"
 
     @property
     def logs(self) -> Path:
-        """Noise of the services."""
+        """Logs of the services."""
         return self.root / "logs"
 
     def artifact(self, stage: str, fingerprint: str) -> Path:
-        """A published stage that several runs share: data, base."""
+        """The published result of a stage that several runs share: data or base."""
         return self.root / "artifacts" / stage / fingerprint[:16]
 
     def run(self, run_id: str) -> Path:
-        """All that one run wrote."""
+        """Everything of one run."""
         return self.root / "runs" / run_id
 
     def experiment(self, name: str) -> Path:
-        """An experiment's frozen spec files and its report."""
+        """An experiment's record, its frozen spec and its report."""
         return self.root / "experiments" / name
 
     def study(self, name: str) -> Path:
-        """A study's journal and report."""
+        """A study's journal, record and report."""
         return self.root / "studies" / name
 
     @contextlib.contextmanager
     def locked(self, name: str, *, waiting: Callable[[], None]) -> Iterator[None]:
-        """Holds a lock between processes. It ends with its holder, however that ends.
+        """Holds a lock between processes. If the process that holds it dies, the lock is free.
 
         Args:
-            name: of the work that one process does at a time.
-            waiting: called now and then while another process holds the lock; raises to give up.
+            name: of the work that only one process may do at a time.
+            waiting: called now and then while another process holds the lock; it may raise to give up.
         """
         path = self.root / "locks" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +65,7 @@ class Home:
                 lock.acquire(timeout=patience)
             except Timeout:
                 waiting()
-                patience = _ASKED_SECONDS
+                patience = _CALL_SECONDS
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Proof of a run: steps of it are trained again from a checkpoint, aside, and compared with what was recorded."""
+"""Proof of a run: some of its steps are trained again, in a home of their own, and compared with the record."""
 
 import os
 import shutil
@@ -25,26 +25,27 @@ from specs.metrics import METRICS
 from storage import Store
 
 _ROWS = {"metrics": "step, name", "rollouts": "step, rollout_id", "tokens": "step, rollout_id, position"}
-"""What is compared, and the order that makes two recordings of it line up."""
-_MEASURED = [metric.name for metric in METRICS if not metric.repeatable]
-_OF_THE_RECORDING = ("attempt", "recorded_at")
+"""The tables that are compared, and the order in which their rows correspond."""
+_NOT_REPEATABLE = [metric.name for metric in METRICS if not metric.repeatable]
+_NOT_COMPARED = ("attempt", "recorded_at")
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What came out."""
+    """Which steps were trained again, and what differed."""
 
     run_id: str
     start: int
-    """The step of the checkpoint that the replay began with; 0: the base model."""
+    """The step of the checkpoint from which the steps were trained again; 0: from the base model."""
     end: int
+    """The last step that was trained again."""
     compared: tuple[str, ...]
-    """What was held against the record, and how much of it."""
+    """What was compared, and how much of it, in words."""
     differences: tuple[str, ...]
-    """Empty: all of it was the same."""
+    """In words; empty where everything was the same, bit for bit."""
 
     def lines(self) -> list[str]:
-        """For a reader."""
+        """The proof in words: a verdict, and a line for each difference."""
         origin = f"the checkpoint of step {self.start}" if self.start else "the base model"
         count = len(self.differences)
         verdict = f"{count} difference{'s' if count > 1 else ''}" if count else "the same in every bit"
@@ -53,13 +54,13 @@ class Proof:
 
 
 def prove(home: Home, run_id: str, steps: int = 0) -> Proof:
-    """Replays steps of a run that is not running, and compares.
+    """Trains steps of a finished or stopped run again, and compares them with its record.
 
     Args:
-        steps: how many; 0: from the last checkpoint but one to the last.
+        steps: how many steps; 0: those between the last two checkpoints.
     Raises:
-        SpecError: the run is running, or has not so many steps to replay.
-        StageError: the replay failed.
+        SpecError: the run is running, or has not so many steps.
+        StageError: training failed.
     """
     if status_of(home, run_id) == "running":
         raise SpecError(Issue("a run that is running cannot be proven", given=run_id, hint="wait for its end"))
@@ -72,11 +73,11 @@ def prove(home: Home, run_id: str, steps: int = 0) -> Proof:
 
 
 def _span(home: Home, run_id: str, steps: int) -> tuple[int, int]:
-    """The checkpoint to begin with (0: none) and the last step to replay."""
-    last = read_recorded_steps(home, run_id)
-    saved = [step for step, path in sorted(checkpoints(home.run(run_id)).items()) if step <= last and not defect(path)]
+    """The step of the checkpoint to begin with (0: the base model), and the last step to train again."""
+    last = _last_recorded_step(home, run_id)
+    saved = [step for step, path in sorted(_checkpoints(home.run(run_id)).items()) if step <= last and not defect(path)]
     if steps:
-        start, end = max((step for step in [0, *saved] if step + steps <= last), default=-1), 0
+        start = max((step for step in [0, *saved] if step + steps <= last), default=-1)
         if start < 0:
             raise SpecError(Issue("the run has not so many steps", given=str(steps), allowed=f"at most {last}"))
         return start, start + steps
@@ -87,21 +88,20 @@ def _span(home: Home, run_id: str, steps: int) -> tuple[int, int]:
     return start, end
 
 
-def read_recorded_steps(home: Home, run_id: str) -> int:
-    """The last step with metrics."""
+def _last_recorded_step(home: Home, run_id: str) -> int:
     with Store.open(home.root) as store:
         ((last,),) = store.query("select coalesce(max(step), 0) from metrics where run_id = ?", [run_id]).rows
     return int(last)
 
 
-def checkpoints(directory: Path) -> dict[int, Path]:
+def _checkpoints(directory: Path) -> dict[int, Path]:
     """A run's published checkpoints by step."""
     return {int(path.name.removeprefix("step-")): path for path in (directory / "checkpoints").glob("step-*")}
 
 
 @contextmanager
 def _scratch(home: Home, run_id: str, start: int, end: int) -> Iterator[Home]:
-    """A home of its own with the run as it was after `start`; gone in the end."""
+    """A home that holds only this run, as it was after step `start`; deleted in the end."""
     scratch = Home(home.root / "proofs" / run_id)
     shutil.rmtree(scratch.root, ignore_errors=True)
     source, copy = home.run(run_id), scratch.run(run_id)
@@ -115,7 +115,7 @@ def _scratch(home: Home, run_id: str, start: int, end: int) -> Iterator[Home]:
         if start:
             # Nothing writes into a checkpoint, so a link is as good as a copy.
             shutil.copytree(
-                checkpoints(source)[start], copy / "checkpoints" / f"step-{start:06}", copy_function=os.link
+                _checkpoints(source)[start], copy / "checkpoints" / f"step-{start:06}", copy_function=os.link
             )
         yield scratch
     finally:
@@ -123,10 +123,10 @@ def _scratch(home: Home, run_id: str, start: int, end: int) -> Iterator[Home]:
 
 
 def _replay(execution: RunExecution, scratch: Home) -> None:
-    """Trains the copy to where it has to stop."""
+    """Trains the run of the scratch home, which stops by itself after the step in its inputs.json."""
     directory, experiment = scratch.run(execution.run_id), execution.plan.experiment
     launcher, log = launcher_of(experiment), execution.directory / "logs" / "proof.log"
-    before = log_size(log)
+    log_start = log_size(log)
     with stage_slots(execution, "train") as slots:
         child = Child(
             stage="proof",
@@ -139,59 +139,61 @@ def _replay(execution: RunExecution, scratch: Home) -> None:
         )
         code = supervise(child, stop=execution.stop.requested, tick=lambda: None)
     if code not in (0, STOPPED):
-        raise failure("the replay", code, log, since=before)
+        raise failure("the replay", code, log, since=log_start)
 
 
 def _compare(home: Home, scratch: Home, run_id: str, start: int, end: int) -> tuple[list[str], list[str]]:
+    """What was compared, and what differs, both in words."""
     compared, differences = [], []
-    for table in _ROWS:
-        recorded, replayed = (_rows(one, table, run_id, start, end) for one in (home, scratch))
-        compared.append(f"{len(recorded):,} {table}")
-        differences += _unlike(table, recorded, replayed)
-    for what, name in (("checkpoint", "checkpoints"), ("export", "weights")):
+    with Store.open(home.root) as record, Store.open(scratch.root) as retrained:
+        for table in _ROWS:
+            before, again = (_rows(store, table, run_id, start, end) for store in (record, retrained))
+            compared.append(f"{len(before):,} {table}")
+            differences += _row_differences(table, before, again)
+    for kind, folder in (("checkpoint", "checkpoints"), ("export", "weights")):
         for step in range(start + 1, end + 1):
-            recorded_at, replayed_at = (one.run(run_id) / name / f"step-{step:06}" for one in (home, scratch))
-            if recorded_at.is_dir() and replayed_at.is_dir():
-                files = [_digests(path) for path in (recorded_at, replayed_at)]
-                compared.append(f"{what} of step {step} ({len(files[0])} files)")
+            directories = [place.run(run_id) / folder / f"step-{step:06}" for place in (home, scratch)]
+            if all(directory.is_dir() for directory in directories):
+                before, again = (_digests(directory) for directory in directories)
+                compared.append(f"{kind} of step {step} ({len(before)} files)")
                 differences += [
-                    f"{what} of step {step}: {file} differs"
-                    for file in sorted(files[0].keys() | files[1].keys())
-                    if files[0].get(file) != files[1].get(file)
+                    f"{kind} of step {step}: {file} differs"
+                    for file in sorted(before.keys() | again.keys())
+                    if before.get(file) != again.get(file)
                 ]
     return compared, differences
 
 
-def _rows(home: Home, table: str, run_id: str, start: int, end: int) -> pa.Table:
-    """The valid rows of the steps, in order, without what says when and by whom they were recorded."""
-    repeatable, parameters = ("and not list_contains(?, name)", [_MEASURED]) if table == "metrics" else ("", [])
-    query = f"select * from {table} where run_id = ? and step > ? and step <= ? {repeatable} order by {_ROWS[table]}"
-    with Store.open(home.root) as store:
-        found = store.query(query, [run_id, start, end, *parameters]).table
-    return found.drop_columns([name for name in _OF_THE_RECORDING if name in found.column_names])
+def _rows(store: Store, table: str, run_id: str, start: int, end: int) -> pa.Table:
+    """A table's valid rows of steps start + 1 to end, in order, without metrics and columns that differ anyway."""
+    query = f"select * from {table} where run_id = ? and step > ? and step <= ?"
+    parameters = [run_id, start, end]
+    if table == "metrics":
+        query, parameters = f"{query} and not list_contains(?, name)", [*parameters, _NOT_REPEATABLE]
+    rows = store.query(f"{query} order by {_ROWS[table]}", parameters).table
+    return rows.drop_columns([name for name in _NOT_COMPARED if name in rows.column_names])
 
 
-def _unlike(table: str, recorded: pa.Table, replayed: pa.Table) -> list[str]:
-    """Where two recordings first differ, column by column."""
-    if len(recorded) != len(replayed):
-        return [f"{table}: {len(recorded):,} rows recorded, {len(replayed):,} replayed"]
-    found = []
-    for name in recorded.column_names:
-        one, other = (_bits(whole.column(name)) for whole in (recorded, replayed))
-        where = np.flatnonzero(one != other)
-        if len(where):
-            row = recorded.slice(int(where[0]), 1).to_pylist()[0]
-            again = replayed.column(name)[int(where[0])].as_py()
+def _row_differences(table: str, before: pa.Table, again: pa.Table) -> list[str]:
+    """For each column that differs a line, with the first row in which it does."""
+    if len(before) != len(again):
+        return [f"{table}: {len(before):,} rows recorded, {len(again):,} replayed"]
+    differences = []
+    for name in before.column_names:
+        differing = np.flatnonzero(_bits(before.column(name)) != _bits(again.column(name)))
+        if len(differing):
+            first = int(differing[0])
+            row = before.slice(first, 1).to_pylist()[0]
             place = ", ".join(f"{key} {row[key]}" for key in _ROWS[table].split(", "))
-            found.append(
-                f"{table}: {name} differs in {len(where):,} rows, first at {place}: {row[name]!r} recorded,"
-                f" {again!r} replayed"
+            differences.append(
+                f"{table}: {name} differs in {len(differing):,} rows, first at {place}: {row[name]!r} recorded,"
+                f" {again.column(name)[first].as_py()!r} replayed"
             )
-    return found
+    return differences
 
 
 def _bits(column: pa.ChunkedArray) -> np.ndarray:
-    """Values that are equal exactly where all bits are, NULL and NaN included."""
+    """One value a row. Two are equal exactly if all bits of the column's values are; so are two NULLs, and two NaNs."""
     if pa.types.is_floating(column.type):
         values = column.to_numpy()
         # NULL reads as NaN; the mask tells them apart.
@@ -201,5 +203,5 @@ def _bits(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _digests(directory: Path) -> dict[str, str]:
-    """Of every file but the checkpoint's own list, which names the attempt's figures of time."""
+    """Each file's digest, by path. A checkpoint's manifest is left out: it notes metrics of time."""
     return {str(path.relative_to(directory)): digest(path) for path in files_under(directory) if path.name != MANIFEST}

@@ -1,4 +1,4 @@
-"""Which run a user means: by id, by a prefix of it or by its last eight characters, as long as only one run fits."""
+"""Finding a run: the one that a user names, how it stands, and its logs."""
 
 import difflib
 from pathlib import Path
@@ -14,10 +14,12 @@ class NoSuchRunError(RpgError):
 
 
 def find_run(home: Home, text: str) -> str:
-    """The id of the one run that `text` names.
+    """The id of the run that a user names.
 
+    Args:
+        text: the id, its beginning, or the beginning of its last eight characters.
     Raises:
-        NoSuchRunError: none or several do; the message lists the nearest.
+        NoSuchRunError: no run fits, or several do; the message lists the nearest.
     """
     known = run_ids(home)
     if text in known:
@@ -31,7 +33,7 @@ def find_run(home: Home, text: str) -> str:
 
 
 def find_runs(home: Home, text: str) -> list[str]:
-    """The runs of the experiment called `text`, or else the one run that it names."""
+    """Ids of the runs that a user names: those of an experiment, by its name, or one run as for `find_run`."""
     if (home.experiment(text) / "experiment.json").is_file():
         listed = read_json(home.experiment(text) / "experiment.json").get("runs", [])
         return [run_id for run_id in listed if home.run(run_id).is_dir()]
@@ -39,26 +41,26 @@ def find_runs(home: Home, text: str) -> list[str]:
 
 
 def status_of(home: Home, run_id: str) -> str:
-    """pending, running, finished, failed, cancelled, or crashed: it says running and its process is gone."""
-    from storage.liveness import status_of as derive
+    """pending, running, finished, failed, cancelled, or crashed: recorded as running, and its process is gone."""
+    from storage import liveness
 
-    return derive(read_state(home, run_id))
+    return liveness.status_of(read_state(home, run_id))
 
 
 def read_state(home: Home, run_id: str) -> Record:
-    """The run's state.json as it is at this moment."""
+    """The run's state.json, as it is at this moment."""
     return read_json(home.run(run_id) / "state.json")
 
 
 def log_files(home: Home, run_id: str) -> list[Path]:
     """The run's logs, in the order of its stages."""
     order = {stage: position for position, stage in enumerate(("data", "base", "train", "evaluate", "report"))}
-    found = (home.run(run_id) / "logs").glob("*.log")
-    return sorted(found, key=lambda path: (order.get(log_stage(path), len(order)), path.stem))
+    logs = (home.run(run_id) / "logs").glob("*.log")
+    return sorted(logs, key=lambda path: (order.get(log_stage(path), len(order)), path.stem))
 
 
 def log_stage(log: Path) -> str:
-    """The stage that a log is of: a stage has its own, and training over several machines one for each of them."""
+    """The stage that wrote a log. Training on several machines has a log for each: `train-NODE-HOST.log`."""
     return log.stem.partition("-")[0]
 
 

@@ -1,6 +1,6 @@
-"""What a run's directory says of it: run.json (identity, written once) and state.json (what goes on, replaced whole).
+"""A run's documents: run.json, what the run is, written once; and state.json, how it stands, replaced at every change.
 
-Only the process that holds the run's lock writes state.json; anyone may read it at any moment and finds it whole.
+Only the process that holds the run's lock writes state.json. Anyone may read it at any moment and finds it whole.
 """
 
 from collections.abc import Mapping
@@ -35,36 +35,31 @@ class RunState:
 
     @property
     def status(self) -> Status:
-        """As written; a run whose process died while `running` has crashed."""
+        """As it is written: that of a run whose process died still says `running` (see `pipelines.runs.status_of`)."""
         status: Status = self.record["status"]
         return status
 
     def stage(self, name: str) -> Record:
-        """What is recorded of a stage; empty where nothing is."""
-        found: Record = self.record["stages"].get(name, {})
-        return found
+        """The record of a stage; empty where it was never begun."""
+        record: Record = self.record["stages"].get(name, {})
+        return record
 
     def update(self, **fields: Any) -> None:
         """Sets fields of the run and writes the file."""
         self.record |= fields
-        self.save()
+        write_json(self.path, self.record)
 
     def update_stage(self, name: str, **fields: Any) -> None:
         """Sets fields of one stage and writes the file."""
-        self.record["stages"] = self.record["stages"] | {name: self.stage(name) | fields}
-        self.save()
-
-    def save(self) -> None:
-        """Replaces the file."""
-        write_json(self.path, self.record)
+        self.update(stages=self.record["stages"] | {name: self.stage(name) | fields})
 
 
 def write_once(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a file that never changes afterwards."""
+    """Writes a document unless it is there already."""
     if not path.exists():
         write_json(path, dict(value))
 
 
 def run_ids(home: Home) -> list[str]:
-    """All runs that have a record, by name."""
+    """Ids of all runs that were ever begun or submitted, in alphabetical order."""
     return sorted(path.parent.name for path in home.root.glob("runs/*/run.json"))

@@ -15,12 +15,14 @@ ON_A_GPU = ("base", "train", "evaluate")
 
 @contextmanager
 def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
-    """Slots for a stage's process or ranks here; none where it computes on the CPU or on other machines.
+    """Leases the slots that a stage's process or its ranks use on this machine.
 
+    Yields:
+        Names of the slots; none where the stage computes on the CPU or on other machines.
     Raises:
-        SpecError: this machine has fewer than the ranks need.
-        StageError: they are taken, and the spec says not to wait.
-        StageStoppedError: it was asked to stop while it waited.
+        SpecError: this machine has fewer slots than the stage needs.
+        StageError: the slots are taken, and the spec says not to wait for them.
+        StageStoppedError: the run was asked to stop while it waited for slots.
     """
     experiment = execution.plan.experiment
     elsewhere = stage == "train" and not launcher_of(experiment).ranks_run_here
@@ -32,7 +34,7 @@ def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
     count = slots_wanted(experiment.resources.device, gpus)
     slots = slots_here() if count else []
     if count and not slots:
-        # The process itself says that there is no GPU here.
+        # No GPU here: the process itself says so.
         yield []
         return
     if count > len(slots):
@@ -53,7 +55,7 @@ def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
 
 
 def slot_environment(slots: list[str]) -> dict[str, str]:
-    """What tells a process which GPUs are its own."""
+    """The environment variables that show a process its slots' GPUs and no other."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(slots), OF_RUN: ",".join(slots)} if slots else {}
 
 

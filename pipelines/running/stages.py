@@ -57,15 +57,17 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
     if _is_done(execution, stage):
         return _record_cached(execution, stage)
     if stage.stage in ("data", "base"):
-        lock = execution.home.locked(f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_wait(execution, stage))
+        lock = execution.home.locked(
+            f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_while_another_makes(execution, stage)
+        )
         with lock:
             # Another run may have published the result while this one waited.
             if _is_done(execution, stage):
                 return _record_cached(execution, stage)
-            return _recorded(execution, stage, lambda: _make(execution, stage, tick))
+            return _recorded(execution, stage, lambda: _make_aside(execution, stage, tick))
     work: dict[str, Callable[[], None]] = {
         "train": lambda: _train(execution, stage, tick),
-        "evaluate": lambda: _make(execution, stage, tick),
+        "evaluate": lambda: _make_aside(execution, stage, tick),
         "report": lambda: _report(execution, stage, tick),
     }
     return _recorded(execution, stage, work[stage.stage])
@@ -79,7 +81,7 @@ def _is_done(execution: RunExecution, stage: StagePlan) -> bool:
 
 
 def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
-    """Records that the result was there already. A result that this run made itself keeps the record of its making."""
+    """Records that the result was there already. One that this run made keeps the record of its making."""
     before = execution.state.stage(stage.stage)
     if before.get("fingerprint") != stage.fingerprint or before.get("status") != "finished":
         _record(execution, stage, status="finished", cached=True, started_at=None, ended_at=now())
@@ -116,8 +118,8 @@ def _name_evaluation(execution: RunExecution, stage: StagePlan) -> None:
         execution.state.update(evaluation=stage.fingerprint)
 
 
-def _make(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
-    """Runs `rpg.stage` into a directory aside and publishes it."""
+def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
+    """Has `rpg.stage` fill a directory aside, and publishes that directory."""
     inputs = {name: str(execution.plan.stage(name).output) for name in stage.inputs if name != "train"}
     if stage.stage == "evaluate":
         inputs |= {"base": str(execution.plan.stage("base").output), "run": str(execution.directory)}
@@ -136,7 +138,7 @@ def _make(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
         write_json(job, description)
         command = [sys.executable, "-m", "rpg.stage", str(job)]
         with stage_slots(execution, stage.stage) as slots:
-            _run(execution, stage, command, problems, tick, environment=slot_environment(slots))
+            _run_process(execution, stage, command, problems, tick, environment=slot_environment(slots))
         job.unlink()
         manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
         publish(aside, stage.output, manifest | {"inputs": stage.inputs})
@@ -151,7 +153,7 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     (directory / "cancel").unlink(missing_ok=True)
     launcher = launcher_of(execution.plan.experiment)
     with stage_slots(execution, stage.stage) as slots:
-        _run(
+        _run_process(
             execution,
             stage,
             launcher.command(directory, execution.plan.experiment, slots),
@@ -180,7 +182,7 @@ def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     if execution.plan.experiment.stages.report.timeout_seconds:  # only a process can be ended
         command = [sys.executable, "-m", "pipelines.report", execution.run_id]
         problems = execution.directory / "report-problems.json"
-        _run(execution, stage, command, problems, tick, environment={"RPG_HOME": str(execution.home.root)})
+        _run_process(execution, stage, command, problems, tick, environment={"RPG_HOME": str(execution.home.root)})
         return
     from pipelines.report import write_run_report
     from storage.ingest import ingest
@@ -189,7 +191,7 @@ def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     write_run_report(execution.home, execution.run_id)
 
 
-def _run(
+def _run_process(
     execution: RunExecution,
     stage: StagePlan,
     command: list[str],
@@ -200,7 +202,13 @@ def _run(
     signal_children: bool = False,
     afterwards: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs a stage's process to its end and turns its exit into what it means."""
+    """Runs a stage's process to its end; raises what its exit means. See `perform_stage` for the errors.
+
+    Args:
+        problems: where the process writes what is wrong with the spec, the data or the model.
+        tick: called many times a second.
+        environment, signal_children, afterwards: see `Child`.
+    """
     problems.unlink(missing_ok=True)
     policy = getattr(execution.plan.experiment.stages, stage.stage)
     child = Child(
@@ -214,9 +222,9 @@ def _run(
         afterwards=afterwards,
     )
 
-    before, shown_at = log_size(child.log), 0.0
+    log_start, shown_at = log_size(child.log), 0.0
 
-    def each_tick() -> None:
+    def show_progress() -> None:
         nonlocal shown_at
         tick()
         if time.monotonic() - shown_at < _SHOWN_SECONDS:
@@ -224,24 +232,24 @@ def _run(
         shown_at = time.monotonic()
         if stage.stage == "train":
             execution.progress.training(read_json(execution.directory / "progress.json"))
-        elif line := log_tail(child.log, 1, since=before):
+        elif line := log_tail(child.log, 1, since=log_start):
             execution.progress.waiting(line.removeprefix(f"{stage.stage}: "))
 
     forget_exits(execution.directory)
     kills = count_oom_kills()
-    code = supervise(child, stop=execution.stop_requested, tick=each_tick)
+    code = supervise(child, stop=execution.stop_requested, tick=show_progress)
     if code != 0 and (issues := read_issues(problems)):
-        raise SpecError(*(execution.document.locate(issue) for issue in issues), done=_done(execution, stage))
+        raise SpecError(*(execution.document.locate(issue) for issue in issues), done=_standing(execution, stage))
     if code != 0:
-        error = failure(stage.stage, code, child.log, since=before)
-        output = log_tail(child.log, 60, since=before)
+        error = failure(stage.stage, code, child.log, since=log_start)
+        output = log_tail(child.log, 60, since=log_start)
         early = early_exit(code, output, execution.directory, killed_for_memory=count_oom_kills() > kills)
         error.cause, error.microbatch_tokens = early.cause, early.microbatch_tokens
         raise error
 
 
-def _done(execution: RunExecution, stage: StagePlan) -> str:
-    """What was done when a stage found the user's mistake."""
+def _standing(execution: RunExecution, stage: StagePlan) -> str:
+    """For the end of an error message: which stage met the user's mistake, and which were finished before."""
     stages = execution.plan.experiment.stages
     names = [name for name in type(stages).model_fields if name != stage.stage]
     finished = [name for name in names if execution.state.stage(name).get("status") == "finished"]
@@ -258,7 +266,7 @@ def _stop_if_asked(execution: RunExecution) -> None:
         raise StageStoppedError(request)
 
 
-def _wait(execution: RunExecution, stage: StagePlan) -> Callable[[], None]:
+def _while_another_makes(execution: RunExecution, stage: StagePlan) -> Callable[[], None]:
     def waiting() -> None:
         _stop_if_asked(execution)
         execution.progress.waiting(f"another run is making the same {stage.stage}")
