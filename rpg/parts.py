@@ -19,8 +19,6 @@ from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.reference import ReferencePolicy, ReferenceSchedule, reference_policy
 from rpg.rewards import Scorer, open_scorer
-from rpg.rollouters.rollouter import Rollouter
-from rpg.rollouters.single_turn import SingleTurn
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from rpg.samplers.sentinel import Sentinel, open_sentinel, probe_of
@@ -46,7 +44,6 @@ class Parts:
     """Token ids of each problem's prompt."""
     order: PromptOrder
     sampler: Sampler
-    rollouter: Rollouter
     scorer: Scorer
     learner: Learner
     reference: ReferencePolicy | None
@@ -121,7 +118,6 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             prompts=prompts,
             order=PromptOrder(len(problems), seed=seed_of(seed, 0)),
             sampler=sampler,
-            rollouter=SingleTurn(),
             scorer=closing.enter_context(open_scorer(spec.reward)),
             learner=learner,
             reference=reference_policy(spec.reference, learner.model),

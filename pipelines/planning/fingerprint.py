@@ -78,14 +78,14 @@ def train_identity(experiment: Experiment) -> Identity:
 
 def evaluate_identity(experiment: Experiment) -> Identity:
     """One run's measurements."""
-    evaluation = experiment.evaluation.identity()
+    evaluation, rollout = experiment.evaluation.identity(), experiment.rollout.identity()
     if not experiment.evaluation.max_response_length:
         evaluation["max_response_length"] = experiment.rollout.max_response_length
     return flatten(
         {
             "evaluation": evaluation,
             "reward": experiment.reward.identity(),
-            "rollout": {"engine": experiment.rollout.engine},
+            "rollout": {name: rollout[name] for name in ("engine", "rollouter") if name in rollout},
         }
     )
 

@@ -13,9 +13,8 @@ from rpg.evaluation.records import Answered, Recorder
 from rpg.processes.device import choose_device, use_threads
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Scorer, open_scorer
-from rpg.rollouters.rollouter import Rollouter, SeededPrompt, check_rollouts
+from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
 from rpg.rollouters.scoring import Scoring
-from rpg.rollouters.single_turn import SingleTurn
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from rpg.samplers.out_of_memory import memory_of_sampler
@@ -59,11 +58,10 @@ def evaluate(spec: Experiment, inputs: dict[str, Path], out: Path, *, run_id: st
     recorder = Recorder(SegmentWriter(out, run_id, attempt=1), spec.evaluation, run_id, fingerprint)
     summary: list[dict[str, Any]] = []
     if asked.problems:
-        rollouter = SingleTurn()
         with open_scorer(spec.reward) as scorer:
             for checkpoint, sampler in _samplers(spec, checkpoints, asked.max_length):
                 start = time.monotonic()
-                answered = list(_answers(spec, asked, tokenizer, rollouter, sampler, scorer))
+                answered = list(_answers(spec, asked, tokenizer, sampler, scorer))
                 summary += recorder.record(checkpoint.step, answered)
                 print(f"step {checkpoint.step}: done in {time.monotonic() - start:.1f} s", flush=True)
     else:
@@ -85,7 +83,6 @@ def _answers(
     spec: Experiment,
     asked: EvaluationInputs,
     tokenizer: "PreTrainedTokenizerBase",
-    rollouter: Rollouter,
     sampler: Sampler,
     scorer: Scorer,
 ) -> Iterator[list[Answered]]:
@@ -109,7 +106,7 @@ def _answers(
         owners = [problem for problem in problems for _ in range(samples)]
         scoring = Scoring(tokenizer, scorer, owners)
         with memory_of_sampler(spec.rollout, choose_device(spec.resources)):
-            groups = rollouter.generate(
+            groups = spec.rollout.rollouter.generate(
                 prompts,
                 sampler,
                 tokenizer,

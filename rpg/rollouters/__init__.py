@@ -1,4 +1,11 @@
 """From prompts to finished, scored responses: the environments that the policy samples in, of one turn or of several.
 
-Imports rewards and `types`; training and evaluation import it.
+`rollouter` says what an environment does, `environments` holds ours, one a module, and `scoring` has responses scored
+while others are still sampled. An environment of a user's own is written as ours are, see docs/extending.md. Imports
+rewards and `types`; training and evaluation import it.
 """
+
+from rpg.rollouters.rollouter import Rollouter, SeededPrompt
+from rpg.types import OnResponse, Problem, Rollout, RolloutGroup, Sampling, Turn
+
+__all__ = ["OnResponse", "Problem", "Rollout", "RolloutGroup", "Rollouter", "Sampling", "SeededPrompt", "Turn"]

@@ -1,11 +1,12 @@
 """What carries a policy through its environment: prompts and a sampler in, finished rollouts out."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rpg.types import OnResponse, Problem, RolloutGroup, Sampling
+from specs.schema.rollout import RollouterSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,8 +25,11 @@ class SeededPrompt:
     """All that is random in its rollouts follows from it."""
 
 
-class Rollouter(ABC):
-    """An environment: it has the sampler draw the policy's turns, and gives the turns that are not the policy's."""
+class Rollouter(RollouterSection):
+    """An environment: it has the sampler draw the policy's turns, and gives the turns that are not the policy's.
+
+    Its fields are the options that a spec may set; like a spec they never change.
+    """
 
     @abstractmethod
     def generate(

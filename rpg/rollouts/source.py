@@ -155,7 +155,7 @@ class RolloutSource:
                 scoring.begin(index, rollout)
 
         with clock("rollout"), memory_of_sampler(self._parts.spec.rollout, self._parts.device):
-            groups = self._parts.rollouter.generate(
+            groups = self._parts.spec.rollout.rollouter.generate(
                 prompts,
                 self._parts.sampler,
                 self._parts.tokenizer,

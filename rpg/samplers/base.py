@@ -28,6 +28,7 @@ class Sampler(Protocol):
         group_size: int,
         sampling: Sampling,
         seeds: Sequence[int],
+        limits: Sequence[int] | None = None,
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt, in the order of the prompts.
@@ -38,11 +39,13 @@ class Sampler(Protocol):
             sampling: temperature, top_p, top_k, what ends a response.
             seeds: one per prompt; the same prompt, seed and weights give the same responses whatever else is in the
                 batch, as far as the engine's arithmetic allows.
+            limits: one per prompt, response tokens at most, where `sampling.max_response_length` is not that of all: a
+                response that goes on after other turns has less room left.
             on_response: called in this thread as responses end, each once, in any order, before this returns. What it
                 raises ends the call.
         Raises:
-            ValueError: a prompt that is empty or leaves no room for a response, seeds that do not match the prompts, or
-                stop texts without a tokenizer.
+            ValueError: a prompt that is empty or leaves no room for a response, seeds or limits that do not match the
+                prompts, or stop texts without a tokenizer.
         """
         ...
 
@@ -113,16 +116,26 @@ def special_tokens(weights_dir: Path) -> SpecialTokens:
     return SpecialTokens(eos_ids, eos_ids[0] if pad is None else pad)
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, max_length: int) -> None:
-    """Raises ValueError where a prompt is empty, leaves no room for a response, or has no seed."""
+def response_limits(
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    seeds: Sequence[int],
+    limits: Sequence[int] | None,
+    *,
+    max_length: int,
+) -> list[int]:
+    """Response tokens of each prompt at most: what is asked for, or what room the prompt leaves.
+
+    Raises:
+        ValueError: a prompt is empty, leaves no room for a response, or has no seed or no limit of its own.
+    """
     if len(prompts) != len(seeds):
         raise ValueError(f"{len(prompts)} prompts and {len(seeds)} seeds; one each is needed")
     for index, prompt in enumerate(prompts):
         if not 0 < len(prompt) < max_length:
             allowed = f"1 to {max_length - 1} leave room for a response"
             raise ValueError(f"prompt {index} has {len(prompt)} tokens; {allowed}")
-
-
-def response_limits(prompts: Sequence[Sequence[int]], sampling: Sampling, *, max_length: int) -> list[int]:
-    """Response tokens of each prompt at most: what is asked for, or what room the prompt leaves."""
-    return [min(sampling.max_response_length, max_length - len(prompt)) for prompt in prompts]
+    asked = [sampling.max_response_length] * len(prompts) if limits is None else limits
+    if len(asked) != len(prompts) or min(asked, default=1) < 1:
+        raise ValueError(f"limits {list(asked)} of {len(prompts)} prompts; one each of at least 1 is needed")
+    return [min(limit, max_length - len(prompt)) for prompt, limit in zip(prompts, asked, strict=True)]

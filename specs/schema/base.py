@@ -31,7 +31,7 @@ class Spec(BaseModel):
         for name, field in type(self).model_fields.items():
             extra, value = field.json_schema_extra, getattr(self, name)
             kind = extra.get("identity") if isinstance(extra, dict) else True
-            if kind is False or (kind == "unless default" and value == field.default):
+            if kind is False or (kind == "unless default" and _plain(value) == _plain(field.default)):
                 continue
             plain[name] = _plain(value)
         return plain

@@ -1,10 +1,11 @@
 """How responses are sampled."""
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from specs.schema.base import Spec, addition, execution, unless_said
+from specs.schema.base import OpenSection, Spec, addition, execution, unless_said
 from specs.schema.fields import members
 
 
@@ -24,6 +25,21 @@ class Correction(Spec):
     outside."""
     bound: float = Field(2.0, gt=1)
     """Largest weight."""
+
+
+class RollouterSection(OpenSection):
+    """The environment that the policy samples in: of one turn, or of several with what a tool or a user says between
+    them."""
+
+    group: ClassVar[str] = "rpg.rollouters"
+    package: ClassVar[str] = "rpg.rollouters.environments"
+
+    type: str
+    """Name of the environment."""
+
+    @abstractmethod
+    def generate(self, *arguments: Any, **keywords: Any) -> Any:
+        """See `rpg.rollouters.Rollouter`, the class to derive from: it has the types."""
 
 
 StopText = Annotated[str, Field(min_length=1)]
@@ -66,6 +82,9 @@ class SamplerSection(Spec):
     holds the stop text, and what else that token says after it."""
     max_response_length: int = Field(256, ge=1)
     """Tokens of a response at most, the end-of-text token included."""
+    rollouter: RollouterSection = addition({"type": "single_turn"})
+    """What a response goes through: one turn of the policy, or several in an environment. Evaluation too samples in
+    it."""
     dynamic_sampling: DynamicSampling | None = addition(None)
     """Sample until every group's scores vary; left out: take the groups as they come."""
     correction: Correction = addition(Correction())

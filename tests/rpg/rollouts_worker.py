@@ -13,7 +13,6 @@ import torch
 from rpg.data.order import PromptOrder
 from rpg.processes import ranks
 from rpg.rewards import Score
-from rpg.rollouters.single_turn import SingleTurn
 from rpg.rollouts.source import RolloutSource
 from rpg.stopwatch import Stopwatch
 from rpg.types import OnResponse, Rollout, RolloutGroup, Turn
@@ -59,7 +58,6 @@ def main(store: Path, staleness: int) -> None:
         problems=problems,
         prompts=[[1], [2]],
         sampler=FailingSampler(),
-        rollouter=SingleTurn(),
         tokenizer=Always(),
         scorer=Always(),
     )

@@ -180,6 +180,20 @@ def test_a_response_ends_at_the_end_token_or_at_its_limit(engine: Sampler) -> No
         assert len(rollout.rollout_logprobs) == len(rollout.response_ids)
 
 
+def test_each_prompt_may_have_a_limit_of_its_own(engine: Sampler) -> None:
+    limits = [1, 7, 3, 30, 2]
+    free = engine.generate(PROMPTS, group_size=4, sampling=sampling(30), seeds=range(5))
+
+    groups = engine.generate(PROMPTS, group_size=4, sampling=sampling(5), seeds=range(5), limits=limits)
+
+    for limit, group, uncut in zip(limits, groups, free, strict=True):
+        for rollout, whole in zip(group.rollouts, uncut.rollouts, strict=True):
+            assert rollout.response_ids == whole.response_ids[:limit]
+            assert rollout.finish_reason == ("length" if len(whole.response_ids) > limit else whole.finish_reason)
+    with pytest.raises(ValueError, match="limits \\[3, 0\\] of 2 prompts; one each of at least 1 is needed"):
+        engine.generate(PROMPTS[:2], group_size=1, sampling=sampling(), seeds=[1, 2], limits=[3, 0])
+
+
 def test_a_response_ends_where_prompt_and_response_fill_the_length(engine: Sampler) -> None:
     prompt = [5] * (MAX_LENGTH - 6)
 

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from rpg.samplers.base import response_limits
 from rpg.samplers.stop_texts import StopTextWatch
 from rpg.samplers.transformers.cache import KeysValues, SlotCache
 from rpg.samplers.transformers.draws import BLOCK, draw, uniforms
@@ -41,13 +40,13 @@ class Decoding:
         eos_ids: Sequence[int],
         pad_id: int,
         max_concurrent: int,
-        max_length: int,
+        limits: Sequence[int],
         watch: WatchFn | None = None,
     ) -> None:
         self.model, self.device = model, model.device
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
         self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
-        self.limits = np.array(response_limits(prompts, sampling, max_length=max_length), dtype=np.int64)
+        self.limits = np.array(limits, dtype=np.int64)
         """Response tokens of each prompt at most."""
         self.total = len(prompts) * group_size
         self.entered = 0

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from rpg.samplers.base import SamplerSettings, check_prompts, special_tokens
+from rpg.samplers.base import SamplerSettings, response_limits, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.decoding import Decoding, WatchFn
@@ -73,10 +73,11 @@ class TransformersSampler:
         group_size: int,
         sampling: Sampling,
         seeds: Sequence[int],
+        limits: Sequence[int] | None = None,
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see Sampler."""
-        check_prompts(prompts, seeds, max_length=self._max_length)
+        most = response_limits(prompts, sampling, seeds, limits, max_length=self._max_length)
         with _evaluating(self._model), torch.no_grad():
             decoding = Decoding(
                 self._model,
@@ -87,7 +88,7 @@ class TransformersSampler:
                 eos_ids=self._eos_ids,
                 pad_id=self._pad_id,
                 max_concurrent=self._max_concurrent,
-                max_length=self._max_length,
+                limits=most,
                 watch=self._watch(sampling.stop),
             )
             rollouts = decoding.run(on_response)

@@ -68,12 +68,14 @@ class DedicatedSampler:
         group_size: int,
         sampling: Sampling,
         seeds: Sequence[int],
+        limits: Sequence[int] | None = None,
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see VllmSampler."""
         plain = [list(prompt) for prompt in prompts]
         arguments = {"prompts": plain, "group_size": group_size, "sampling": sampling, "seeds": list(seeds)}
-        self._send(("generate", arguments | {"on_response": on_response is not None}))
+        most = None if limits is None else list(limits)
+        self._send(("generate", arguments | {"limits": most, "on_response": on_response is not None}))
         while True:
             kind, value = self._receive("generate")
             if kind == "response":

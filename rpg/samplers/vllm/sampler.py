@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpg.samplers.base import check_prompts, response_limits
+from rpg.samplers.base import response_limits
 from rpg.samplers.stop_texts import tokenizer_in
 from rpg.samplers.vllm.engine import EngineSettings, our_process_untouched, shut_down, start
 from rpg.types import FinishReason, OnResponse, Rollout, RolloutGroup, Sampling, Turn
@@ -39,13 +39,14 @@ class VllmSampler:
         group_size: int,
         sampling: Sampling,
         seeds: Sequence[int],
+        limits: Sequence[int] | None = None,
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see Sampler. Batch-mates may change the last bits of logprobs."""
         if sampling.stop:
             self._need_tokenizer()
-        check_prompts(prompts, seeds, max_length=self._settings.max_length)
-        requests, parameters = self._requests(prompts, group_size, sampling, seeds)
+        most = response_limits(prompts, sampling, seeds, limits, max_length=self._settings.max_length)
+        requests, parameters = self._requests(prompts, group_size, sampling, seeds, most)
         rollouts: dict[int, Rollout] = {}
 
         def finished(index: int, output: "RequestOutput") -> None:
@@ -64,12 +65,16 @@ class VllmSampler:
         ]
 
     def _requests(
-        self, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        limits: Sequence[int],
     ) -> tuple[list[dict[str, list[int]]], list[Any]]:
         """One a response, in order."""
         from vllm import SamplingParams
 
-        limits = response_limits(prompts, sampling, max_length=self._settings.max_length)
         requests, parameters = [], []
         for prompt, seed, limit in zip(prompts, seeds, limits, strict=True):
             for member in range(group_size):
