@@ -101,8 +101,9 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value: Any = field.default_factory() if field.default is PydanticUndefined else field.default  # type: ignore[misc, call-arg]
-    if isinstance(value, BaseModel):
-        tag = next((getattr(value, key) for key in ("type", "source", "engine") if hasattr(value, key)), None)
+    if isinstance(value, BaseModel) or (isinstance(value, dict) and value):
+        said = value.model_dump() if isinstance(value, BaseModel) else value
+        tag = next((said[key] for key in ("type", "source", "engine") if key in said), None)
         return f"`{tag}`" if tag else "its defaults"
     if isinstance(value, tuple):
         return f"`{list(value)}`"

@@ -24,6 +24,12 @@ class SeededPrompt:
     seed: int
     """All that is random in its rollouts follows from it."""
 
+    def seed_of_turn(self, member: int, turn: int) -> int:
+        """A seed for a later turn of the `member`-th rollout to this prompt, unrelated to all others."""
+        from rpg.data.order import seed_of
+
+        return seed_of(self.seed, member, turn)
+
 
 class Rollouter(RollouterSection):
     """An environment: it has the sampler draw the policy's turns, and gives the turns that are not the policy's.

@@ -28,8 +28,8 @@ class Correction(Spec):
 
 
 class RollouterSection(OpenSection):
-    """The environment that the policy samples in: of one turn, or of several with what a tool or a user says between
-    them."""
+    """The environment that a response comes about in: the policy's turns and what the environment gives between them,
+    such as the words of a tool or a user. Given tokens are context, which nothing trains on."""
 
     group: ClassVar[str] = "rpg.rollouters"
     package: ClassVar[str] = "rpg.rollouters.environments"
@@ -81,10 +81,10 @@ class SamplerSection(Spec):
     """Texts that end a response. The token that completes one is its last, and counts as any other: the response's text
     holds the stop text, and what else that token says after it."""
     max_response_length: int = Field(256, ge=1)
-    """Tokens of a response at most, the end-of-text token included."""
+    """Tokens of a response at most, its end-of-text tokens and what its environment gives it included."""
     rollouter: RollouterSection = addition({"type": "single_turn"})
-    """What a response goes through: one turn of the policy, or several in an environment. Evaluation too samples in
-    it."""
+    """The environment that a response comes about in, in training and in evaluation: of a single turn of the policy, or
+    of several."""
     dynamic_sampling: DynamicSampling | None = addition(None)
     """Sample until every group's scores vary; left out: take the groups as they come."""
     correction: Correction = addition(Correction())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipelines.home import Home
-from pipelines.planning.fingerprint import base_identity, data_identity, fingerprint, flatten
+from pipelines.planning.fingerprint import base_identity, data_identity, evaluate_identity, fingerprint, flatten
 from pipelines.planning.plan import Plan, RunPlan, make_plan, plan_run
 from pipelines.results import manifest_of
 from rpg.manifests import NOTES, list_files
@@ -249,3 +249,12 @@ def test_of_many_changes_the_first_are_named_and_the_rest_counted(spec: Path, ho
     assert reason.count("->") == 3
     assert reason.startswith("objective.kl_coef 0.01 -> 1 (--set); ")
     assert reason.endswith("; and 1 more")
+
+
+def test_what_is_measured_depends_on_the_environment(spec: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "packages"))
+    assert changed(spec, home, "rollout.rollouter={type: single_turn}") == set()
+    two_turns = "rollout.rollouter={type: check_again}"
+    assert changed(spec, home, two_turns) == {"train", "evaluate", "report"}
+    identity = evaluate_identity(planned(spec, home, two_turns).runs[0].experiment)
+    assert identity["rollout.rollouter.type"] == "check_again (rpg-check-again 1.0)"

@@ -29,7 +29,8 @@ def go(parts: Parts, state: TrainingState, leg: int) -> None:
     """Trains on a leg's minibatches, and moves the reference."""
     step = responses()
     trainer = Trainer(parts, RolloutSource(parts), state, keeper=None, progress=None)
-    minibatches, ledger = cut(step, parts.spec.training, parts.device)[PARTS[leg]], TokenLedger(len(step.token_ids))
+    minibatches = cut(step, parts.spec.training, parts.device)[PARTS[leg]]
+    ledger = TokenLedger(len(step.rollout_logprobs))
     trainer.recompute(minibatches, ledger)
     with parts.learner.updating():
         trainer.update(minibatches, trainer.advantages(step, ledger), ledger)

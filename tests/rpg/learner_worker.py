@@ -59,17 +59,20 @@ ROLLOUT = {"max_response_length": 20, "temperature": 1.3}
 def responses() -> StepRollouts:
     """25 responses of 1 to 20 random tokens to five prompts of 1 to 5 tokens, with random rewards.
 
-    Groups are of unequal size, so that updates of five responses cut some in two and hold several of others.
+    Groups are of unequal size, so that updates of five responses cut some in two and hold several of others. Three in
+    ten tokens are given, anywhere, but not all of a response.
     """
     generator = np.random.default_rng(0)
     lengths = generator.integers(1, 21, 25)
+    sampled = generator.random(lengths.sum()) < 0.7
+    sampled[lengths.cumsum() - lengths + generator.integers(0, lengths)] = True
     return StepRollouts(
         prompts=tuple(generator.integers(2, 5, length) for length in range(1, 6)),
         problems=(0,) * 5,
         group_ids=np.repeat(np.arange(5), [7, 3, 9, 1, 5]),
         token_ids=generator.integers(0, 5, lengths.sum()),
-        sampled=np.ones(lengths.sum(), dtype=np.bool_),
-        rollout_logprobs=np.zeros(lengths.sum(), dtype=np.float32),
+        sampled=sampled,
+        rollout_logprobs=np.zeros(sampled.sum(), dtype=np.float32),
         lengths=lengths,
         finish_reasons=("stop",) * 25,
         responses=("",) * 25,
@@ -117,7 +120,7 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
         trainer = Trainer(parts, RolloutSource(parts), TrainingState(), keeper=None, progress=None)
         minibatches = cut(step, trainer.training, torch.device("cpu"), packed=parts.learner.packs)
         assert parts.learner.packs == trainer.training.packing
-        ledger = TokenLedger(len(step.token_ids))
+        ledger = TokenLedger(len(step.rollout_logprobs))
         trainer.recompute(minibatches, ledger)
         with parts.learner.updating():
             seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
@@ -158,9 +161,10 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
 
     def logprobs(index: int) -> torch.Tensor:
         prompt = torch.from_numpy(step.prompts[step.group_ids[index]])
-        response = torch.from_numpy(step.token_ids[step.starts[index] : step.starts[index + 1]])
+        place = slice(step.starts[index], step.starts[index + 1])
+        response, sampled = torch.from_numpy(step.token_ids[place]), torch.from_numpy(step.sampled[place])
         logits = model(input_ids=torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-        return torch.log_softmax(logits / spec.rollout.temperature, -1).gather(1, response[:, None])[:, 0]
+        return torch.log_softmax(logits / spec.rollout.temperature, -1).gather(1, response[:, None])[sampled, 0]
 
     with torch.no_grad():
         old = [logprobs(index) for index in range(25)]
@@ -180,7 +184,7 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
                 advantages=advantage_of(step)[index].expand(1, len(now)),
                 response_mask=torch.ones(1, len(now)),
             )
-            total = total + losses.sum() / step.lengths[part].sum()
+            total = total + losses.sum() / step.num_sampled[part].sum()
         total.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(trained, training.optimizer.max_grad_norm).item())
         optimizer.step()

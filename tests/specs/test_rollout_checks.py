@@ -1,5 +1,7 @@
 """What a spec may say of sampling, of sampling ahead, and of trusting the sampler's logprobs."""
 
+from pathlib import Path
+
 import pytest
 from spec_text import GOOD, changed, message, warnings, write
 
@@ -129,3 +131,47 @@ def test_sampling_that_fits_is_not_warned_of() -> None:
 )
 def test_sampling_out_of_range_is_an_error(said: str, expected: str) -> None:
     assert expected in message(spec_with(said))
+
+
+TWO_TURNS = "rollouter: {type: check_again, question: sure?}"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package with an environment of two turns is installed."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "packages"))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_environment_is_checked_like_ours() -> None:
+    rollout = load_experiment(write(with_rollout(TWO_TURNS))).rollout
+    assert rollout.rollouter.model_dump() == {"type": "check_again", "question": "sure?"}
+    assert load_experiment("spec.yaml", ("rollout.rollouter.question=why?",)).rollout.rollouter.question == "why?"
+    assert message(with_rollout("rollouter: {type: check_again, questoin: sure?}")) == (
+        "spec.yaml:11: rollout.rollouter.questoin: unknown field\n"
+        "    11 | rollout: {max_response_length: 32, rollouter: {type: check_again, questoin: sure?}}\n"
+        "  allowed: question, type\n"
+        "  hint: did you mean `question`?\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_an_environment_that_is_not_installed_is_an_unknown_name() -> None:
+    assert message(with_rollout(TWO_TURNS)) == (
+        "spec.yaml:11: rollout.rollouter.type: unknown type\n"
+        "    11 | rollout: {max_response_length: 32, rollouter: {type: check_again, question: sure?}}\n"
+        '  given: "check_again"    allowed: single_turn\n'
+        "  hint: more are installed as packages with an entry point in `rpg.rollouters`\n"
+        "1 error; nothing was run"
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_environment_is_part_of_a_results_identity_unless_it_is_the_one_of_a_single_turn() -> None:
+    plain, spelled_out, two_turns = (
+        load_experiment(write(text)).rollout.identity()
+        for text in (GOOD, with_rollout("rollouter: {type: single_turn}"), with_rollout(TWO_TURNS))
+    )
+    assert plain == spelled_out
+    assert "rollouter" not in plain
+    assert two_turns == plain | {"rollouter": {"type": "check_again (rpg-check-again 1.0)", "question": "sure?"}}

@@ -1,0 +1,1 @@
+"""A user's own package, which knows of rpg what docs/extending.md says."""
