@@ -89,7 +89,7 @@ class Trainer:
         trained_version = self.state.policy_version
         ledger = TokenLedger(len(rollouts.rollout_logprobs))
         with clock("logprobs"):
-            # Which responses to skip, the advantages say; where none are skipped, advantages may need the logprobs.
+            # The advantages say which responses to skip; where none are skipped, advantages may need the logprobs.
             advantage = self.advantages(rollouts, ledger) if self.spec.skips_zero_advantage else None
             packed = self.parts.learner.packs
             minibatches = cut(rollouts, self.training, self.parts.device, packed=packed, advantage=advantage)
@@ -136,10 +136,10 @@ class Trainer:
 
     @torch.no_grad()
     def recompute(self, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
-        """Old and reference logprobs, before the policy moves.
+        """Writes old and reference logprobs into the ledger, before the policy moves.
 
-        Of old ones the first minibatch's are left out where its first training pass gives them. They are the sampler's
-        where it is trusted or was an earlier policy.
+        The first minibatch's old logprobs are left out where its first training pass gives them. Where the spec trusts
+        the sampler, or an earlier policy sampled, old logprobs are the sampler's own.
         """
         from_sampler = self.spec.rollout.gives_old_logprobs
         for minibatch in minibatches[1:] if self.spec.first_pass_gives_old_logprobs else minibatches:
@@ -199,7 +199,7 @@ class Trainer:
         return metrics, rate
 
     def tokens(self, batch: Microbatch, logprobs: Tensor, advantage: Tensor, ledger: TokenLedger) -> TokenBatch:
-        """A pass's tokens as the objective sees them. The behaviour policy is its own reference."""
+        """A pass's tokens as the objective takes them. Where the policy that sampled is the reference, ref is old."""
         old = batch.spread(ledger.read("old_logprobs", batch))
         return TokenBatch(
             logprobs=batch.spread(logprobs),
