@@ -27,5 +27,5 @@ def use_threads(resources: Resources, *, processes: int = 1) -> None:
         resources: the spec's.
         processes: those that compute on this machine at the same time.
     """
-    said = resources.threads or int(os.environ.get("OMP_NUM_THREADS", "0"))
-    torch.set_num_threads(said or max(1, len(os.sched_getaffinity(0)) // processes))
+    threads = resources.threads or int(os.environ.get("OMP_NUM_THREADS", "0"))
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // processes))

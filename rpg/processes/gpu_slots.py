@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 SLOTS = "RPG_SLOTS"
-"""Variable that names the machine's slots, separated by commas, in the place of the GPUs that are found."""
+"""Variable that names the machine's slots, separated by commas, in place of the GPUs that it has."""
 DIRECTORY = "RPG_SLOT_DIR"
 """Variable that names the directory of the locks; one directory a machine."""
 OF_RUN = "RPG_GPUS"
@@ -56,13 +56,13 @@ def _gpus() -> dict[str, str]:
         return {}
     command = [program, "--query-gpu=index,uuid", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        return {index.strip(): uuid.strip() for index, _, uuid in (line.partition(",") for line in said.splitlines())}
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return {index.strip(): uuid.strip() for index, _, uuid in (line.partition(",") for line in listed.splitlines())}
     return {}
 
 
 def gpus_of_run(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Those of the run that this process belongs to, as CUDA_VISIBLE_DEVICES names them; empty where nobody said."""
+    """The GPUs of the run that this process belongs to, as CUDA_VISIBLE_DEVICES has them; empty where none is named."""
     return _listed(environment.get(OF_RUN) or environment.get("CUDA_VISIBLE_DEVICES", ""))
 
 
@@ -78,7 +78,7 @@ def leased(
     """Holds `count` slots inside the block: those that are free first, all of them or none.
 
     Args:
-        holder: who they are for; what another one that waits is told.
+        holder: who they are for; shown to others that wait.
         waiting: called about twice a second with who holds them; may raise. None: do not wait.
         available: the machine's slots; None: `slots_here()`.
     Raises:
@@ -108,10 +108,10 @@ def holders(slots: Sequence[str]) -> str:
     parts = []
     for slot in slots:
         with suppress(OSError, ValueError):
-            said: dict[str, Any] = json.loads(_file(_directory(), slot).read_text())
+            lease: dict[str, Any] = json.loads(_file(_directory(), slot).read_text())
             # One that was killed left its name. Its lock is gone, but to try that would take it for a moment.
-            if psutil.pid_exists(said["pid"]):
-                parts.append(f"{slot} is held by {said['holder']} (process {said['pid']} of {said['user']})")
+            if psutil.pid_exists(lease["pid"]):
+                parts.append(f"{slot} is held by {lease['holder']} (process {lease['pid']} of {lease['user']})")
     return "; ".join(parts)
 
 
@@ -140,11 +140,11 @@ def _take(directory: Path, slots: Sequence[str], count: int, holder: str) -> dic
     if len(locks) < count:
         _release(locks)
         return None
-    said = json.dumps({"holder": holder, "pid": os.getpid(), "user": _user(), "since": time.time()}).encode()
+    lease = json.dumps({"holder": holder, "pid": os.getpid(), "user": _user(), "since": time.time()}).encode()
     for lock in locks.values():
         with suppress(OSError):
             os.ftruncate(lock, 0)
-            os.pwrite(lock, said, 0)
+            os.pwrite(lock, lease, 0)
     return locks
 
 

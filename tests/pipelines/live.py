@@ -109,15 +109,15 @@ class Lab:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that lives and was started for this home."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 ours = process.environ().get("RPG_HOME") == str(self.root)
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
             except (psutil.Error, OSError):
                 continue
-        return found
+        return processes
 
     def query(self, sql: str) -> list[Any]:
         with Store.open(self.root) as store:

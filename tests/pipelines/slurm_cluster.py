@@ -155,26 +155,26 @@ class SlurmCluster:
 
     def processes(self) -> list[psutil.Process]:
         """What runs in the jobs."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 ours = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
                 if ours and "SLURM_JOB_ID" in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
             except (psutil.Error, OSError):
                 continue
-        return found
+        return processes
 
     def step_managers(self, *nodes: str) -> list[psutil.Process]:
         """The slurmstepd of each part of a job, of all nodes by default. Whose it is, its log tells: it writes over its
         own environment, and is nobody's child."""
         logs = {str(self.directory / f"slurmd-{node}.log") for node in nodes or NODES}
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if process.name().startswith("slurmstepd") and logs & {file.path for file in process.open_files()}:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def node_of(self, process: psutil.Process) -> str:
         """The node that a job's process runs on."""

@@ -60,12 +60,12 @@ class SshHost:
 
     def processes(self) -> list[psutil.Process]:
         """All that runs on it but the ssh server that waits for connections."""
-        found = subprocess.run(
+        pids = subprocess.run(
             [_program("ip"), "netns", "pids", self.namespace], capture_output=True, text=True, check=True
         ).stdout.split()
         keep = {self.server.pid} if self.server else set()
         alive = []
-        for pid in map(int, found):
+        for pid in map(int, pids):
             try:
                 process = psutil.Process(pid)
                 if pid not in keep and process.status() != psutil.STATUS_ZOMBIE:

@@ -16,26 +16,26 @@ def examined(*arguments: str, **environment: str) -> tuple[int, dict[str, dict[s
 
 
 def test_a_working_installation_exits_0_and_a_dashboard_that_is_down_is_only_a_note(tmp_path):
-    code, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
+    code, findings = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
     assert code == 0
-    assert found["torch"]["status"] == "ok"
-    assert found["dashboard"]["status"] == "note"
-    assert found["records"]["message"].startswith("0 runs")
+    assert findings["torch"]["status"] == "ok"
+    assert findings["dashboard"]["status"] == "note"
+    assert findings["records"]["message"].startswith("0 runs")
 
 
 def test_a_profile_that_does_not_answer_is_broken_and_exits_1(tmp_path):
-    code, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="http://127.0.0.1:9")
+    code, findings = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="http://127.0.0.1:9")
     assert code == 1
-    assert found["profile"]["status"] == "broken"
-    assert "no Prefect server answers at http://127.0.0.1:9/api" in found["profile"]["message"]
+    assert findings["profile"]["status"] == "broken"
+    assert "no Prefect server answers at http://127.0.0.1:9/api" in findings["profile"]["message"]
 
 
 def test_a_crashed_run_is_named(tmp_path):
     state = tmp_path / "runs" / "tiny-s0-1" / "state.json"
     state.parent.mkdir(parents=True)
     state.write_text('{"status": "running", "pid": 4194303, "pid_started": "boot:1"}')
-    _, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
-    assert found["crashed runs"]["message"] == "tiny-s0-1; `rpg resume` goes on with one"
+    _, findings = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
+    assert findings["crashed runs"]["message"] == "tiny-s0-1; `rpg resume` goes on with one"
 
 
 @pytest.mark.parametrize("package", ["prefect", "duckdb"])
@@ -50,9 +50,9 @@ def test_a_missing_package_is_broken(tmp_path, package, monkeypatch):
         return version(name)
 
     monkeypatch.setattr(metadata, "version", without)
-    code, found = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
+    code, findings = examined(RPG_HOME=str(tmp_path), RPG_PROFILE="")
     assert code == 1
-    assert found[package]["message"] == "not installed"
+    assert findings[package]["message"] == "not installed"
 
 
 def test_hosts_of_a_spec_that_do_not_answer_are_broken(tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ def test_hosts_of_a_spec_that_do_not_answer_are_broken(tmp_path, monkeypatch):
     environment = {"RPG_HOME": str(tmp_path / "home"), "RPG_PROFILE": "", "RPG_SLOTS": "5"}
     monkeypatch.setenv("RPG_SLOT_DIR", str(tmp_path))
     with leased(1, "run-a", waiting=None, available=["5"]):
-        code, found = examined(str(tmp_path / "spec.yaml"), **environment)
+        code, findings = examined(str(tmp_path / "spec.yaml"), **environment)
     assert code == 1
-    assert found["host nowhere"]["status"] == "broken"
-    assert found["gpu slots"]["message"].startswith("1: 5; 5 is held by run-a")
+    assert findings["host nowhere"]["status"] == "broken"
+    assert findings["gpu slots"]["message"].startswith("1: 5; 5 is held by run-a")

@@ -1,4 +1,4 @@
-"""Why stages end: told from real errors, and what a run does about them, on real runs."""
+"""Why stages end, as real errors show it, and what real runs do about it."""
 
 import errno
 import os
@@ -57,7 +57,7 @@ def test_the_cause_lies_under_the_error_that_it_led_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "killed_for_memory", "cause"),
+    ("code", "output", "killed_for_memory", "cause"),
     [
         (-9, "", True, "out_of_memory"),
         (-9, "", False, "lost_peer"),
@@ -72,27 +72,27 @@ def test_the_cause_lies_under_the_error_that_it_led_to() -> None:
     ],
 )
 def test_an_ending_is_inferred_where_nothing_was_noted(
-    tmp_path: Path, code: int, said: str, killed_for_memory: bool, cause: str
+    tmp_path: Path, code: int, output: str, killed_for_memory: bool, cause: str
 ) -> None:
-    assert early_exit(code, said, tmp_path, killed_for_memory=killed_for_memory).cause == cause
+    assert early_exit(code, output, tmp_path, killed_for_memory=killed_for_memory).cause == cause
 
 
 def test_a_rank_with_trouble_of_its_own_counts_before_those_that_miss_it(tmp_path: Path) -> None:
     for rank, cause in enumerate(("lost_peer", "out_of_memory", "lost_peer")):
         record = {"cause": cause, "message": "m", "microbatch_tokens": 7}
         write_json(tmp_path / "exits" / f"rank-{rank:05}.json", record)
-    found = early_exit(1, "", tmp_path, killed_for_memory=False)
-    assert (found.cause, found.microbatch_tokens) == ("out_of_memory", 7)
+    early = early_exit(1, "", tmp_path, killed_for_memory=False)
+    assert (early.cause, early.microbatch_tokens) == ("out_of_memory", 7)
 
 
-@pytest.mark.parametrize(("code", "said"), [(1, ""), (1, "Connection closed by peer")])
-def test_an_error_without_a_name_counts_before_the_ranks_that_miss_it(tmp_path: Path, code: int, said: str) -> None:
+@pytest.mark.parametrize(("code", "output"), [(1, ""), (1, "Connection closed by peer")])
+def test_an_error_without_a_name_counts_before_the_ranks_that_miss_it(tmp_path: Path, code: int, output: str) -> None:
     notes = (("lost_peer", "Connection closed by peer"), ("other", "KeyError: 'answer'"))
     for rank, (cause, message) in enumerate(notes):
         write_json(tmp_path / "exits" / f"rank-{rank:05}.json", {"cause": cause, "message": message})
-    found = early_exit(code, said, tmp_path, killed_for_memory=False)
-    assert (found.cause, found.message) == ("other", "KeyError: 'answer'")
-    for killed in ((-9, said), (137, said), (1, "exits with return code = -11")):
+    early = early_exit(code, output, tmp_path, killed_for_memory=False)
+    assert (early.cause, early.message) == ("other", "KeyError: 'answer'")
+    for killed in ((-9, output), (137, output), (1, "exits with return code = -11")):
         assert early_exit(*killed, tmp_path, killed_for_memory=False).cause == "lost_peer"
 
 
@@ -131,11 +131,11 @@ def test_a_trainer_that_runs_out_of_memory_goes_on_with_half_of_its_microbatch(l
     )
     result = lab.rpg("run", str(lab.spec), overrides=(*large, *few), timeout=400)
     assert result.code == 0, result.err
-    said = re.search(r"with microbatch_tokens (\d+) \(the batch and its gradient stay the same\)", result.err)
-    assert said, result.err
+    halved = re.search(r"with microbatch_tokens (\d+) \(the batch and its gradient stay the same\)", result.err)
+    assert halved, result.err
     (event,) = lab.query("SELECT step, message FROM events WHERE kind = 'attempt_failed'")
     assert event[1].startswith("out_of_memory: train ")
-    assert event[1].endswith(f"; another attempt has microbatch_tokens {said[1]}")
+    assert event[1].endswith(f"; another attempt has microbatch_tokens {halved[1]}")
     assert lab.query("SELECT count(*) FROM attempts") == [(2,)]
     (run_id,) = lab.run_ids()
     assert lab.state(run_id)["cause"] is None

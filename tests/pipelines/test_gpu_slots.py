@@ -125,8 +125,8 @@ def test_the_logs_of_all_machines_belong_to_the_stage(tmp_path, capsys):
     logs = tmp_path / "runs" / "run-1" / "logs"
     logs.mkdir(parents=True)
     for name in ("evaluate", "train", "train-0-gpu_1", "train-1-gpu_2"):
-        (logs / f"{name}.log").write_text(f"said in {name}\n")
+        (logs / f"{name}.log").write_text(f"written in {name}\n")
     print_logs(Home(tmp_path), "run-1", stage="train", follow=False)
-    said = capsys.readouterr().out.splitlines()
-    assert said[::2] == ["==> train <==", "==> train-0-gpu_1 <==", "==> train-1-gpu_2 <=="]
-    assert said[1::2] == ["said in train", "said in train-0-gpu_1", "said in train-1-gpu_2"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[::2] == ["==> train <==", "==> train-0-gpu_1 <==", "==> train-1-gpu_2 <=="]
+    assert lines[1::2] == ["written in train", "written in train-0-gpu_1", "written in train-1-gpu_2"]

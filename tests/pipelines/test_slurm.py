@@ -61,8 +61,8 @@ def test_a_job_on_two_nodes_finishes_and_every_node_has_its_log(
     cluster: SlurmCluster, inputs: Path, tmp_path: Path
 ) -> None:
     run = two_nodes(inputs, tmp_path / "run", steps=2, environment={"NCCL_DEBUG": "WARN"})
-    said = finish(head(run))
-    assert "job 1 is submitted" in said
+    output = finish(head(run))
+    assert "job 1 is submitted" in output
     logs = {path.name: path.read_text() for path in (run / "logs").iterdir()}
     assert "step 2/2" in logs["train-0-rpg1.log"]
     assert "node 1 of 2" in logs["train-1-rpg2.log"]
@@ -139,8 +139,8 @@ def test_a_rank_that_fails_ends_the_job_with_its_log_and_is_not_queued_again(
 ) -> None:
     run = two_nodes(inputs, tmp_path / "run")
     (run / "inputs.json").write_text((run / "inputs.json").read_text().replace("data", "nowhere"))
-    said = finish(head(run), expect=1)
-    assert "KeyError" in said or "FileNotFoundError" in said
+    output = finish(head(run), expect=1)
+    assert "KeyError" in output or "FileNotFoundError" in output
     assert cluster.command("scontrol", "show", "job", "1").count("Restarts=0") == 1
 
 
@@ -152,8 +152,8 @@ def test_a_job_outlives_the_command_and_the_next_one_finds_it(inputs: Path, tmp_
     wait_for(lambda: step_of(run) >= 2, what="two steps")
     process.kill()
     process.communicate()
-    said = finish(head(run))
-    assert "goes on with job 1, which is RUNNING" in said
+    output = finish(head(run))
+    assert "goes on with job 1, which is RUNNING" in output
     assert len(list((run / "attempts").iterdir())) == 1
 
 
@@ -168,8 +168,8 @@ def test_a_job_of_an_earlier_version_is_ended_and_another_one_goes_on(inputs: Pa
     # What it wrote did not name the module that the job starts.
     job = json.loads((run / "slurm" / "job.json").read_text())
     (run / "slurm" / "job.json").write_text(json.dumps({name: job[name] for name in job if name != "module"}))
-    said = finish(head(run))
-    assert "ends job 1, which is for other work or of another version" in said
+    output = finish(head(run))
+    assert "ends job 1, which is for other work or of another version" in output
     assert job_of(run) == "2"
     attempts = [json.loads(path.read_text()) for path in sorted((run / "attempts").iterdir())]
     assert attempts[-1]["resumed_from_step"] >= 2
@@ -226,12 +226,12 @@ def test_cancel_ends_the_job_of_a_command_that_was_killed(lab: Lab, cluster: Slu
 @pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_doctor_asks_slurm_whether_it_would_take_the_job(lab: Lab) -> None:
-    def said(launcher: str) -> dict[str, str]:
+    def answer(launcher: str) -> dict[str, str]:
         lab.spec.write_text(f"{SPEC}launcher: {launcher}\n")
         findings = json.loads(lab.rpg("doctor", str(lab.spec), "--json").out)
         return next(finding for finding in findings if finding["name"] == "launcher slurm")
 
-    assert said("{type: slurm, partition: urgent}")["status"] == "ok"
-    refused = said("{type: slurm, partition: nowhere}")
+    assert answer("{type: slurm, partition: urgent}")["status"] == "ok"
+    refused = answer("{type: slurm, partition: nowhere}")
     assert refused["status"] == "broken"
     assert "invalid partition" in refused["message"].lower()

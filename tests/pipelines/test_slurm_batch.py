@@ -10,8 +10,8 @@ from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC
 
 
-def options(*, rollout: dict[str, Any] | None = None, device: str = "cuda", said: tuple[str, ...] = ()) -> list[str]:
-    launcher = {"type": "slurm", "nodes": 2, "options": list(said)}
+def options(*, rollout: dict[str, Any] | None = None, device: str = "cuda", of_spec: tuple[str, ...] = ()) -> list[str]:
+    launcher = {"type": "slurm", "nodes": 2, "options": list(of_spec)}
     training = SPEC["training"] | {"ranks": 4}
     changes = {"launcher": launcher, "training": training, "resources": {"device": device}}
     spec = SPEC | changes | ({"rollout": rollout} if rollout else {})
@@ -27,11 +27,11 @@ def test_a_gpu_a_rank_and_those_of_engines_apart_are_asked_for_where_the_spec_as
     assert options(rollout=apart | {"engine_gpus": [0, 2]}) == ["--gpus-per-node=3"]
 
 
-@pytest.mark.parametrize("said", ["--gres=gpu:8", "-G8", "--gpus-per-task=4"])
-def test_the_specs_own_way_of_asking_stays_alone(said: str) -> None:
-    assert options(said=(said,)) == [said] * said.startswith("--gpus")
+@pytest.mark.parametrize("option", ["--gres=gpu:8", "-G8", "--gpus-per-task=4"])
+def test_the_specs_own_way_of_asking_stays_alone(option: str) -> None:
+    assert options(of_spec=(option,)) == [option] * option.startswith("--gpus")
 
 
-@pytest.mark.parametrize("said", ["--get-user-env", "--gid=lab"])
-def test_other_options_that_begin_alike_do_not_ask_for_gpus(said: str) -> None:
-    assert options(said=(said,)) == ["--gpus-per-node=2"]
+@pytest.mark.parametrize("option", ["--get-user-env", "--gid=lab"])
+def test_other_options_that_begin_alike_do_not_ask_for_gpus(option: str) -> None:
+    assert options(of_spec=(option,)) == ["--gpus-per-node=2"]

@@ -114,9 +114,9 @@ def test_a_lost_host_is_noticed_and_the_run_comes_back_by_itself(
         # It hears nothing any more, and ends its rank by itself.
         wait_for(lambda: not victim.ranks() and not hosts.hosts[0].ranks(), what="the end of all ranks")
         victim.mend()
-    said = finish(process)
-    assert "(loss 1)" in said
-    assert "goes on from step-00000" in said
+    output = finish(process)
+    assert "(loss 1)" in output
+    assert "goes on from step-00000" in output
     same(whole, run)
 
 
@@ -127,9 +127,9 @@ def test_a_spare_host_stands_in_for_one_that_stays_away(hosts: SshHosts, inputs:
     wait_for(lambda: step_of(run) >= 3, what="three steps")
     assert len(hosts.hosts[0].ranks()) == 1
     hosts.hosts[0].power_off()
-    said = finish(process)
-    assert f"{hosts.hosts[0].address}: cannot be reached" in said
-    assert f"1 ranks on {hosts.hosts[1].address}" in said
+    output = finish(process)
+    assert f"{hosts.hosts[0].address}: cannot be reached" in output
+    assert f"1 ranks on {hosts.hosts[1].address}" in output
 
 
 @pytest.mark.long
@@ -139,8 +139,8 @@ def test_a_run_may_go_on_with_fewer_ranks(hosts: SshHosts, inputs: Path, tmp_pat
     process = head(run)
     wait_for(lambda: step_of(run) >= 3, what="three steps")
     hosts.hosts[1].power_off()
-    said = finish(process)
-    assert f"1 ranks (of 2) on {hosts.hosts[0].address}" in said
+    output = finish(process)
+    assert f"1 ranks (of 2) on {hosts.hosts[0].address}" in output
     assert (run / "train.json").exists()
 
 
@@ -174,8 +174,8 @@ def test_a_host_whose_slots_are_taken_is_waited_for_and_the_holder_is_named(
             wait_for((run / "launch.json").exists, what="the host's orders")
             time.sleep(5)
             assert not hosts.hosts[0].ranks()
-    said = finish(process)
-    assert "7 is held by another-run" in said
+    output = finish(process)
+    assert "7 is held by another-run" in output
 
 
 @pytest.mark.long

@@ -7,11 +7,11 @@ import psutil
 
 def trainers(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Those that train; one that ends while it is looked at is none."""
-    found = []
+    ranks = []
     for process in processes:
         try:
             if "rpg.train" in process.cmdline():
-                found.append(process)
+                ranks.append(process)
         except psutil.Error:
             continue
-    return found
+    return ranks

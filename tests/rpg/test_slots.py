@@ -65,16 +65,16 @@ def test_the_slots_of_a_killed_process_are_free_at_once() -> None:
 
 def test_waiting_ends_when_the_slots_are_given_back_and_names_the_holder_meanwhile() -> None:
     process, _ = hold(3, "run-a")
-    said: list[str] = []
+    messages: list[str] = []
 
     def waiting(message: str) -> None:
-        said.append(message)
-        if len(said) == 2:
+        messages.append(message)
+        if len(messages) == 2:
             end(process)
 
     with leased(2, "run-b", waiting=waiting) as taken:
         assert taken == ["0", "1"]
-    assert "2 of 4 GPU slots are needed; 0 is held by run-a" in said[0]
+    assert "2 of 4 GPU slots are needed; 0 is held by run-a" in messages[0]
 
 
 def test_two_that_want_more_than_half_each_both_get_their_turn() -> None:

@@ -92,19 +92,19 @@ def start(command: list[str], environment: dict[str, str] | None = None) -> "sub
 
 
 def finish(*processes: "subprocess.Popen[str]", expect: int = 0, seconds: float = 240) -> str:
-    """Waits for processes that must all end with one code; returns what the first one said. Leaves none behind."""
+    """Waits for processes that must all end with one code; returns what the first one printed. Leaves none behind."""
     try:
-        said = [process.communicate(timeout=seconds)[0] for process in processes]
+        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.communicate()
-    assert [process.returncode for process in processes] == [expect] * len(processes), "\n".join(said)
-    return said[0]
+    assert [process.returncode for process in processes] == [expect] * len(processes), "\n".join(outputs)
+    return outputs[0]
 
 
 def train(run_dir: Path, *, expect: int = 0) -> str:
-    """Trains until the process ends; returns what it said."""
+    """Trains until the process ends; returns what it printed."""
     return finish(start([sys.executable, "-m", "rpg.train", str(run_dir)]), expect=expect)
 
 
@@ -118,10 +118,10 @@ def free_port() -> int:
 def rows(run_dir: Path, table: str) -> list[dict[str, Any]]:
     """The valid rows of a table: of each step, those of the attempt that counts; and every roll-back."""
     attempts = [json.loads(path.read_text()) for path in sorted((run_dir / "attempts").glob("*.json"))]
-    found: list[dict[str, Any]] = []
+    valid: list[dict[str, Any]] = []
     for path in sorted((run_dir / "segments" / table).glob("*.parquet")):
         for row in pq.read_table(path).to_pylist():
             later = [a["resumed_from_step"] for a in attempts if a["attempt"] > row["attempt"]]
             if row.get("kind") == "rolled_back" or all(row["step"] <= step for step in later):
-                found.append(row)
-    return found
+                valid.append(row)
+    return valid

@@ -1,4 +1,4 @@
-"""What a launcher's section may say, and what is said of one that cannot work."""
+"""What a launcher's section may say, and the errors of one that cannot work."""
 
 from pathlib import Path
 
@@ -38,20 +38,20 @@ def test_hosts_and_a_hostfile_say_the_same():
         ("# nobody", "there is no host in it"),
     ],
 )
-def test_a_hostfile_with_something_wrong_is_told_with_its_line(text, why):
+def test_a_hostfile_with_something_wrong_is_refused_with_its_line(text, why):
     with pytest.raises(ValueError, match=why):
         parse_hostfile(text)
 
 
 def test_a_hostfile_that_is_none_is_a_problem_of_the_spec():
     Path("hosts").write_text("worker-1\n")
-    said = message(spec("{type: ssh, hostfile: hosts}"))
-    assert "launcher.hostfile: is no hostfile: line 1 is not `NAME slots=N`: worker-1" in said
+    text = message(spec("{type: ssh, hostfile: hosts}"))
+    assert "launcher.hostfile: is no hostfile: line 1 is not `NAME slots=N`: worker-1" in text
     assert "launcher.hostfile: cannot be read" in message(spec("{type: ssh, hostfile: nowhere}"))
 
 
 @pytest.mark.parametrize(
-    ("launcher", "said"),
+    ("launcher", "error"),
     [
         ("{type: ssh}", "launcher: needs hosts or a hostfile, one of the two"),
         ("{type: ssh, hosts: [{host: a, slots: 3}]}", "launcher.hosts: the hosts have too few slots"),
@@ -67,9 +67,9 @@ def test_a_hostfile_that_is_none_is_a_problem_of_the_spec():
         ("{type: pdsh}", "launcher.type"),
     ],
 )
-def test_a_launcher_that_cannot_work_is_refused_at_its_line(launcher, said):
+def test_a_launcher_that_cannot_work_is_refused_at_its_line(launcher, error):
     text = message(spec(launcher))
-    assert said in text
+    assert error in text
     assert text.startswith("spec.yaml:25: ")
 
 
