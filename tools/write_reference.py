@@ -1,7 +1,11 @@
-"""Writes docs/spec.md, metrics.md and commands.md from schema, metrics and command line: they cannot fall behind."""
+"""Writes docs/spec.md, metrics.md and commands.md from schema, metrics and command line, and tables of objectives.md
+from the equations: they cannot fall behind."""
 
+import inspect
 import math
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -15,6 +19,8 @@ from specs.extensions import variants
 from specs.metrics import METRICS, Metric
 from specs.schema.base import is_open
 from specs.schema.experiment import Experiment
+from specs.schema.fields import members
+from specs.schema.objective import Objective, RegularizedObjective, Rival
 from specs.schema.study import Study
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -36,7 +42,12 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """File name -> text."""
-    return {"spec.md": spec_page(), "metrics.md": metrics_page(), "commands.md": command_page()}
+    return {
+        "spec.md": spec_page(),
+        "metrics.md": metrics_page(),
+        "objectives.md": objectives_page(),
+        "commands.md": command_page(),
+    }
 
 
 def spec_page() -> str:
@@ -170,6 +181,70 @@ def _range(metric: Metric) -> str:
     if metric.least == -math.inf:
         return ""
     return f"≥ {metric.least:g}" if metric.most == math.inf else f"{metric.least:g} to {metric.most:g}"
+
+
+def objectives_page() -> str:
+    """The page as it is, its tables written anew."""
+    page = (DOCS / "objectives.md").read_text()
+    for name, lines in (("divergences", _divergences()), ("rivals", _rivals())):
+        mark = f"<!-- {name}: written by tools/write_reference.py -->"
+        table = "\n".join([mark, *lines, "<!-- end -->"])
+        page, count = re.subn(f"{mark}.*?<!-- end -->", table, page, flags=re.DOTALL)
+        assert count == 1, name
+    return page
+
+
+def _divergences() -> list[str]:
+    from rpg.objectives.divergence import LOSSES, WEIGHTS
+
+    rows = ["| `divergence` | of | K | D |", "|---|---|---|---|"]
+    for name, weight in WEIGHTS.items():
+        of = _paragraphs(weight)[1].partition(".")[0].removeprefix("K of ")
+        rows.append(_table_row(f"`{name}`", of, _paragraphs(weight)[0], _paragraphs(LOSSES[name])[0]))
+    return rows
+
+
+def _rivals() -> list[str]:
+    from rpg.objectives.registry import equation
+
+    rows = [
+        "| `type` | loss of a token | w of | knobs | divergence | aggregation | published advantage | reference |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind in members(Objective):
+        if kind is RegularizedObjective:
+            continue
+        objective = kind()
+        own = [name for name in kind.model_fields if name != "type" and name not in Rival.model_fields]
+        rows.append(
+            _table_row(
+                f"`{objective.type}`",
+                _paragraphs(equation.dispatch(kind))[0],
+                objective.ratio_over.replace("_", " "),
+                ", ".join(f"`{name}` {_knob(getattr(objective, name))}" for name in own),
+                _penalty(objective) if objective.needs_reference else "none",
+                f"`{objective.aggregation}`",
+                ", ".join(f"{key} `{value}`" for key, value in kind.published["advantage"].items() if value != "none"),
+                f"`{kind.published['reference']['source']}`",
+            )
+        )
+    return rows
+
+
+def _penalty(rival: Rival) -> str:
+    credit = " from each token on" if rival.kl_in == "reward" and rival.kl_credit == "to_go" else ""
+    return f"{rival.kl_coef:g} {rival.kl_estimator} in the {rival.kl_in}{credit}"
+
+
+def _knob(value: Any) -> str:
+    """A number, or the numbers of a clip without those that are off."""
+    if isinstance(value, BaseModel):
+        return ", ".join(f"{name} {number:g}" for name, number in value.model_dump().items() if number)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _paragraphs(function: Callable[..., Any]) -> list[str]:
+    return [_flat(paragraph) for paragraph in (inspect.getdoc(function) or "").split("\n\n")]
 
 
 def command_page() -> str:

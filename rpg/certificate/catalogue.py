@@ -5,27 +5,16 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
-from specs.schema.objective import Divergence, Objective
+from specs.schema.fields import members
+from specs.schema.objective import Divergence, Objective, RegularizedObjective, Rival
 
 ESTIMATORS = ("reinforce", "differentiable")
 LEVELS = ("token", "sequence")
-RIVALS = (
-    {"type": "ppo"},
-    {"type": "grpo"},
-    {"type": "grpo", "kl_weighted": True},
-    {"type": "dapo"},
-    {"type": "dr_grpo"},
-    {"type": "gspo"},
-    {"type": "cispo"},
-    {"type": "rloo"},
-    {"type": "reinforce_plus_plus"},
-    {"type": "reinforce_plus_plus_baseline"},
-)
-"""With their published defaults, and GRPO with its penalty weighted."""
 
 
 def catalogue() -> dict[str, list[Objective]]:
     """Heading -> objectives."""
+    rivals = [kind for kind in members(Objective) if kind is not RegularizedObjective]
     return {
         "RPG without a clip": regularized({"type": "none"}),
         "RPG, dual clip": regularized({"type": "dual"}),
@@ -41,7 +30,7 @@ def catalogue() -> dict[str, list[Objective]]:
             ),
         ],
         "RPG, truncated ratio": regularized({"type": "truncate"}, estimators=("reinforce",)),
-        "Rivals as published": [objective(values) for values in RIVALS],
+        "Rivals as published": [kind(**settings) for kind in rivals for settings in kind.certified],
         "Divergence estimators with PPO's clip": [
             *(
                 objective({"type": "ppo", "kl_coef": 1.0, "kl_estimator": estimator, "kl_weighted": weighted})
@@ -76,10 +65,9 @@ def objective(values: dict[str, Any]) -> Objective:
 
 def label(objective: Objective) -> str:
     """An objective in a few words, without what its heading or its defaults say; k3 reward: taken off the reward."""
-    values = objective.model_dump(mode="json")
-    if values["type"] == "rpg":
-        return f"{values['divergence']} {values['estimator']} {values['level']}"
-    if not objective.needs_reference:
-        return str(values["type"])
-    where = " reward" if values["kl_in"] == "reward" else " weighted" if values["kl_weighted"] else ""
-    return f"{values['type']} {values['kl_estimator']}{where}"
+    if isinstance(objective, RegularizedObjective):
+        return f"{objective.divergence} {objective.estimator} {objective.level}"
+    if not isinstance(objective, Rival) or not objective.needs_reference:
+        return objective.type
+    where = " reward" if objective.kl_in == "reward" else " weighted" if objective.kl_weighted else ""
+    return f"{objective.type} {objective.kl_estimator}{where}"

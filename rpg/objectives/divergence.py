@@ -1,8 +1,9 @@
-"""The four divergences D between policy and reference, from samples of a third policy, π_old.
+"""The four divergences between policy and reference, from samples of a third policy, π_old.
 
-Each has a weight K, which is what −D adds to the m of `∇J = E_old[m ∇log π]`, and a loss whose expected gradient is ∇D.
-π_old and π_ref are constants. Both are exact for one token, and for a whole response where the ratios are of the whole
-response. The symbols are those of `terms`. The first line of each docstring is a cell of docs/objectives.md.
+Each has a weight K, what minus the divergence adds to the m of `∇J = E_old[m ∇log π]`, and a loss D, whose expected
+gradient is that of the divergence. Both are exact for one token, and for a whole response where the ratios are of the
+whole response. π_old and π_ref are constants; the symbols are those of `terms`. docs/objectives.md shows the first two
+lines of each weight and the first of each loss.
 
 Source: Zhang 2025, arXiv:2505.17508, Props 3.2, 3.6, E.1, E.3. Differs: the sampler and the reference may be two
 policies; where they are one, q = 1 and these are the paper's.
@@ -21,11 +22,13 @@ from specs.schema.objective import Divergence
 def forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
     """q
 
+    K of KL(π_ref ‖ π).
+
     Args:
-        log_ratio: log w, nats, of each entry. Constant, as it is for the other weights.
-        log_reference: log q, nats, of each entry. Constant.
+        log_ratio: log w, nats, one entry a token or a response. Constant, here and below.
+        log_reference: log q, nats, of the same entries. Constant.
     Returns:
-        K of KL(π_ref ‖ π), of the shape of `log_ratio`.
+        One number an entry.
     """
     return bounded_exp(log_reference).expand_as(log_ratio)
 
@@ -33,7 +36,7 @@ def forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
 def reverse_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
     """−w (log r + 1)
 
-    Returns: K of KL(π ‖ π_ref).
+    K of KL(π ‖ π_ref). Args and Returns: as `forward_weight`.
     """
     return -bounded_exp(log_ratio) * (log_ratio - log_reference + 1)
 
@@ -41,7 +44,7 @@ def reverse_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
 def unnormalized_forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
     """−(w − q)
 
-    Returns: K of KL(π_ref ‖ π) plus the mass of π less that of π_ref.
+    K of KL(π_ref ‖ π) + mass of π − mass of π_ref. Args and Returns: as `forward_weight`.
     """
     return bounded_exp(log_reference) - bounded_exp(log_ratio)
 
@@ -49,7 +52,7 @@ def unnormalized_forward_weight(log_ratio: Tensor, log_reference: Tensor) -> Ten
 def unnormalized_reverse_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
     """−w log r
 
-    Returns: K of KL(π ‖ π_ref) plus the mass of π_ref less that of π.
+    K of KL(π ‖ π_ref) + mass of π_ref − mass of π. Args and Returns: as `forward_weight`.
     """
     return -bounded_exp(log_ratio) * (log_ratio - log_reference)
 
@@ -57,7 +60,7 @@ def unnormalized_reverse_weight(log_ratio: Tensor, log_reference: Tensor) -> Ten
 def no_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
     """0
 
-    Returns: K of no divergence.
+    K of no divergence. Args and Returns: as `forward_weight`.
     """
     return torch.zeros_like(log_ratio + log_reference)
 
@@ -65,10 +68,12 @@ def no_weight(log_ratio: Tensor, log_reference: Tensor) -> Tensor:
 def forward_loss(terms: Terms) -> Tensor:
     """−q log π
 
+    Its expectation is KL(π_ref ‖ π) up to a constant.
+
     Args:
-        terms: the policy's part of them is differentiable.
+        terms: of tokens or of whole responses; `log_policy` and `log_ratio` are differentiable.
     Returns:
-        Nats, one entry a ratio; its expectation is KL(π_ref ‖ π) up to a constant.
+        D, nats, one number an entry.
     """
     return -bounded_exp(terms.log_reference) * terms.log_policy
 
@@ -76,7 +81,7 @@ def forward_loss(terms: Terms) -> Tensor:
 def reverse_loss(terms: Terms) -> Tensor:
     """w log r
 
-    Returns: nats, one entry a ratio; its expectation is KL(π ‖ π_ref).
+    Its expectation is KL(π ‖ π_ref). Args and Returns: as `forward_loss`.
     """
     return bounded_exp(terms.log_ratio) * terms.log_ref_ratio
 
@@ -84,7 +89,7 @@ def reverse_loss(terms: Terms) -> Tensor:
 def unnormalized_forward_loss(terms: Terms) -> Tensor:
     """w − q log π
 
-    Returns: nats, one entry a ratio; its expectation is the divergence up to a constant.
+    Its expectation is the divergence up to a constant. Args and Returns: as `forward_loss`.
     """
     return bounded_exp(terms.log_ratio) - bounded_exp(terms.log_reference) * terms.log_policy
 
@@ -92,7 +97,7 @@ def unnormalized_forward_loss(terms: Terms) -> Tensor:
 def unnormalized_reverse_loss(terms: Terms) -> Tensor:
     """w log r − w
 
-    Returns: nats, one entry a ratio; its expectation is the divergence up to a constant.
+    Its expectation is the divergence up to a constant. Args and Returns: as `forward_loss`.
     """
     return bounded_exp(terms.log_ratio) * terms.log_ref_ratio - bounded_exp(terms.log_ratio)
 
@@ -100,7 +105,7 @@ def unnormalized_reverse_loss(terms: Terms) -> Tensor:
 def no_loss(terms: Terms) -> Tensor:
     """0
 
-    Returns: zeros, one entry a ratio.
+    Args and Returns: as `forward_loss`.
     """
     return torch.zeros_like(terms.log_ratio)
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rpg.objectives import regularized, rivals  # noqa: F401  (the equations, which register themselves)
 from rpg.objectives.clipping import Clipped
-from rpg.objectives.equation import equation
 from rpg.objectives.kl import penalty, token_divergences
+from rpg.objectives.registry import equation
 from rpg.objectives.terms import TERMS, Terms, TokenBatch, token_terms
 from specs.schema.objective import Objective, Rival
 

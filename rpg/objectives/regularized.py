@@ -19,7 +19,7 @@ from rpg.objectives.clipping import (
     regularized_clipped,
 )
 from rpg.objectives.divergence import LOSSES, WEIGHTS
-from rpg.objectives.equation import equation
+from rpg.objectives.registry import equation
 from rpg.objectives.terms import Terms, bounded_exp
 from specs.schema.objective import Divergence, RegularizedObjective
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rpg.objectives.clipping import Clipped, ppo_clipped, ppo_surrogate
-from rpg.objectives.equation import equation
+from rpg.objectives.registry import equation
 from rpg.objectives.terms import Terms, bounded_exp
 from specs.schema.objective import Cispo, ClippedRival
 

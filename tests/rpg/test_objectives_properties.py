@@ -11,7 +11,7 @@ from torch import Tensor
 from rpg.certificate.catalogue import catalogue, label
 from rpg.objectives import TokenBatch, evaluate, token_losses
 from rpg.objectives.aggregate import aggregate
-from rpg.objectives.equation import equation
+from rpg.objectives.registry import equation
 from specs.schema.fields import members
 from specs.schema.objective import Objective, Rival
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rpg.advantages import token_advantages
-from rpg.certificate.catalogue import RIVALS, objective
+from rpg.certificate.catalogue import catalogue, objective
 from rpg.objectives import token_losses
 from rpg.objectives.aggregate import aggregate
 from specs.schema.objective import Advantage
@@ -93,7 +93,7 @@ def published(kind: str, rewards: list[float], penalties: list[list[float]]) -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", sorted({str(values["type"]) for values in RIVALS}))
+@pytest.mark.parametrize("kind", sorted({item.type for item in catalogue()["Rivals as published"]}))
 def test_published_advantages_are_what_their_equations_give(kind: str, seed: int) -> None:
     item = objective({"type": kind})
     rewards, old, ref = draw(seed)[:, 0].tolist(), draw(seed + 100), draw(seed + 200)
