@@ -13,7 +13,7 @@ from rpg.processes.gpu_slots import DIRECTORY, SLOTS, TooFewSlotsError, leased, 
 
 HOLD = """
 import sys, time
-from rpg.slots import leased
+from rpg.processes.gpu_slots import leased
 with leased(int(sys.argv[1]), sys.argv[2], waiting=None) as slots:
     print(*slots, flush=True)
     time.sleep(60)
