@@ -1,4 +1,4 @@
-"""The catalogue: rows of the tables of catalogue.sql, read from the JSON documents in the home directory."""
+"""The catalogue: the rows of the tables in catalogue.sql, read from the JSON documents of a home."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _ATTEMPT = re.compile(r"(\d+)\.json")
 
 
 def read_catalogue(root: Path) -> Rows:
-    """The rows of every catalogue table but `attempts`. An unreadable document gives NULLs, never an error."""
+    """The rows of every catalogue table but `attempts`. A document that cannot be read gives NULLs, never an error."""
     runs, stages = [], []
     for directory in run_directories(root):
         identity = read_document(directory / "run.json")
@@ -34,15 +34,15 @@ def read_catalogue(root: Path) -> Rows:
 
 
 def read_attempts(root: Path) -> list[Row]:
-    """The starts of every run's trainer, and the last step of each that still counts.
+    """The rows of `attempts`: every start of a run's trainer, and the last of its steps whose rows still count.
 
-    A row of attempt a is valid iff its step is at most the step that every later attempt resumed from.
+    A row that attempt a recorded counts if no later attempt resumed from an earlier step than the row's.
     """
     rows = []
     for directory in run_directories(root):
-        found = [_attempt(path) for path in (directory / "attempts").glob("*.json") if _ATTEMPT.fullmatch(path.name)]
+        attempts = [_attempt(path) for path in (directory / "attempts").glob("*.json") if _ATTEMPT.fullmatch(path.name)]
         limit: int | None = None
-        for attempt in sorted(found, key=lambda row: -row["attempt"]):
+        for attempt in sorted(attempts, key=lambda row: -row["attempt"]):
             rows.append(attempt | {"run_id": directory.name, "valid_through": limit})
             resumed = attempt["resumed_from_step"]
             limit = resumed if limit is None else min(limit, resumed)
@@ -50,12 +50,12 @@ def read_attempts(root: Path) -> list[Row]:
 
 
 def read_document(path: Path) -> Row:
-    """A JSON object; {} where the file is missing or is not one."""
+    """The JSON object in a file; {} where the file is missing or holds something else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _run(directory: Path, identity: Row, state: Row) -> Row:
@@ -91,7 +91,7 @@ def _trials(study: Row) -> list[Row]:
 
 
 def _attempt(path: Path) -> Row:
-    """One start. If the document is unreadable, its number is known from its name and it supersedes nothing."""
+    """One start. Where its document cannot be read, the file's name gives the number, and it supersedes nothing."""
     document = read_document(path)
     resumed = document.get("resumed_from_step")
     return {

@@ -1,7 +1,7 @@
-"""The DuckDB file: an index that can be made again. It is never written in place.
+"""The DuckDB file: an index that can be made again from the segments. It is never written in place.
 
-An ingest works on a copy and publishes it by rename, so whoever has the old file open goes on reading what it was,
-nobody waits, and a killed ingest leaves nothing but the copy.
+An ingest works on a copy and publishes the copy by a rename. So whoever has the old file open goes on reading it,
+nobody waits, and an ingest that is killed leaves only its copy behind.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ _HERE = Path(__file__).parent
 
 
 def database_path(root: Path) -> Path:
-    """Where the file lies."""
+    """Path of the database."""
     return root / "experiments.duckdb"
 
 
 def working_path(root: Path) -> Path:
-    """Where an ingest prepares the next one."""
+    """Path of the copy that an ingest works on."""
     return root / "experiments.duckdb.ingesting"
 
 
@@ -49,25 +49,25 @@ def quoted(text: object) -> str:
 
 
 def connect(path: str | Path = ":memory:") -> duckdb.DuckDBPyConnection:
-    """A connection whose times are UTC and which sees no Python variables."""
+    """A connection whose times are UTC. SQL cannot name the variables of the Python around it."""
     connection = duckdb.connect(str(path))
     connection.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
     return connection
 
 
 def attach(connection: duckdb.DuckDBPyConnection, root: Path) -> str | None:
-    """Attaches the file read-only as `store`. Returns why it cannot serve, else None; `missing` where there is none."""
+    """Attaches the database read-only as `store`. Returns None, or why it is of no use: `missing` if there is none."""
     path = database_path(root)
     if not path.exists():
         return "missing"
     try:
         connection.execute(f"ATTACH {quoted(path)} AS store (READ_ONLY)")
-        found = connection.execute("SELECT version FROM store.recorded.version").fetchall()
+        versions = connection.execute("SELECT version FROM store.recorded.version").fetchall()
     except duckdb.Error as error:
         return f"unreadable: {str(error).splitlines()[0]}"
-    if found != [(schema_version(),)]:
+    if versions != [(schema_version(),)]:
         connection.execute("DETACH store")
-        return f"of schema version {found[0][0] if found else '?'}, this is {schema_version()}"
+        return f"of schema version {versions[0][0] if versions else '?'}, this is {schema_version()}"
     return None
 
 
@@ -89,7 +89,7 @@ def open_copy(root: Path) -> duckdb.DuckDBPyConnection:
 
 
 def publish(root: Path) -> None:
-    """The working copy, closed before, becomes the database in one step."""
+    """Makes the working copy, which is closed by now, the database."""
     working = working_path(root)
     with open(working, "rb") as file:
         os.fsync(file.fileno())
@@ -111,7 +111,7 @@ def discard_working_copy(root: Path) -> None:
 
 
 def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[dict[str, Any]]) -> None:
-    """Plain rows into a table, by the names of its columns; other keys are left out, missing ones are NULL."""
+    """Inserts rows, whose keys are names of columns: unknown ones are left out, missing ones are NULL."""
     if not rows:
         return
     described = connection.execute(f"SELECT column_name, column_type FROM (DESCRIBE {table})").fetchall()

@@ -19,9 +19,9 @@ TABLES = (
 
 
 def export_run(home_root: Path, run_id: str, directory: Path) -> dict[str, int]:
-    """Writes `<table>.parquet` for each table with rows of the run. Returns the number of rows of each.
+    """Writes `<table>.parquet` for each table that has rows of the run. Returns the number of rows of each.
 
-    Rows that count only: what a later attempt or evaluation superseded stays behind.
+    Rows that a later attempt or evaluation superseded are left out.
     """
     connection, _ = open_snapshot(Path(home_root).absolute(), sandboxed=False)
     counts = {}
@@ -38,5 +38,5 @@ def export_run(home_root: Path, run_id: str, directory: Path) -> dict[str, int]:
 
 def _num_rows(path: Path) -> int:
     with connect() as connection:
-        found = connection.execute(f"SELECT count(*) FROM read_parquet({quoted(path)})").fetchone()
-    return int(found[0]) if found else 0
+        row = connection.execute(f"SELECT count(*) FROM read_parquet({quoted(path)})").fetchone()
+    return int(row[0]) if row else 0

@@ -1,4 +1,4 @@
-"""The one ingester: loads whole segments into the database, each exactly once."""
+"""The ingester, of which one works at a time: it loads whole segments into the database, each exactly once."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from storage import database
 from storage.catalogue import Rows, read_attempts, read_catalogue
 from storage.columns import NATIVE, column_list
 from storage.segments import BadSegmentError, Segment, inspect, read, scan
-from storage.snapshot import Loaded, Sorted, loaded_segments, sort_segments
+from storage.snapshot import LoadedSegment, SegmentChanges, find_changes, loaded_segments
 
 SEGMENTS_AT_ONCE = 512
 """Files read into memory together."""
@@ -22,16 +22,16 @@ SEGMENTS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Ingested:
-    """What one ingest did."""
+    """What an ingest did."""
 
     segments: int = 0
-    """Loaded now."""
+    """Segments loaded."""
     rows: int = 0
-    """Rows copied into the database; the large tables stay in their segments."""
+    """Rows copied into the database; those of the large tables stay in their segments."""
     removed: int = 0
     """Segments dropped because their files are gone or changed."""
     skipped: tuple[str, ...] = ()
-    """Damaged or foreign files found now, one line each."""
+    """A line for each new file that is damaged or of another run."""
 
 
 def ingest(home_root: Path, *, wait_seconds: float = -1) -> Ingested:
@@ -64,18 +64,18 @@ def _lock(root: Path, wait_seconds: float) -> FileLock:
 
 
 def _ingest(root: Path, *, from_scratch: bool) -> Ingested:
-    known, digest = ([], "") if from_scratch else _present_database(root)
+    loaded, digest = ([], "") if from_scratch else _present_database(root)
     catalogue = read_catalogue(root)
-    found = sort_segments(scan(root), known)
+    changes = find_changes(scan(root), loaded)
     catalogue["attempts"] = read_attempts(root)
     new_digest = hashlib.sha256(json.dumps(catalogue, sort_keys=True, default=str).encode()).hexdigest()
-    if digest == new_digest and not found.fresh and not found.gone:
+    if digest == new_digest and not changes.new and not changes.gone:
         return Ingested()
     connection = database.open_copy(root) if digest else database.create(root)
     try:
         connection.execute("BEGIN")
-        _remove(connection, found.gone)
-        result = _load(connection, root, found)
+        _remove(connection, changes.gone)
+        result = _load(connection, root, changes)
         _replace_catalogue(connection, catalogue, new_digest)
         connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
@@ -85,8 +85,8 @@ def _ingest(root: Path, *, from_scratch: bool) -> Ingested:
     return result
 
 
-def _present_database(root: Path) -> tuple[list[Loaded], str]:
-    """Its segments and the digest of its catalogue; ([], "") where it is missing, damaged or of another version."""
+def _present_database(root: Path) -> tuple[list[LoadedSegment], str]:
+    """The segments loaded before and the digest of the catalogue; ([], "") where the database cannot be used."""
     connection = database.connect()
     try:
         if database.attach(connection, root):
@@ -104,11 +104,11 @@ def _remove(connection: duckdb.DuckDBPyConnection, gone: Sequence[int]) -> None:
         connection.execute(f"DELETE FROM recorded.{table} WHERE segment_id IN (SELECT unnest(?))", [list(gone)])
 
 
-def _load(connection: duckdb.DuckDBPyConnection, root: Path, found: Sorted) -> Ingested:
+def _load(connection: duckdb.DuckDBPyConnection, root: Path, changes: SegmentChanges) -> Ingested:
     (next_id,) = connection.execute("SELECT coalesce(max(segment_id), 0) + 1 FROM recorded.segments").fetchone() or (1,)
     num_rows, skipped = 0, []
-    for batch in _batches(found.fresh):
-        entries: list[Loaded] = []
+    for batch in _batches(changes.new):
+        entries: list[LoadedSegment] = []
         tables: dict[str, list[pa.Table]] = {name: [] for name in NATIVE}
         for segment in batch:
             entry = _open(root, segment, next_id, tables)
@@ -120,20 +120,20 @@ def _load(connection: duckdb.DuckDBPyConnection, root: Path, found: Sorted) -> I
                 skipped.append(f"{segment.key}: {entry.problem}")
         num_rows += sum(_insert(connection, name, parts) for name, parts in tables.items())
         _insert_segments(connection, entries)
-    return Ingested(len(found.fresh) - len(skipped), num_rows, len(found.gone), tuple(skipped))
+    return Ingested(len(changes.new) - len(skipped), num_rows, len(changes.gone), tuple(skipped))
 
 
-def _open(root: Path, segment: Segment, segment_id: int, tables: dict[str, list[pa.Table]]) -> Loaded | None:
-    """Reads a segment's rows into `tables` (the footer alone if rows stay outside); None if the file went away."""
+def _open(root: Path, segment: Segment, segment_id: int, tables: dict[str, list[pa.Table]]) -> LoadedSegment | None:
+    """Reads a segment, and adds the rows that are copied to `tables`. None if the file was deleted meanwhile."""
     try:
         num_rows, current = inspect(root, segment)
         if segment.table in NATIVE:
             rows = read(root, segment)
             ids = pa.array([segment_id] * len(rows), pa.int64())
             tables[segment.table].append(rows.append_column("segment_id", ids))
-        return Loaded(segment_id, segment, num_rows, current, None)
+        return LoadedSegment(segment_id, segment, num_rows, current, None)
     except BadSegmentError as error:
-        return Loaded(segment_id, segment, 0, False, str(error))
+        return LoadedSegment(segment_id, segment, 0, False, str(error))
     except FileNotFoundError:
         return None
 
@@ -149,7 +149,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: str, parts: list[pa.Ta
     return len(rows)
 
 
-def _insert_segments(connection: duckdb.DuckDBPyConnection, entries: list[Loaded]) -> None:
+def _insert_segments(connection: duckdb.DuckDBPyConnection, entries: list[LoadedSegment]) -> None:
     rows = [
         {
             "segment_id": entry.segment_id,
@@ -168,7 +168,7 @@ def _insert_segments(connection: duckdb.DuckDBPyConnection, entries: list[Loaded
 
 
 def _replace_catalogue(connection: duckdb.DuckDBPyConnection, catalogue: Rows, digest: str) -> None:
-    """All of it each time: it is small, and rows whose document is gone go too."""
+    """Replaces all catalogue rows: they are few, and rows of deleted documents must go."""
     for table, rows in catalogue.items():
         connection.execute(f"DELETE FROM {table}")
         database.insert_rows(connection, table, rows)

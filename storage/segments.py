@@ -1,4 +1,4 @@
-"""Segments, the Parquet files that trainers and evaluators leave: finding them, and telling the good from the bad."""
+"""Segments, the Parquet files that trainers and evaluators leave: listing, checking and reading them."""
 
 import os
 import re
@@ -18,12 +18,12 @@ _FINGERPRINT = re.compile(r"[0-9a-f]+")
 
 
 class BadSegmentError(Exception):
-    """A file that cannot be read as a segment of its table; `str()` says why."""
+    """A file cannot be read as a segment of its table. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file. A segment never changes once it is published: same path, size and time, same rows."""
+    """One file. A published segment never changes: while path, size and time are the same, so are the rows."""
 
     key: str
     """Path relative to the home directory, with forward slashes."""
@@ -31,11 +31,11 @@ class Segment:
     run_id: str
     num_bytes: int
     modified_ns: int
-    """Of the file's clock; part of the identity only, never compared for order."""
+    """Time of change, by the file system's clock: compared for equality only."""
 
     @property
     def identity(self) -> tuple[str, int, int]:
-        """Tells this file from another that was written later under the same name."""
+        """Differs between this file and another one that was written later under the same name."""
         return self.key, self.num_bytes, self.modified_ns
 
 
@@ -45,24 +45,24 @@ def run_directories(root: Path) -> list[Path]:
 
 
 def scan(root: Path) -> list[Segment]:
-    """Every segment on disk, ordered by path. Files with other names are not segments: see `strangers`."""
+    """Every segment on disk, ordered by path. Files that are not named like one: see `misnamed_files`."""
     return [segment for segment, is_segment in _candidates(root) if is_segment]
 
 
-def strangers(root: Path) -> list[str]:
+def misnamed_files(root: Path) -> list[str]:
     """Paths, relative to the home, of files that lie where segments lie and are not named like one."""
     return [segment.key for segment, is_segment in _candidates(root) if not is_segment]
 
 
 @lru_cache(maxsize=2**17)
 def inspect(root: Path, segment: Segment) -> tuple[int, bool]:
-    """Reads the footer (once in a process: a segment never changes).
+    """Reads a segment's footer; once in a process, as a segment never changes.
 
-    Returns the number of rows, and whether the columns are exactly today's.
-
+    Returns:
+        The number of rows, and whether the columns are exactly today's.
     Raises:
-        BadSegmentError: truncated, no Parquet, or the columns or the run are not what they should be.
-        FileNotFoundError: the file went away meanwhile.
+        BadSegmentError: the file is truncated or no Parquet, or its columns or its run are wrong.
+        FileNotFoundError: the file was deleted meanwhile.
     """
     try:
         with pq.ParquetFile(root / segment.key) as file:
@@ -76,11 +76,11 @@ def inspect(root: Path, segment: Segment) -> tuple[int, bool]:
 
 
 def read(root: Path, segment: Segment) -> pa.Table:
-    """All rows, with today's columns; those an older file lacks are NULL.
+    """All rows of a segment, with today's columns; a column that an older file lacks is NULL.
 
     Raises:
-        BadSegmentError: as for `inspect`, or the data between the footers is damaged.
-        FileNotFoundError: the file went away meanwhile.
+        BadSegmentError: as for `inspect`, or the data are damaged.
+        FileNotFoundError: the file was deleted meanwhile.
     """
     inspect(root, segment)
     expected = arrow_schema(segment.table)
@@ -118,10 +118,11 @@ def _segment(root: Path, entry: "os.DirEntry[str]", table: str, run_id: str) -> 
 
 
 def _entries(directory: Path) -> "list[os.DirEntry[str]]":
-    """What a directory holds, by name; dot files and files being written aside are not there yet."""
+    """A directory's entries by name, without hidden ones: those are still being written."""
     try:
-        with os.scandir(directory) as found:
-            return sorted((e for e in found if not e.name.startswith(".") and not e.name.endswith(".tmp")), key=_name)
+        with os.scandir(directory) as entries:
+            published = (e for e in entries if not e.name.startswith(".") and not e.name.endswith(".tmp"))
+            return sorted(published, key=_name)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -130,20 +131,20 @@ def _name(entry: "os.DirEntry[str]") -> str:
     return entry.name
 
 
-def _require_columns(found: pa.Schema, expected: pa.Schema) -> None:
+def _require_columns(schema: pa.Schema, expected: pa.Schema) -> None:
     for name in ("run_id", "step"):
-        if name not in found.names:
+        if name not in schema.names:
             raise BadSegmentError(f"foreign: it has no column `{name}`")
-    for field in found:
+    for field in schema:
         if field.name in expected.names and not _fits(field.type, expected.field(field.name).type):
             wanted = expected.field(field.name).type
             raise BadSegmentError(f"foreign: column `{field.name}` is {field.type}, expected {wanted}")
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type can stand in a column of the other."""
+def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of the first type can stand in a column of the second."""
     families = (_is_number, pa.types.is_boolean, pa.types.is_timestamp, _is_text)
-    return bool(pa.types.is_null(found)) or any(family(found) and family(wanted) for family in families)
+    return bool(pa.types.is_null(kind)) or any(family(kind) and family(wanted) for family in families)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -155,24 +156,24 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _require_run(file: pq.ParquetFile, run_id: str) -> None:
-    """The first rows must be of the run in whose directory the file lies: by the file's statistics, or as they are."""
+    """Raises unless the first rows are of the run in whose directory the file lies; by its statistics if it has any."""
     if not file.metadata.num_rows:
         return
     group = file.metadata.row_group(0)
     columns = (group.column(index) for index in range(group.num_columns))
     statistics = next(column.statistics for column in columns if column.path_in_schema == "run_id")
     if statistics is not None and statistics.has_min_max:
-        found = [statistics.min, statistics.max]
+        run_ids = [statistics.min, statistics.max]
     else:
-        found = pc.unique(file.read_row_group(0, columns=["run_id"]).column(0)).to_pylist()
-    for seen in found:
-        if seen != run_id:
-            raise BadSegmentError(f"foreign: it has rows of run `{seen}`")
+        run_ids = pc.unique(file.read_row_group(0, columns=["run_id"]).column(0)).to_pylist()
+    for other in run_ids:
+        if other != run_id:
+            raise BadSegmentError(f"foreign: it has rows of run `{other}`")
 
 
-def _same_columns(found: pa.Schema, expected: pa.Schema) -> bool:
-    """By name and type; whether a column may be NULL does not matter to a reader."""
-    return [(field.name, field.type) for field in found] == [(field.name, field.type) for field in expected]
+def _same_columns(schema: pa.Schema, expected: pa.Schema) -> bool:
+    """Whether names and types agree; whether a column may be NULL does not matter to a reader."""
+    return [(field.name, field.type) for field in schema] == [(field.name, field.type) for field in expected]
 
 
 def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:

@@ -17,8 +17,8 @@ _ByTable = defaultdict[str, list[Segment]]
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What the database knows of a segment."""
+class LoadedSegment:
+    """A segment, and what the database noted when it was loaded."""
 
     segment_id: int
     segment: Segment
@@ -28,62 +28,61 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """The segments on disk, held against the database."""
+class SegmentChanges:
+    """How the segments on disk differ from those that the database has loaded."""
 
-    loaded: list[Loaded]
-    """Known, and unchanged on disk."""
-    fresh: list[Segment]
-    """Not known yet."""
+    unchanged: list[LoadedSegment]
+    """Loaded, and on disk as they were."""
+    new: list[Segment]
+    """On disk, and not loaded yet."""
     gone: list[int]
-    """Ids of those that are known and no longer on disk as they were."""
+    """Ids of segments that were loaded and are no longer on disk as they were."""
 
 
-def loaded_segments(connection: duckdb.DuckDBPyConnection, schema: str) -> list[Loaded]:
-    """Every segment that a database holds."""
+def loaded_segments(connection: duckdb.DuckDBPyConnection, schema: str) -> list[LoadedSegment]:
+    """Every segment that a database has loaded."""
     rows = connection.execute(
         "SELECT segment_id, key, table_name, run_id, num_bytes, modified_ns, num_rows, current_columns, problem"
         f" FROM {schema}.segments"
     ).fetchall()
-    return [Loaded(row[0], Segment(*row[1:6]), *row[6:]) for row in rows]
+    return [LoadedSegment(row[0], Segment(*row[1:6]), *row[6:]) for row in rows]
 
 
-def sort_segments(on_disk: list[Segment], known: list[Loaded]) -> Sorted:
-    """Which segments are known, new or gone. A file that changed is both new and gone."""
-    present = {segment.identity: segment for segment in on_disk}
-    loaded = [entry for entry in known if entry.segment.identity in present]
-    held = {entry.segment.identity for entry in loaded}
-    return Sorted(
-        loaded=loaded,
-        fresh=[segment for segment in on_disk if segment.identity not in held],
-        gone=[entry.segment_id for entry in known if entry.segment.identity not in present],
+def find_changes(on_disk: list[Segment], loaded: list[LoadedSegment]) -> SegmentChanges:
+    """Which segments are unchanged, new or gone. A file that changed counts as gone and as new."""
+    present = {segment.identity for segment in on_disk}
+    before = {entry.segment.identity for entry in loaded}
+    return SegmentChanges(
+        unchanged=[entry for entry in loaded if entry.segment.identity in present],
+        new=[segment for segment in on_disk if segment.identity not in before],
+        gone=[entry.segment_id for entry in loaded if entry.segment.identity not in present],
     )
 
 
 def open_snapshot(
     root: Path, *, sandboxed: bool = True, thorough: bool = False
 ) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
-    """A connection with every table and view, and what was left out of them, and why.
+    """A connection that has every table and view, and a line for each segment that they leave out.
 
     Args:
-        sandboxed: SQL that a user wrote reads what is recorded and nothing else of the machine.
-        thorough: read every segment whole first, and leave out those that cannot be; else their footers are trusted.
+        sandboxed: the connection reads nothing of this machine but what is recorded: for SQL that a user wrote.
+        thorough: every segment is read whole first, and left out if that fails; else only new footers are read.
     """
     connection = database.connect()
     warnings: list[str] = []
-    trouble = database.attach(connection, root)
-    if trouble and trouble != "missing":
-        warnings.append(f"experiments.duckdb is {trouble}; reading the segments (`rpg db rebuild` makes it again)")
-    known = [] if trouble else loaded_segments(connection, "store.recorded")
-    # The order matters. State before segments: the evaluation that it names is on disk.
-    # Segments before attempts: no row is seen without the attempt that wrote it, so none beside the row it replaces.
+    obstacle = database.attach(connection, root)
+    if obstacle and obstacle != "missing":
+        warnings.append(f"experiments.duckdb is {obstacle}; reading the segments (`rpg db rebuild` makes it again)")
+    loaded = [] if obstacle else loaded_segments(connection, "store.recorded")
+    # The order matters. States are read before segments, so that the evaluation that a state names is on disk.
+    # Segments are listed before attempts are read, so that every row's attempt is known: it may replace earlier rows.
     catalogue = read_catalogue(root)
-    found = sort_segments(scan(root), known)
+    changes = find_changes(scan(root), loaded)
     catalogue["attempts"] = read_attempts(root)
     connection.execute(database.sql("catalogue.sql"))
     for table, rows in catalogue.items():
         database.insert_rows(connection, table, rows)
-    warnings += _create_recorded(connection, root, found, attached=not trouble, thorough=thorough)
+    warnings += _create_recorded(connection, root, changes, attached=not obstacle, thorough=thorough)
     connection.execute(database.sql("queries/views.sql"))
     if sandboxed:
         connection.execute(f"SET allowed_directories = [{database.quoted(root)}]")
@@ -94,26 +93,26 @@ def open_snapshot(
 
 
 def _create_recorded(
-    connection: duckdb.DuckDBPyConnection, root: Path, found: Sorted, *, attached: bool, thorough: bool
+    connection: duckdb.DuckDBPyConnection, root: Path, changes: SegmentChanges, *, attached: bool, thorough: bool
 ) -> list[str]:
-    """The views `recorded.<table>` over database and segments. Returns the segments left out."""
+    """Makes the views `recorded.<table>` over database and segments. Returns a line for each segment left out."""
     connection.execute("CREATE SCHEMA recorded; CREATE TABLE recorded.gone (segment_id BIGINT)")
-    database.insert_rows(connection, "recorded.gone", [{"segment_id": number} for number in found.gone])
-    current, other, skipped = _segments_to_read(root, found, thorough=thorough)
+    database.insert_rows(connection, "recorded.gone", [{"segment_id": number} for number in changes.gone])
+    current, other, skipped = _segments_to_read(root, changes, thorough=thorough)
     for table in (*NATIVE, *PARQUET):
         relation = _in_parquet(table, root, current[table], other[table])
         if table in NATIVE and attached:
-            relation = f"{_stored(table, found.gone)} UNION ALL BY NAME {relation}"
+            relation = f"{_stored(table, changes.gone)} UNION ALL BY NAME {relation}"
         connection.execute(f"CREATE VIEW recorded.{table} AS {relation}")
     return skipped
 
 
-def _segments_to_read(root: Path, found: Sorted, *, thorough: bool) -> tuple[_ByTable, _ByTable, list[str]]:
-    """Of each table the segments with today's columns, those with others; and a line for each that is left out."""
+def _segments_to_read(root: Path, changes: SegmentChanges, *, thorough: bool) -> tuple[_ByTable, _ByTable, list[str]]:
+    """Of each table the segments with today's columns and those with other ones; and a line for each one left out."""
     current, other = _ByTable(list), _ByTable(list)
-    skipped = [f"skipped {entry.segment.key}: {entry.problem}" for entry in found.loaded if entry.problem]
-    outside = [entry for entry in found.loaded if entry.segment.table in PARQUET and not entry.problem]
-    unread = [*(entry.segment for entry in outside), *found.fresh] if thorough else found.fresh
+    skipped = [f"skipped {entry.segment.key}: {entry.problem}" for entry in changes.unchanged if entry.problem]
+    outside = [entry for entry in changes.unchanged if entry.segment.table in PARQUET and not entry.problem]
+    unread = [*(entry.segment for entry in outside), *changes.new] if thorough else changes.new
     for entry in [] if thorough else outside:
         (current if entry.current_columns else other)[entry.segment.table].append(entry.segment)
     for segment in unread:
@@ -124,7 +123,7 @@ def _segments_to_read(root: Path, found: Sorted, *, thorough: bool) -> tuple[_By
         except BadSegmentError as error:
             skipped.append(f"skipped {segment.key}: {error}")
         except FileNotFoundError:
-            continue  # taken away since the scan
+            continue  # deleted since the scan
         else:
             (current if is_current else other)[segment.table].append(segment)
     return current, other, skipped

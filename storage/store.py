@@ -1,4 +1,4 @@
-"""The store as its readers see it: one method, SQL in, rows out."""
+"""The store as its readers see it: SQL in, rows out."""
 
 import decimal
 import threading
@@ -22,7 +22,7 @@ _MOVED = "a file was removed while it was being queried: earlier answers were of
 
 @dataclass(frozen=True)
 class Result:
-    """What a query answered."""
+    """The answer to a query."""
 
     table: pa.Table
     warnings: tuple[str, ...] = ()
@@ -30,18 +30,18 @@ class Result:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names, in order; two may be equal."""
+        """The columns' names in order. Two may be equal."""
         return tuple(self.table.column_names)
 
     @cached_property
     def rows(self) -> list[tuple[Any, ...]]:
-        """Plain Python values; times are aware and UTC."""
+        """The rows as plain Python values. Times are UTC, with their time zone."""
         if not self.table.num_columns:
             return []
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
 
     def arrow(self) -> pa.Table:
-        """The same as an Arrow table."""
+        """The answer as an Arrow table."""
         return self.table
 
 
@@ -138,7 +138,7 @@ def _run(connection: duckdb.DuckDBPyConnection, sql: str, params: Sequence[objec
 
 
 def _require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """One statement that reads. (PIVOT is a SELECT that first creates a type.)"""
+    """Raises QueryError unless the text is one statement that reads. (PIVOT is a SELECT that first creates a type.)"""
     kinds = [statement.type for statement in connection.extract_statements(sql)]
     if not kinds:
         raise QueryError("the query is empty")
@@ -152,7 +152,7 @@ def _require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def _plain_integers(table: pa.Table) -> pa.Table:
-    """Sums of integers come as 38-digit decimals; where they fit they are integers again."""
+    """Makes 64-bit integers of the 38-digit decimals that DuckDB's sums of integers are, where they fit."""
     for index, field in enumerate(table.schema):
         if pa.types.is_decimal(field.type) and field.type.precision == 38 and field.type.scale == 0:
             try:

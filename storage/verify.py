@@ -10,14 +10,14 @@ from storage import database
 from storage.catalogue import read_document
 from storage.columns import NATIVE
 from storage.liveness import STATUSES
-from storage.segments import BadSegmentError, Segment, read, run_directories, scan, strangers
-from storage.snapshot import Loaded, loaded_segments, sort_segments
+from storage.segments import BadSegmentError, Segment, misnamed_files, read, run_directories, scan
+from storage.snapshot import LoadedSegment, find_changes, loaded_segments
 
 
 def check(home_root: Path) -> list[str]:
-    """One line per problem, with the file relative to the home; [] if all is well.
+    """A line for each thing that is wrong, with the file's path in the home; [] if nothing is.
 
-    Segments are read whole. What is recorded and not ingested yet is no problem.
+    Every segment is read whole. A segment that is not ingested yet is nothing wrong.
     """
     root = Path(home_root).absolute()
     segments = scan(root)
@@ -38,7 +38,7 @@ def _documents(root: Path) -> Iterator[str]:
 
 
 def _segments(root: Path, segments: list[Segment]) -> Iterator[str]:
-    for key in strangers(root):
+    for key in misnamed_files(root):
         yield f"{key}: not named like a segment; it is not read"
     for segment in segments:
         try:
@@ -55,33 +55,33 @@ def _segments(root: Path, segments: list[Segment]) -> Iterator[str]:
 def _database(root: Path, segments: list[Segment]) -> Iterator[str]:
     connection = database.connect()
     try:
-        trouble = database.attach(connection, root)
-        if trouble == "missing":
+        obstacle = database.attach(connection, root)
+        if obstacle == "missing":
             return
-        if trouble:
-            yield f"experiments.duckdb: {trouble}; `rpg db rebuild` makes it again"
+        if obstacle:
+            yield f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"
             return
-        known = loaded_segments(connection, "store.recorded")
-        gone = set(sort_segments(segments, known).gone)
-        for entry in known:
+        loaded = loaded_segments(connection, "store.recorded")
+        gone = set(find_changes(segments, loaded).gone)
+        for entry in loaded:
             if entry.segment_id in gone:
                 yield f"{entry.segment.key}: is in experiments.duckdb, and the file is gone or another"
-        yield from _row_counts(connection, known)
+        yield from _row_counts(connection, loaded)
     except duckdb.Error as error:
         yield f"experiments.duckdb: damaged: {str(error).splitlines()[0]}; `rpg db rebuild` makes it again"
     finally:
         connection.close()
 
 
-def _row_counts(connection: duckdb.DuckDBPyConnection, known: list[Loaded]) -> Iterator[str]:
-    """Each loaded segment must have its rows in the database once."""
+def _row_counts(connection: duckdb.DuckDBPyConnection, loaded: list[LoadedSegment]) -> Iterator[str]:
+    """Checks that the database has as many rows of each loaded segment as the segment itself."""
     stored: Counter[int] = Counter()
     for table in NATIVE:
         rows = connection.execute(f"SELECT segment_id, count(*) FROM store.recorded.{table} GROUP BY 1").fetchall()
         stored.update(dict(rows))
-    for entry in known:
+    for entry in loaded:
         expected = entry.num_rows if entry.segment.table in NATIVE else 0
         if stored[entry.segment_id] != expected:
             yield f"{entry.segment.key}: has {expected} rows, experiments.duckdb {stored[entry.segment_id]}"
-    for number in stored.keys() - {entry.segment_id for entry in known}:
+    for number in stored.keys() - {entry.segment_id for entry in loaded}:
         yield f"experiments.duckdb: has {stored[number]} rows of no known segment"

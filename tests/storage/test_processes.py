@@ -48,10 +48,10 @@ def test_readers_and_ingesters_at_work_while_a_trainer_writes(
     writer.join(120)
     time.sleep(1)
     stop.touch()
-    told = [answers.get(timeout=60) for _ in readers]
+    counts = [answers.get(timeout=60) for _ in readers]
     for process in (*ingesters, *readers):
         process.join(60)
-    assert all(isinstance(answer, int) and answer > 3 for answer in told), told
+    assert all(isinstance(answer, int) and answer > 3 for answer in counts), counts
     assert [process.exitcode for process in (writer, *ingesters, *readers)] == [0] * 6
     ingest(tmp_path)
     assert everything_once(tmp_path, steps)
