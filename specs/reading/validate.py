@@ -1,11 +1,11 @@
 """Pydantic's errors as issues in plain words, with paths as the file has them."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -27,28 +27,11 @@ SIGNS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at mo
 
 
 def parse(schema: Any, data: Any) -> tuple[Any, list[Issue]]:
-    """The validated value, or None and everything wrong with it, paths relative to `data`."""
-    issues = [
-        Issue(
-            f"must be {kind_of(wrong.annotation)}",
-            wrong.path,
-            show(wrong.value),
-            describe(wrong.annotation, wrong.field),
-            hint_of(wrong.field),
-        )
-        for wrong in disguised(schema, data)
-    ]
-    value = None
+    """The validated value and no issue, or None and everything wrong with the data, paths relative to it."""
     try:
-        if isinstance(schema, type) and issubclass(schema, BaseModel):
-            value = schema.model_validate(data)
-        else:
-            value = TypeAdapter(schema).validate_python(data)
+        return TypeAdapter(schema).validate_python(data), []
     except ValidationError as error:
-        known = {issue.path for issue in issues}
-        found = translate(error.errors(include_url=False), schema, data)
-        issues += [issue for issue in found if issue.path not in known]
-    return (None if issues else value), issues
+        return None, translate(error.errors(include_url=False), schema, data)
 
 
 def translate(errors: Sequence[ErrorDetails], schema: Any, data: Any) -> list[Issue]:
@@ -249,46 +232,3 @@ def bounds_of(field: FieldInfo | None) -> str:
     if "pattern" in found:
         return f" like {found['pattern']}"
     return f", at least {found['min_length']} long" if "min_length" in found else ""
-
-
-@dataclass(frozen=True)
-class Disguised:
-    """One such value, and what the schema says of its place."""
-
-    path: Path
-    value: Any
-    annotation: Any
-    field: FieldInfo | None
-
-
-def disguised(annotation: Any, value: Any, path: Path = (), field: FieldInfo | None = None) -> Iterator[Disguised]:
-    """Such values in `value`, which is to become an `annotation`."""
-    alternatives = members(annotation)
-    if len(alternatives) > 1:
-        models = [part for part in alternatives if is_model(part)]
-        tag = tag_of(models)
-        chosen = choose(annotation, value.get(tag)) if tag and isinstance(value, dict) else None
-        if chosen is None:
-            return
-        alternatives = (chosen,)
-    here: Any = alternatives[0] if alternatives else None
-    if is_model(here) and isinstance(value, dict):
-        for name, field in here.model_fields.items():
-            if name in value:
-                yield from disguised(field.annotation, value[name], (*path, name), field)
-    elif get_origin(here) in (tuple, list) and isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from disguised(get_args(here)[0], item, (*path, index), field)
-    elif get_origin(here) is dict and isinstance(value, dict):
-        for key, item in value.items():
-            yield from disguised(get_args(here)[1], item, (*path, key), field)
-    elif _differs(here, value):
-        yield Disguised(path, value, here, field)
-
-
-def _differs(annotation: Any, value: Any) -> bool:
-    if get_origin(annotation) is Literal:
-        return isinstance(value, bool) and not any(isinstance(choice, bool) for choice in get_args(annotation))
-    if annotation is bool:
-        return isinstance(value, (str, int, float)) and not isinstance(value, bool)
-    return annotation in (int, float) and isinstance(value, (bool, str))

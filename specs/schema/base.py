@@ -1,15 +1,21 @@
-"""What every section of a spec shares, and how a field says that it is no part of a result's identity."""
+"""What all sections of a spec share, sections with variants of a user's own, and what a field can say of itself."""
 
-import json
 from abc import ABC
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from specs.extensions import find_variant, variants
+from specs.extensions import find_variant
 
 PathKind = Literal["file", "directory", "path or id"]
 
@@ -23,7 +29,17 @@ class Spec(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
+        strict=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_a_file_writes_it(cls, data: Any) -> Any:
+        """A list stands for a tuple and 1e4 for a whole number; what else is of another type is an error."""
+        if not isinstance(data, dict):
+            return data
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {key: _as_written(value, kinds.get(key)) for key, value in data.items()}
 
     def identity(self) -> dict[str, Any]:
         """The fields that change a result, as plain data; those declared with `execution` are left out."""
@@ -43,6 +59,13 @@ class Spec(BaseModel):
                 value = getattr(self, name)
                 texts = [((name,), value)] if isinstance(value, str) else [((name, i), v) for i, v in enumerate(value)]
                 yield from ((where, kind, text) for where, text in texts if text)
+
+
+def _as_written(value: Any, annotation: Any) -> Any:
+    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if isinstance(value, list) and get_origin(kind) is tuple:
+        return tuple(_as_written(item, get_args(kind)[0]) for item in value)
+    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
 
 
 def _plain(value: Any) -> Any:
@@ -90,17 +113,9 @@ class OpenSection(Spec, ABC):
         if not is_open(cls):
             return schema
         by_own_fields = core_schema.simple_ser_schema("any")
-        return core_schema.no_info_before_validator_function(cls._as_variant, schema, serialization=by_own_fields)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        if not is_open(cls):
-            return handler(schema)
-        forms = [
-            {**handler(variant.__pydantic_core_schema__), "properties": {cls.tag: {"const": name}}}
-            for name, variant in variants(cls).items()
-        ]
-        return {"type": "object", "required": [cls.tag], "oneOf": forms}
+        return core_schema.no_info_before_validator_function(
+            cls._as_variant, schema, serialization=by_own_fields, ref=f"{cls.__module__}.{cls.__qualname__}:{id(cls)}"
+        )
 
     @classmethod
     def _as_variant(cls, value: Any) -> Any:
@@ -108,7 +123,7 @@ class OpenSection(Spec, ABC):
             return value  # a variant already, or an error that the schema finds
         if cls.tag not in value:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": repr(cls.tag)})
-        return find_variant(cls, value[cls.tag]).model_validate_json(json.dumps(value), strict=True)
+        return find_variant(cls, value[cls.tag]).model_validate(value)
 
 
 def execution(default: Any = ..., **constraints: Any) -> Any:
@@ -135,6 +150,16 @@ def path_kind(field: FieldInfo) -> PathKind | None:
     """What a field declared with `names_path` names; None for others."""
     extra = field.json_schema_extra
     return cast("PathKind | None", extra.get("path")) if isinstance(extra, dict) else None
+
+
+def _not_a_flag(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+no_flag = BeforeValidator(_not_a_flag)
+"""For a choice between numbers, which would take `true` for 1."""
 
 
 def unless_said(tag: str, variant: str) -> BeforeValidator:

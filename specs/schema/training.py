@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specs.metrics import REWARD
-from specs.schema.base import Spec, addition, execution
+from specs.schema.base import Spec, addition, execution, no_flag
 from specs.schema.guard import Guard, GuardableMetric
 
 
@@ -130,7 +130,7 @@ class Training(Spec):
     that are in the pass, where the model's attention keeps them apart. No effect on the gradient."""
     ranks: int = execution(1, ge=1)
     """Data-parallel processes. The batch stays the same and is spread over them."""
-    zero_stage: Literal[0, 1, 2, 3] = execution(0)
+    zero_stage: Annotated[Literal[0, 1, 2, 3], no_flag] = execution(0)
     """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well. With 3, rank 0 reads
     the model into host memory, and no GPU has to hold the whole of it. In bfloat16, 0 runs as 1, which adds the
     gradients of an update up in float32."""
