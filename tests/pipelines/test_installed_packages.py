@@ -92,7 +92,7 @@ def test_another_version_of_the_package_is_another_result_and_the_plan_says_why(
     lab: Lab, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     shutil.copytree(trained / "packages", tmp_path / "packages")
-    (old,) = (tmp_path / "packages").glob("*.dist-info")
+    (old,) = (tmp_path / "packages").glob("rpg_brevity-*.dist-info")
     metadata = (old / "METADATA").read_text().replace("Version: 0.3", "Version: 0.4")
     (old / "METADATA").write_text(metadata)
     old.rename(old.with_name("rpg_brevity-0.4.dist-info"))

@@ -1,8 +1,11 @@
 """A spec may name what an installed package offers, and is told what is wrong with it like any other field."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
@@ -229,6 +232,23 @@ def test_files_that_an_installed_source_names_are_relative_to_the_spec_and_must_
     write("0101\n", "specs/more.txt")
     source = load_experiment("specs/spec.yaml").data.train[0]
     assert [problem.answer for problem in source.read()] == [*"00001111", "0"]
+
+
+@pytest.mark.parametrize("module", ["reward", "source"])
+def test_the_package_is_the_one_that_the_docs_show(module):
+    page = (PACKAGES.parents[1] / "docs" / "extending.md").read_text()
+    assert f"```python\n{(PACKAGES / 'rpg_brevity' / f'{module}.py').read_text()}```" in page
+
+
+def test_the_entry_points_are_those_that_the_docs_show():
+    page = (PACKAGES.parents[1] / "docs" / "extending.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    project = tomllib.loads(block)["project"]
+    (metadata,) = PACKAGES.glob("rpg_brevity-*.dist-info")
+    offered = {entry.name: (entry.group, entry.value) for entry in PathDistribution(metadata).entry_points}
+    shown = {name: (group, value) for group, names in project["entry-points"].items() for name, value in names.items()}
+    assert offered == shown
+    assert metadata.name == f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
 
 
 def test_checking_a_spec_searches_the_installed_packages_only_for_a_name_that_is_not_ours():
