@@ -1,4 +1,4 @@
-"""What a run keeps: rows, checkpoints, exported weights; in an order that no crash can turn into a gap or a double.
+"""What a run keeps: rows, checkpoints and exported weights, in an order in which a crash leaves no gap and no double.
 
 Rows of a step are on disk before a checkpoint of that step gets its name, so a run that goes on from a checkpoint has
 every row up to it; rows after it belong to an attempt that the new one supersedes.
@@ -32,10 +32,8 @@ from specs.records import CheckpointRow
 
 _COUNTERS = "trainer.json"
 _PACKAGES = ("torch", "transformers", "deepspeed", "numpy", "pyarrow")
-"""Packages that shape what training gives."""
+"""Packages whose versions may change the result of training."""
 _RANDOM = "random"
-_PACKAGES = ("torch", "transformers", "deepspeed", "numpy", "pyarrow")
-"""Those whose versions shape what training gives."""
 
 
 @dataclass
@@ -43,17 +41,17 @@ class TrainingState:
     """Counters of a run; the rest of its state lies with the parts that it belongs to."""
 
     step: int = 0
-    """Steps begun; between steps: done."""
+    """Steps begun; between two steps, steps done."""
     updates: int = 0
     """Optimizer updates done."""
     policy_version: int = 0
-    """Weight loads of the sampler."""
+    """Number of times that the sampler has loaded weights."""
 
     def copy(self, parts: Parts, source: RolloutSource) -> StateCopy:
-        """Everything, copied to host memory. All ranks call; each gets what it has to write.
+        """The whole state of training, copied to host memory. All ranks call; each gets the part that it writes.
 
-        Weights and optimizer (in pieces), the reference's weights and schedule, the random states, the data cursor,
-        the rollouts sampled but not yet trained on and the counters. The learning rate follows from the counters.
+        That is: weights and optimizer (in pieces), the reference's weights and schedule, the random states, the data
+        cursor, the rollouts sampled but not yet trained on and the counters, from which the learning rate follows.
         """
         copied = StateCopy()
         parts.learner.save(copied)
@@ -66,9 +64,9 @@ class TrainingState:
         return copied
 
     def load(self, parts: Parts, source: RolloutSource, directory: Path) -> None:
-        """Takes back what a `copy` wrote, and gives the sampler the policy. All ranks call it.
+        """Restores what a `copy` wrote, and gives the sampler the policy. All ranks call it.
 
-        Parts in the middle of a run are set back as well: nothing of what they were is left.
+        In the middle of a run too: nothing remains of the state that the parts had.
         """
         record = json.loads((directory / _COUNTERS).read_bytes())
         parts.learner.load(directory)
@@ -97,7 +95,7 @@ class Keeper:
         self._ending = False
 
     def event(self, step: int, kind: str, message: str) -> None:
-        """Notes that something happened to the run; on disk with the step's other rows."""
+        """Records an event of the run, written with the step's other rows."""
         if self._first:
             self._writer.event(step, kind, message)
 
@@ -111,7 +109,7 @@ class Keeper:
         trained_version: int,
         reference_version: int,
     ) -> None:
-        """Notes a step's responses and their tokens."""
+        """Records a step's responses and their tokens."""
         table = ledger.gather()
         if not self._first:
             return
@@ -132,7 +130,7 @@ class Keeper:
             self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
 
     def save(self, state: TrainingState, *, stopping: bool) -> None:
-        """Writes weights and copies the state where they are due; `finish_step` has it written."""
+        """Exports weights and copies the state where that is due; `finish_step` then has the copy written."""
         training = self._parts.spec.training
         last = state.step == training.steps
         if last or (training.export_every_steps and state.step % training.export_every_steps == 0):
@@ -147,10 +145,10 @@ class Keeper:
             self.event(state.step, "finished" if last else "stopped", "" if last else "asked to, after this step")
 
     def finish_step(self, state: TrainingState, metrics: dict[str, float]) -> None:
-        """Puts the step's rows on disk, then has the copied state written; only the last is waited for.
+        """Puts the step's rows on disk, then has the copied state written; waits only for the run's last.
 
         Raises:
-            DiskError: something could not be written, this step or the state of an earlier one.
+            DiskError: the rows, this state or an earlier one could not be written.
         """
         if self._first:
             write_metrics(self._writer, state.step, metrics)
@@ -164,13 +162,13 @@ class Keeper:
             self._checkpoints.wait()
 
     def roll_back(self, state: TrainingState, *, up_to: int) -> int:
-        """Sets a run back to its newest whole checkpoint of a step up to `up_to`. All ranks call it between two steps.
+        """Sets a run back to its newest undamaged checkpoint of a step up to `up_to`. All ranks call it between steps.
 
-        Parts and state are then as they were, and an attempt begins that supersedes the rows of later steps. Later
-        checkpoints are deleted, so that no later start goes on from them.
+        Parts and state are then as they were at that step. A new attempt begins, which supersedes the rows of later
+        steps, and later checkpoints are deleted, so that no later start goes on from them.
 
         Returns:
-            The step of the checkpoint; 0 where there is none, and nothing is changed.
+            The step of the checkpoint; 0 where there is none, in which case nothing is changed.
         Raises:
             DiskError: a checkpoint that was still being written could not be.
         """
@@ -211,7 +209,7 @@ class Keeper:
         write_json(run.manifest, record)
 
     def close(self) -> None:
-        """Puts on disk what an unfinished step left."""
+        """Writes the rows that an unfinished step left."""
         self._checkpoints.close()
         if self._first:
             self._writer.flush()
@@ -237,7 +235,7 @@ class Keeper:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's random generators of this process, as plain values and tensors."""
+    """The states of this process's random generators (Python, NumPy, torch), as plain values and tensors."""
     name, keys, *rest = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "python": random.getstate(),
@@ -250,7 +248,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: dict[str, Any]) -> None:
-    """Sets the generators to what `random_states` saw."""
+    """Sets the generators to states that `random_states` returned."""
     random.setstate(states["python"])
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))

@@ -1,4 +1,4 @@
-"""What a trainer is made of, put together from a run's directory."""
+"""The parts of a trainer, made from a run's directory."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -52,20 +52,20 @@ class Parts:
     guards: Guards
     """Watch the metrics of every step."""
     sentinel: Sentinel | None
-    """Compares the sampler with the learner; None for one that needs no proof of its weights."""
+    """Compares the sampler with the learner; None for a sampler that cannot hold other weights."""
 
     def give_sampler_weights(self, policy_version: int) -> None:
-        """Loads the learner's weights into the sampler, which then has to prove that it holds them."""
+        """Loads the learner's weights into the sampler, and checks that it holds them. All ranks call it."""
         self.sampler.load_weights(self.learner.weights(), policy_version=policy_version)
         self.prove_sampler()
 
     def prove_sampler(self) -> None:
-        """The sampler gives the same logprobs as the learner, or StaleEngineError is raised. All ranks call it."""
+        """Raises StaleEngineError where sampler and learner do not give the same logprobs. All ranks call it."""
         if self.sentinel:
             self.sentinel.check(self.sampler, self.learner.probe)
 
     def sentinel_metrics(self) -> dict[str, float]:
-        """How far this rank's sampler was from the learner in its last proof, nats; empty without one."""
+        """The last check's metric: how far this rank's sampler was from the learner, nats. Empty without a sentinel."""
         return {"sentinel/difference": self.sentinel.difference} if self.sentinel else {}
 
 
@@ -88,7 +88,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
     max_length = max(map(len, prompts), default=0) + spec.rollout.max_response_length
     _check(spec, base, max_length)
     if spec.data.evaluation:
-        evaluation_inputs(spec, data, base, tokenizer)  # what would fail after training fails now
+        evaluation_inputs(spec, data, base, tokenizer)  # so that what is wrong with them shows before training
     learner = Learner(
         base,
         spec.training,
@@ -133,20 +133,21 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
 
 
 def _seed_everything(seed: int) -> None:
-    """No result depends on these today; a library that draws from them draws the same again."""
+    """Seeds the global generators: results do not depend on them, but a library may draw from them."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
 def _check(spec: Experiment, base: Path, max_length: int) -> None:
+    """Raises SpecError where the model's context is too short, or a rank would have no prompt."""
     from transformers import AutoConfig
 
-    wrong: list[Issue] = []
+    issues: list[Issue] = []
     context = getattr(AutoConfig.from_pretrained(base), "max_position_embeddings", None)
     if context is not None and max_length > context:
         longest = max_length - spec.rollout.max_response_length
-        wrong.append(
+        issues.append(
             Issue(
                 "the model's context is too short for the longest prompt and a whole response",
                 path=("rollout", "max_response_length"),
@@ -156,7 +157,7 @@ def _check(spec: Experiment, base: Path, max_length: int) -> None:
             )
         )
     if ranks.world_size() > spec.training.prompts_per_step:
-        wrong.append(
+        issues.append(
             Issue(
                 "more ranks than prompts in a step",
                 path=("training", "ranks"),
@@ -164,5 +165,5 @@ def _check(spec: Experiment, base: Path, max_length: int) -> None:
                 allowed=f"at most {spec.training.prompts_per_step}",
             )
         )
-    if wrong:
-        raise SpecError(*wrong)
+    if issues:
+        raise SpecError(*issues)

@@ -1,4 +1,4 @@
-"""The reference policy's weights: lent to the learner's module for a pass, so that there is no second model."""
+"""The reference policy: its weights, lent to the learner's module for a pass, and the schedule by which it moves."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -19,27 +19,27 @@ _STEM = "reference"
 
 
 class ReferencePolicy(Protocol):
-    """Another policy than the one that is trained, of the same shape."""
+    """A policy of the same shape as the one that is trained, apart from it."""
 
     def move(self, *, ema_decay: float = 0.0) -> None:
-        """Makes it the present policy, or a mixture with it."""
+        """Makes the reference the present policy or, with a decay, `decay * reference + (1 - decay) * policy`."""
         ...
 
     def in_place(self) -> AbstractContextManager[None]:
-        """Within the block the learner's module is this policy. Train on nothing inside."""
+        """Within the block the learner's module holds the reference. No training inside."""
         ...
 
     def save(self, copy: StateCopy) -> None:
-        """Gives a copy what a checkpoint needs to have it back."""
+        """Adds to a copy what `load` needs."""
         ...
 
     def load(self, directory: Path) -> None:
-        """Takes back what `save` wrote."""
+        """Restores what `save` wrote."""
         ...
 
 
 def reference_policy(reference: Reference, module: nn.Module) -> "Snapshot | BaseModel | None":
-    """The spec's reference, from a module that is still as training begins. None: that which samples, so no other."""
+    """The spec's reference policy, made before the first update. None where it is the policy that samples."""
     if reference.source == "behaviour":
         return None
     if reference.source == "initial" and has_adapters(module):
@@ -48,7 +48,7 @@ def reference_policy(reference: Reference, module: nn.Module) -> "Snapshot | Bas
 
 
 class BaseModel:
-    """The policy that training with adapters began with: the module with its adapters off. Nothing is kept."""
+    """The policy with which training of adapters began: the module with its adapters off, so that nothing is kept."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -64,54 +64,54 @@ class BaseModel:
             yield
 
     def save(self, copy: StateCopy) -> None:
-        """Gives nothing: the base model's weights never change."""
+        """Adds nothing: the base model's weights never change."""
 
     def load(self, directory: Path) -> None:
         """Reads nothing."""
 
 
 class Snapshot:
-    """A copy of what a module trains: all its weights, or its adapters. Sharded, each rank keeps its own shard."""
+    """A copy of a module's trained parameters: all, or its adapters. At ZeRO 3 each rank keeps its own shards."""
 
     def __init__(self, module: nn.Module, *, averages: bool = False) -> None:
         """The snapshot is the module as it is now.
 
         Args:
-            averages: moves will have a decay; it is then kept in float32, since in bfloat16 a share of less than 2^-9
-                of a weight is rounded away, and an average would stand still.
+            averages: moves have a decay. The snapshot is then kept in float32: in bfloat16 changes of less than 2^-9 of
+                a weight are rounded away, and an average would not move.
         """
         self._module = module
         self._weights = {
-            name: tensor.to(torch.float32 if averages else tensor.dtype, copy=True) for name, tensor in self._held()
+            name: tensor.to(torch.float32 if averages else tensor.dtype, copy=True)
+            for name, tensor in self._parameters()
         }
 
     def move(self, *, ema_decay: float = 0.0) -> None:
         """Makes the snapshot the present policy, or, with a decay, `decay * snapshot + (1 - decay) * policy`."""
-        for name, tensor in self._held():
+        for name, tensor in self._parameters():
             weight = self._weights[name]
             weight.lerp_(tensor.to(weight.dtype), 1 - ema_decay) if ema_decay else weight.copy_(tensor)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block the module holds the snapshot's weights, rounded where they are wider. Train on nothing
-        inside."""
-        mine = {name: tensor.data for name, tensor in self._held()}
+        """Within the block the module holds the snapshot's weights, rounded to its own type. No training inside."""
+        policy_weights = {name: tensor.data for name, tensor in self._parameters()}
         try:
-            for name, tensor in self._held():
+            for name, tensor in self._parameters():
                 tensor.data = self._weights[name].to(tensor.dtype)
             with torch.no_grad():
                 yield
         finally:
-            for name, tensor in self._held():
-                tensor.data = mine[name]
+            for name, tensor in self._parameters():
+                tensor.data = policy_weights[name]
 
     def save(self, copy: StateCopy) -> None:
-        """Gives a copy the weights: rank 0 the whole, or each rank its shard."""
+        """Adds the weights to a copy: rank 0 adds all, or each rank its shards."""
         if self._sharded or ranks.rank() == 0:
             copy.pieces(_STEM, self._pieces())
 
     def load(self, directory: Path) -> None:
-        """Takes back what `save` wrote, on any number of ranks."""
+        """Restores what `save` wrote, on any number of ranks."""
         files = PieceFiles(directory, _STEM)
         for piece in self._pieces():
             files.fill(piece)
@@ -127,8 +127,8 @@ class Snapshot:
         return any(hasattr(parameter, "ds_tensor") for parameter in self._module.parameters())
 
     @torch.no_grad()
-    def _held(self) -> Iterator[tuple[str, Tensor]]:
-        """What this rank holds of each parameter that is trained: the whole, or at ZeRO 3 its shard."""
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and values of each trained parameter, as far as this rank holds it: all, or at ZeRO 3 its shard."""
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
                 yield name, getattr(parameter, "ds_tensor", parameter)
@@ -141,13 +141,13 @@ class ReferenceSchedule:
         self._follows = follows
         self._update = update
         self.version = 0
-        """Moves so far; with source behaviour one a step."""
+        """Moves so far; with source behaviour, one a step."""
         self.age_steps = 0
         """Steps finished since the last move, or since the start."""
         self.steps = 0
         """Steps finished."""
         self.reason = ""
-        """Why it last moved; empty where it never did."""
+        """Why the reference last moved; empty where it never has."""
         self._recent: deque[float] = deque(maxlen=update.kl_window if update else 1)
 
     @classmethod
@@ -162,9 +162,9 @@ class ReferenceSchedule:
         return self._update.ema_decay if self._update else 0.0
 
     def after_step(self, kl_reverse: float) -> bool:
-        """Tells the schedule that a step ended with this mean `kl/reverse` (nats); True: move the weights now.
+        """Counts a finished step, with its mean `kl/reverse` in nats. Returns whether the weights are to move now.
 
-        With source behaviour the version counts on and there is nothing to copy, so the answer is False.
+        With source behaviour the version goes up, but there are no weights to move, so the result is False.
         """
         self.steps += 1
         self.age_steps += 1
@@ -179,7 +179,7 @@ class ReferenceSchedule:
         return not self._follows
 
     def _due(self) -> str:
-        """Why it moves now; empty: it does not."""
+        """Why the reference is to move now; empty where it is not."""
         update = self._update
         if update is None or self.steps < update.after_steps:
             return ""
@@ -194,7 +194,7 @@ class ReferenceSchedule:
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes, JSON-able."""
+        """All that changes, as plain values for JSON."""
         return {
             "version": self.version,
             "age_steps": self.age_steps,
@@ -204,7 +204,7 @@ class ReferenceSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state_dict` of the same reference section."""
+        """Restores a `state_dict` of the same reference section."""
         self.version = int(state["version"])
         self.age_steps = int(state["age_steps"])
         self.steps = int(state["steps"])

@@ -1,4 +1,4 @@
-"""How many GPU hours a run will take at most: arithmetic of training, memory traffic of sampling."""
+"""The most GPU hours that a run will take, from the arithmetic of training and the memory traffic of sampling."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ from pipelines.planning.model_shape import ModelShape
 from specs.schema.experiment import Experiment
 
 PEAK_FLOPS = 989e12
-"""bfloat16 products of an H100 SXM, FLOP/s."""
+"""Of an H100 SXM in bfloat16, FLOP/s."""
 BANDWIDTH = 3.35e12
-"""Its memory's, bytes/s."""
+"""Of an H100 SXM's memory, bytes/s."""
 TRAINING_SHARE = 0.4
-"""Of the peak that training is taken to reach."""
+"""Share of the peak that training is assumed to reach."""
 SAMPLING_SHARE = 0.6
-"""Of the bandwidth that sampling is taken to reach."""
+"""Share of the bandwidth that sampling is assumed to reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHours:
-    """Of one run, every response at its full length. A GPU that waits, for its engine or for its rank, counts."""
+    """GPU hours of one run, every response at its full length. GPUs that wait for others of the run count too."""
 
     sampling: float
     training: float
@@ -30,7 +30,7 @@ class GpuHours:
 
 
 def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
-    """On H100s. Evaluation, loading and what dynamic sampling throws away come on top."""
+    """The hours on H100s. Evaluation, loading and groups that dynamic sampling throws away are not counted."""
     training = experiment.training
     gpus = experiment.rollout.gpus(training.ranks)
     return GpuHours(
@@ -54,17 +54,20 @@ def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
 
 
 def _sampling_seconds(experiment: Experiment, shape: ModelShape) -> float:
-    """Seconds of a step with each rank's engine: every token reads the weights once for all in flight, and each its own
-    cache; an engine of several GPUs has their bandwidth together."""
+    """Seconds in which each rank samples its responses of a step.
+
+    For every token the weights are read once for all responses in flight, and the cache of each response. A sampler of
+    several GPUs has the bandwidth of all of them.
+    """
     training, rollout = experiment.training, experiment.rollout
     size = 2 if training.precision == "bfloat16" else 4
     responses = -(-training.prompts_per_step * training.group_size // training.ranks)
     context = experiment.data.max_prompt_length + rollout.max_response_length / 2
     cache = context * shape.layers * 2 * shape.key_value_size * size
     in_flight = min(responses, rollout.max_concurrent)
-    spread = rollout.gpus_per_sampler
+    gpus = rollout.gpus_per_sampler
     if engine := engine_memory(experiment):
-        in_flight = max(1, min(in_flight, int((engine * spread - shape.parameters * size) / cache)))
+        in_flight = max(1, min(in_flight, int((engine * gpus - shape.parameters * size) / cache)))
     traffic = (shape.matrix_parameters * size + in_flight * cache) / (BANDWIDTH * SAMPLING_SHARE)
     arithmetic = in_flight * 2 * shape.matrix_parameters / (PEAK_FLOPS * TRAINING_SHARE)
-    return responses / in_flight * rollout.max_response_length * max(traffic, arithmetic) / spread
+    return responses / in_flight * rollout.max_response_length * max(traffic, arithmetic) / gpus

@@ -1,6 +1,6 @@
-"""What a run will take, told before it starts: its batch algebra, the memory of one rank, the tokens.
+"""What a run will need, estimated before it starts: its batch algebra, its tokens, and the memory of one rank.
 
-Upper bounds from the spec alone; nothing is loaded. Sizes are in bytes unless a name says otherwise.
+These are upper bounds from the spec alone; nothing is loaded. Sizes are in bytes unless a name says otherwise.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ GIB = 2**30
 LOGPROB_CHUNK = 1024
 """Response tokens whose logits the learner holds at once."""
 LIVE_PARAMETERS = 10**9
-"""Weights that DeepSpeed holds whole at ZeRO 3, by default at most (stage3_max_live_parameters)."""
+"""Most weights that DeepSpeed holds whole at ZeRO 3, by its default (stage3_max_live_parameters)."""
 REDUCED_PARAMETERS = 5 * 10**8
-"""Gradients that ZeRO adds up over the ranks at once, by default (reduce_bucket_size); their room is all taken at the
+"""Gradients that ZeRO adds up over the ranks at once, by its default (reduce_bucket_size); room for all is taken at the
 start."""
 PREFETCHED_PARAMETERS = 5 * 10**7
-"""Weights that one of its gathers ahead brings, by default at most (stage3_prefetch_bucket_size), into a buffer of its
+"""Most weights that ZeRO 3 gathers ahead at once, by its default (stage3_prefetch_bucket_size), into a buffer of their
 own."""
 
 
@@ -36,14 +36,14 @@ class BatchAlgebra:
     updates_per_step: int
     updates: int
     tokens_to_sample: int
-    """Of the whole run at most: every response at its full length."""
+    """Most tokens of the whole run: every response at its full length."""
     tokens_to_train: int
-    """Prompt and response tokens of all forward-backward passes at most."""
+    """Most prompt and response tokens of all forward-backward passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes on one rank's device at most, by what they hold."""
+    """Most bytes on one rank's device, by what they hold."""
 
     weights: int
     gradients: int
@@ -54,13 +54,13 @@ class MemoryEstimate:
     sampler: int
     """The sampler's own model, whole on every rank; 0 where it reads the learner's, or has it in `kv_cache`."""
     gathered: int
-    """Weights that ZeRO 3 makes whole for the layers at work and the next ones."""
+    """Weights that ZeRO 3 gathers for the layers that compute and for the next ones."""
     activations: int
     logits: int
     kv_cache: int
-    """Of an engine that takes a share of a known memory: the share, its own weights included. 0 on GPUs of its own."""
+    """For an engine that takes a share of a known memory, the share, its weights included. 0 on GPUs of its own."""
     cache_stays: bool = False
-    """While training: an engine that does not sleep keeps its share, a sampler that samples ahead its cache."""
+    """Whether `kv_cache` is held while training too: by an engine that does not sleep, or that samples meanwhile."""
 
     @property
     def total(self) -> int:
@@ -71,7 +71,7 @@ class MemoryEstimate:
 
 
 def batch_algebra(experiment: Experiment) -> BatchAlgebra:
-    """Counts of one run."""
+    """The counts of one run."""
     training = experiment.training
     rollouts = training.prompts_per_step * training.group_size
     updates_per_step = training.minibatches * training.epochs
@@ -101,10 +101,10 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     # Either optimizer keeps two float32 values a weight, and ZeRO a float32 master copy of the weights as well.
     optimizer = trained * (12 if stage else 8)
     weights = (shape.parameters + adapters) * size
-    # What a snapshot keeps is what is trained; the initial policy is the model with its adapters off.
+    # A snapshot keeps the trained weights; with adapters the initial policy is the model with these off.
     kept = {"behaviour": 0, "initial": 0 if adapters else trained, "snapshot": trained}
     update = experiment.reference.update
-    # An average is kept in float32, and lent in the training precision.
+    # An average is kept in float32; a copy in the training precision is lent to the learner.
     averages = low_precision and update is not None and update.ema_decay > 0
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
@@ -134,9 +134,9 @@ def engine_memory(experiment: Experiment) -> int:
 
 
 def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
-    """Weights of the adapters: rank x (inputs + outputs) of each adapted module, by the names of Llama and its kin.
+    """Weights of the adapters: rank x (inputs + outputs) of each adapted module, by the module names of Llama models.
 
-    A module of another name counts as one of the MLP's.
+    A module of another name counts like one of the MLP.
     """
     hidden, inner = shape.hidden_size, shape.intermediate_size
     widths = {
@@ -148,19 +148,19 @@ def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
 
 
 def memory_warnings(experiment: Experiment) -> list[Issue]:
-    """Says where the estimate does not fit what the spec asks for."""
-    asked = experiment.resources.memory_gib
+    """A warning where the estimate exceeds the memory that the spec names."""
+    memory_gib = experiment.resources.memory_gib
     shape = model_shape(experiment)
-    if not asked or shape is None:
+    if not memory_gib or shape is None:
         return []
     estimate = memory_estimate(experiment, shape)
-    if estimate.total <= asked * GIB:
+    if estimate.total <= memory_gib * GIB:
         return []
     return [
         Issue(
             f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit",
             path=("resources", "memory_gib"),
-            given=f"{asked:g}",
+            given=f"{memory_gib:g}",
             hint=f"largest part: {_largest_part(estimate, experiment.rollout)}",
         )
     ]
@@ -184,18 +184,18 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
 
 
 def _gradients(trained: int, training: Training, stage: int, size: int) -> int:
-    """Added up in float32; a rank's share of them from stage 2 on. Stage 1 in bfloat16 keeps those of one pass beside
-    their sum."""
+    """Gradients are added up in float32; from stage 2 on a rank keeps its share of them. Stage 1 in bfloat16 keeps the
+    gradients of one pass beside the sum."""
     if stage > 1:
         return trained * 4 // training.ranks
     return trained * (4 + (size if stage == 1 and size < 4 else 0))
 
 
 def _buckets(trained: int, experiment: Experiment, stage: int, size: int) -> int:
-    """Without ZeRO, and for stage 1 in bfloat16, DeepSpeed needs none."""
+    """DeepSpeed needs no buckets without ZeRO, nor for stage 1 in bfloat16."""
     if stage == 0 or (stage == 1 and size < 4):
         return 0
-    on_cpu = experiment.resources.device == "cpu"  # where room that is not written to is not taken
+    on_cpu = experiment.resources.device == "cpu"  # where memory that is not written to takes no room
     return (min(trained, REDUCED_PARAMETERS) if on_cpu else REDUCED_PARAMETERS) * size
 
 
@@ -204,7 +204,7 @@ def _shard(size: int, training: Training, from_stage: int) -> int:
 
 
 def _gathered(parameters: int, training: Training) -> int:
-    """Weights that are whole at once at most; a rank alone has nothing to gather, unless they come from the host."""
+    """Most weights that are whole at once. A single rank gathers none, unless they come from the host."""
     if training.zero_stage < 3 or (training.ranks == 1 and not training.offload.parameters):
         return 0
     return min(parameters, LIVE_PARAMETERS) + min(parameters, PREFETCHED_PARAMETERS)
@@ -214,7 +214,7 @@ def _largest_microbatch(experiment: Experiment) -> int:
     longest = experiment.data.max_prompt_length + experiment.rollout.max_response_length
     training = experiment.training
     per_update = training.prompts_per_step * training.group_size // training.minibatches * longest
-    # A single response longer than the budget still has to fit.
+    # A single response that is longer than the budget still is one microbatch.
     return max(min(training.microbatch_tokens, -(-per_update // training.ranks)), longest)
 
 

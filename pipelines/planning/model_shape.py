@@ -15,7 +15,7 @@ class ModelShape:
 
     parameters: int
     matrix_parameters: int
-    """Those that every token is multiplied with: the embeddings count once, as the output head."""
+    """Parameters that every token is multiplied with: of the embeddings only the output head counts."""
     hidden_size: int
     layers: int
     key_value_size: int
@@ -28,16 +28,16 @@ class ModelShape:
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
-    """From the architecture in the spec, the config.json of a local or cached model, or what is known of it; else
-    None."""
+    """The shape, from the spec's own architecture, the config.json of a local or cached model, or CONFIGS; None where
+    there is none of these."""
     model = experiment.model
     if isinstance(model, ScratchModel):
         tokenizer = model.tokenizer
         vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
         return _shape({**model.config, "vocab_size": vocab_size})
     config = _config_file(model)
-    known = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
-    return _shape(known) if known else None
+    fields = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
+    return _shape(fields) if fields else None
 
 
 def _config_file(model: PretrainedModel) -> Path | None:

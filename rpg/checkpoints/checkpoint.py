@@ -1,7 +1,7 @@
 """Checkpoints: copied at once, written aside while training goes on, published by a rename, verified before use.
 
-A thread of each rank writes what its rank copied, with digests; once all ranks are done, that of rank 0 lists the
-files and gives the directory its name. A kill at any moment leaves a whole checkpoint or none of that name.
+On each rank a thread writes what the rank copied, with digests. Once all ranks are done, the thread of rank 0 lists the
+files and gives the directory its name. A kill at any moment leaves a whole checkpoint, or none of that name.
 """
 
 import json
@@ -33,16 +33,16 @@ class Checkpoints:
         self._writing: _Background | None = None
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint after a step lies."""
+        """Directory of the checkpoint after a step."""
         return self._directory / f"step-{step:06}"
 
     def write(self, step: int, copy: StateCopy, metrics: Mapping[str, float] | None = None) -> None:
-        """Begins to write and publish a copy of the state; waits only for one that is still being written.
+        """Begins to write and publish a copy of the state; waits only for an earlier one that is still being written.
 
         Call it once the rows of that step are on disk, so that no checkpoint outruns the records.
 
         Args:
-            metrics: what `Retention` may choose the best by.
+            metrics: saved in the manifest; `Retention` may choose the best checkpoint by one of them.
         Raises:
             DiskError: an earlier one could not be written.
         """
@@ -56,7 +56,7 @@ class Checkpoints:
         self._writing = _Background(lambda: self._write(step, copy, dict(metrics or {})))
 
     def check(self) -> None:
-        """Raises DiskError on all ranks if what is being written failed on one. Costs nothing while nothing is."""
+        """Raises DiskError on all ranks if the checkpoint that is being written failed on one; does not wait for it."""
         if self._writing:
             failed, unfinished = self._writing.error is not None, not self._writing.done
             if ranks.largest(torch.tensor([failed, unfinished], dtype=torch.int32)).any():
@@ -66,7 +66,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Returns once nothing is being written on any rank. Raises DiskError if that failed."""
+        """Waits until no rank is writing a checkpoint. Raises DiskError if one could not be written."""
         if writing := self._writing:
             self._writing = None
             writing.join()
@@ -74,32 +74,32 @@ class Checkpoints:
                 raise writing.error or DiskError("another rank could not write its part of the checkpoint")
 
     def close(self) -> None:
-        """Lets what is being written come to its end, on a way out where nobody asks how."""
+        """Waits until this rank has written, and ignores an error: for the way out after another failure."""
         if self._writing:
             self._writing.join()
 
     def latest(self, *, up_to: int = sys.maxsize) -> int:
-        """The step of the newest checkpoint that agrees with its manifest; 0 where none does. The same on all ranks.
+        """The step of the newest checkpoint that agrees with its manifest, on all ranks; 0 where none does.
 
-        Broken ones lose their name, so that they count no more among the last few. Call it while none is being written.
+        Damaged ones are renamed, so that retention does not count them. Call it while no checkpoint is being written.
 
         Args:
             up_to: later ones are not looked at.
         """
-        found = 0
+        newest = 0
         if ranks.rank() == 0:
             for leftover in self._directory.glob(".step-*.partial"):
                 shutil.rmtree(leftover)
             for step in reversed([step for step in self.published() if step <= up_to]):
                 path = self.path(step)
-                if not (wrong := defect(path)):
-                    found = step
+                if not (damage := defect(path)):
+                    newest = step
                     break
-                print(f"checkpoint {path} is broken ({wrong}): passed over for the one before", file=sys.stderr)
+                print(f"checkpoint {path} is broken ({damage}): passed over for the one before", file=sys.stderr)
                 set_aside = path.with_name(f".{path.name}.broken")
                 shutil.rmtree(set_aside, ignore_errors=True)
                 path.rename(set_aside)
-        return ranks.from_first(found)
+        return ranks.from_first(newest)
 
     def delete_after(self, step: int) -> None:
         """Deletes the checkpoints of later steps."""
@@ -110,22 +110,22 @@ class Checkpoints:
         ranks.wait_for_all()
 
     def published(self) -> list[int]:
-        """The steps that have one, whole or broken."""
+        """The steps that have a checkpoint, whole or damaged."""
         return sorted(int(path.name.removeprefix("step-")) for path in self._directory.glob("step-*"))
 
     def _write(self, step: int, copy: StateCopy, metrics: dict[str, float]) -> None:
-        """Runs in the background, on all ranks."""
-        aside, written, wrong = self._aside(step), {}, ""
+        """Writes and publishes; runs in the background, on all ranks."""
+        aside, written, failure = self._aside(step), {}, ""
         try:
             with explained(aside):
                 written = copy.write(aside)
-        except Exception as error:  # told to the other ranks, who wait for this one
-            wrong = str(error)
-        parts = self._channel.gather((written, wrong))
-        if told := [wrong for _, wrong in parts if wrong]:
+        except Exception as error:  # sent to the other ranks, which wait for this one
+            failure = str(error)
+        parts = self._channel.gather((written, failure))
+        if failures := [failure for _, failure in parts if failure]:
             if ranks.rank() == 0:
                 shutil.rmtree(aside, ignore_errors=True)
-            raise DiskError(told[0])
+            raise DiskError(failures[0])
         if ranks.rank() == 0:
             files = {name: entry for part, _ in parts for name, entry in part.items()}
             with explained(aside):
@@ -133,13 +133,13 @@ class Checkpoints:
                 self._publish(step)
 
     def _publish(self, step: int) -> None:
-        """Gives what was written its name, and deletes checkpoints that need not stay."""
+        """Gives the written directory its name, and deletes the checkpoints that are not kept."""
         final = self.path(step)
         if final.exists():
             shutil.rmtree(final)
         self._aside(step).rename(final)
         sync(self._directory)
-        published = {step: _metrics(self.path(step)) for step in self.published()}
+        published = {step: _metrics_of(self.path(step)) for step in self.published()}
         for old in published.keys() - self._retention.kept(published):
             shutil.rmtree(self.path(old))
 
@@ -148,11 +148,11 @@ class Checkpoints:
 
 
 class _Background:
-    """A piece of work in a thread of its own. It ends with the process, unless somebody waits for it."""
+    """A piece of work in a thread of its own. The thread ends with the process, unless `join` waits for it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.error: BaseException | None = None
-        """What ended it early."""
+        """The exception that ended it; None where it went well or goes on."""
         self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -181,8 +181,8 @@ def defect(checkpoint: Path) -> str:
     return find_damage(checkpoint, files, full=True)
 
 
-def _metrics(checkpoint: Path) -> dict[str, Any]:
-    """Those saved with the checkpoint: `figures` in its manifest. Empty where it cannot be read."""
+def _metrics_of(checkpoint: Path) -> dict[str, Any]:
+    """The metrics that were saved with a checkpoint; none where its manifest cannot be read."""
     try:
         return dict(json.loads((checkpoint / MANIFEST).read_bytes())["figures"])
     except (OSError, ValueError, KeyError):

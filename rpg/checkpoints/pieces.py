@@ -1,9 +1,9 @@
-"""What a checkpoint holds, in pieces: a rank writes the parts of tensors that it has, and reads those that it needs.
+"""A checkpoint's content, in pieces: a rank writes the parts of tensors that it has, and reads those that it needs.
 
 A piece is a run of elements of a flattened tensor, under the tensor's name. The ranks that read may be more or fewer
 than those that wrote, and may cut their tensors elsewhere: each copies what overlaps. So no rank ever gathers a whole
-model, and a checkpoint of any layout serves any other. DeepSpeed's universal checkpoint is the same idea as a second
-program that rewrites a finished checkpoint, and knows an optimizer by Adam's two moments alone.
+model, and a checkpoint of one layout can be read by any other. DeepSpeed's universal checkpoint is the same idea, but
+it is a second program that rewrites a finished checkpoint, and it knows only optimizers with Adam's two moments.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _NOTES = "notes"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a tensor that lives."""
+    """A part of a tensor in memory."""
 
     name: str
     """Of the whole tensor; the same on every rank."""
@@ -48,15 +48,16 @@ class Piece:
 
 
 class StateCopy:
-    """What this rank has to write: copied to host memory at once, so that training can go on while it is written."""
+    """This rank's part of a checkpoint, copied to host memory at once, so that training goes on while it is written."""
 
     def __init__(self) -> None:
         self._files: dict[str, list[memoryview]] = {}
 
     def pieces(self, stem: str, pieces: Iterable[Piece], notes: dict[str, Any] | None = None) -> None:
-        """Takes pieces, and notes of plain values, for a file of this rank's own: safetensors."""
+        """Adds a safetensors file of this rank: pieces, and notes of plain values."""
         copies = [(f"{piece.start}@{piece.name}", _on_host(piece.values)) for piece in pieces if piece.values.numel()]
-        # The widest first, as safetensors wants it, so that all are aligned; then by name: equal states, equal files.
+        # The widest types first, as safetensors wants it for alignment; then by name, so that equal states give equal
+        # files.
         copies.sort(key=lambda named: (-named[1].element_size(), named[0]))
         header: dict[str, Any] = {"__metadata__": {_NOTES: json.dumps(notes or {}, sort_keys=True)}}
         end = 0
@@ -71,19 +72,19 @@ class StateCopy:
         self._files[f"{stem}-rank{ranks.rank():05}.safetensors"] = [head, *body]
 
     def document(self, name: str, value: Any) -> None:
-        """Takes plain values for a JSON file; of rank 0 only."""
+        """Adds a JSON file of plain values; on rank 0 only."""
         if ranks.rank() == 0:
             self._files[name] = [memoryview(json.dumps(value, indent=1).encode())]
 
     def values(self, stem: str, value: Any) -> None:
-        """Takes plain values and tensors for a file of this rank's own, as `load_values` gives them back."""
+        """Adds a file of this rank with plain values and tensors, which `load_values` reads back."""
         buffer = io.BytesIO()
         torch.save(value, buffer)
         self._files[_values_file(stem)] = [buffer.getbuffer()]
 
     @property
     def num_bytes(self) -> int:
-        """Size of the files."""
+        """Size of all files."""
         return sum(block.nbytes for blocks in self._files.values() for block in blocks)
 
     def write(self, directory: Path) -> dict[str, dict[str, Any]]:
@@ -92,7 +93,7 @@ class StateCopy:
 
 
 class PieceFiles:
-    """The pieces that any number of ranks wrote under one stem."""
+    """All pieces that were written under one stem, by any number of ranks."""
 
     def __init__(self, directory: Path, stem: str) -> None:
         """Raises FileNotFoundError where there are none."""
@@ -102,7 +103,7 @@ class PieceFiles:
         self._directory = directory
         self._files: list[Any] = [safe_open(path, framework="pt", device="cpu") for path in paths]
         self.notes: list[dict[str, Any]] = [json.loads(file.metadata()[_NOTES]) for file in self._files]
-        """What each rank noted."""
+        """The notes of each rank."""
         self._index: dict[str, list[tuple[int, int, Any]]] = {}
         for file in self._files:
             for key in file.keys():  # noqa: SIM118  a method of safetensors' file, which is no mapping
@@ -111,11 +112,11 @@ class PieceFiles:
                 self._index.setdefault(name, []).append((int(start), values.get_shape()[0], values))
 
     def names(self) -> list[str]:
-        """Of the whole tensors."""
+        """Names of the whole tensors, sorted."""
         return sorted(self._index)
 
     def fill(self, piece: Piece) -> None:
-        """Copies what the files know into a living piece. Raises RuntimeError where they do not cover it."""
+        """Copies the values from the files into a piece in memory. Raises RuntimeError where the files lack some."""
         begin, end = piece.start, piece.start + piece.values.numel()
         filled = 0
         for start, count, values in self._index.get(piece.name, []):
@@ -128,7 +129,7 @@ class PieceFiles:
 
 
 def load_values(directory: Path, stem: str, *, rank: int | None = None) -> Any:
-    """What a rank, by default this one, gave to `StateCopy.values`; None where no rank of this number did."""
+    """What a rank, by default this one, gave to `StateCopy.values`; None where there was no rank of that number."""
     path = directory / _values_file(stem, rank)
     return torch.load(path, weights_only=True) if path.exists() else None
 
@@ -138,7 +139,7 @@ def _values_file(stem: str, rank: int | None = None) -> str:
 
 
 def _on_host(values: Tensor) -> Tensor:
-    """A copy that nobody else writes to."""
+    """A copy in host memory."""
     return values.detach().to("cpu", copy=True)
 
 
@@ -156,12 +157,12 @@ def _write(path: Path, blocks: Iterable[memoryview]) -> dict[str, Any]:
 
 
 def _parts(block: memoryview, size: int = 2**22) -> Iterator[memoryview]:
-    """In strips that stay in the cache between digest and write."""
+    """The block in strips, short enough to stay in the cache between digest and write."""
     for start in range(0, len(block), size):
         yield block[start : start + size]
 
 
 def _write_all(file: io.FileIO, part: memoryview) -> None:
-    """A raw write may take less than it is given."""
+    """Writes all of the part: one raw write may write less."""
     while part:
         part = part[file.write(part) :]

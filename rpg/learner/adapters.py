@@ -1,4 +1,4 @@
-"""Low-rank adapters on a transformers model: what is trained in place of its weights, and what they make of them.
+"""Low-rank adapters on a transformers model: trained in place of its weights, and merged into them where it samples.
 
 The modules are PEFT's, put into the model itself, so that it stays a transformers model and the names of its weights
 stay legible: an adapted `q_proj.weight` is called `q_proj.base_layer.weight` inside and `q_proj.weight` outside.
@@ -30,7 +30,7 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     """Puts adapters into the model and freezes all else. A is drawn from torch's generator; B is 0, so nothing changes.
 
     Raises:
-        SpecError: a target module that the model has not, or that is no linear layer between the embeddings.
+        SpecError: the model has no such target module, or it is no linear layer between the embeddings.
     """
     from peft import inject_adapter_in_model
 
@@ -53,7 +53,7 @@ def _check_targets(model: PreTrainedModel, lora: Lora) -> None:
         for name, module in model.named_modules()
         if isinstance(module, (nn.Linear, Conv1D)) and module is not head
     }
-    wrong = [
+    issues = [
         Issue(
             "the model has no such linear module",
             path=("training", "lora", "target_modules", index),
@@ -63,8 +63,8 @@ def _check_targets(model: PreTrainedModel, lora: Lora) -> None:
         for index, name in enumerate(lora.target_modules)
         if name not in linear
     ]
-    if wrong:
-        raise SpecError(*wrong)
+    if issues:
+        raise SpecError(*issues)
 
 
 def _adapted(module: nn.Module | None) -> bool:
@@ -72,7 +72,7 @@ def _adapted(module: nn.Module | None) -> bool:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether `add_adapters` was here."""
+    """Whether `add_adapters` has put adapters into the model."""
     return any(map(_adapted, model.modules()))
 
 
@@ -95,15 +95,15 @@ class Weight:
 
     name: str
     parts: list[nn.Parameter]
-    """What it is made of: the parameter itself and, where it is adapted, the adapter's."""
+    """The parameters that it is computed from: its own and, where it is adapted, the adapter's two."""
     layer: Any = None
-    """PEFT's, where it is adapted."""
+    """PEFT's layer, where it is adapted."""
 
     @torch.no_grad()
     def whole(self) -> Tensor:
-        """The parameter, or with an adapter a new tensor W + (alpha / rank) B A, added in float32 and rounded once.
+        """The parameter W, or with an adapter a new tensor W + (alpha / rank) B A, added in float32 and rounded once.
 
-        Rounded to bfloat16 it loses what of the product is below 2^-9 of the weight, which the trained model keeps.
+        In bfloat16 the rounding drops what of the product is below 2^-9 of the weight; the trained model keeps it.
         """
         parameter = self.parts[0].detach()
         if self.layer is None:

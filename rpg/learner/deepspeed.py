@@ -23,7 +23,8 @@ from rpg.processes import ranks
 from specs.schema.training import Training
 
 PACKING_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}
-"""Nats, between a sequence's logprobs in a row with another and alone. In bfloat16 two kernels alone are 0.1 apart."""
+"""Nats, by precision: how far a sequence's logprobs in a packed row may be from those that it has alone. In bfloat16
+two kernels give logprobs 0.1 apart for the same sequence."""
 
 
 class Learner:
@@ -85,10 +86,11 @@ class Learner:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Around `backward` and `update`. The policy, which samples and gives all other logprobs, is the one outside.
+        """Wraps `backward` and `update`. Outside the block the module holds the policy, which samples and gives all
+        other logprobs.
 
-        Schedule-free the weights inside are those at which gradients are taken, the policy's again outside. With AdamW
-        they are the same.
+        With schedule_free_adamw the module holds inside the block the weights at which gradients are taken. With adamw
+        these are the policy's own.
         """
         optimizer = self._engine.basic_optimizer
         if not isinstance(optimizer, ScheduleFreeAdamW):
@@ -103,7 +105,7 @@ class Learner:
             self._show_master_weights()
 
     def _show_master_weights(self) -> None:
-        """The module takes over the weights that ZeRO's optimizer holds, as after an update."""
+        """Copies the weights that ZeRO's optimizer holds into the module, as DeepSpeed does after an update."""
         zero = self._engine.optimizer
         if hasattr(zero, "update_lp_params"):
             zero.update_lp_params()
@@ -116,16 +118,19 @@ class Learner:
 
     @torch.no_grad()
     def probe(self, token_ids: Sequence[int], prompt_length: int) -> list[float]:
-        """Logprobs after the prompt at temperature 1, nats, to hold against the sampler's. All ranks call it."""
+        """Logprobs of the tokens after the prompt at temperature 1, nats; the sentinel compares them.
+
+        All ranks call it.
+        """
         ids = torch.tensor(token_ids, device=self.device)
         sources = torch.arange(prompt_length - 1, len(token_ids) - 1, device=self.device)
         logprobs, _ = self._engine(ids[None], sources, ids[prompt_length:], 1.0)
         return [float(logprob) for logprob in logprobs]
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the loss's gradient. Over an update and all ranks the losses sum to the update's loss.
+        """Adds the loss's gradient. The losses of an update, of all microbatches and ranks, sum to the update's loss.
 
-        DeepSpeed would divide by the accumulation steps (switched off here) and by the number of ranks when it averages
+        DeepSpeed would divide by the accumulation steps (switched off here) and, to average, by the number of ranks
         (undone here).
         """
         self._engine.backward(loss * ranks.world_size(), scale_wrt_gas=False)
@@ -162,16 +167,19 @@ class Learner:
             yield
 
     def save(self, copy: StateCopy) -> None:
-        """Gives a copy what is trained and the optimizer's state; each rank its share. What is frozen the base has."""
+        """Adds the trained weights and the optimizer's state to a copy, each rank its share.
+
+        Frozen weights are left out: the base model has them.
+        """
         shards.save(self._engine, self.model, copy)
 
     def load(self, directory: Path) -> None:
-        """Takes back what `save` wrote, on any number of ranks and with any ZeRO stage."""
+        """Restores what `save` wrote, on any number of ranks and with any ZeRO stage."""
         shards.load(self._engine, self.model, directory)
         self._show_master_weights()
 
     def export(self, directory: Path) -> None:
-        """Writes the policy as safetensors and config, for transformers and vLLM. Rank 0 writes; all ranks call.
+        """Writes the policy as a transformers model directory: safetensors and config. Rank 0 writes; all ranks call.
 
         Adapters are merged; alone they lie in `adapter`, as PEFT reads them.
         """
@@ -193,11 +201,11 @@ class Learner:
 def keeps_sequences_apart(
     policy: Callable[..., tuple[Tensor, Tensor]], config: PretrainedConfig, device: torch.device, *, tolerance: float
 ) -> bool:
-    """Whether a response has the logprobs that it has alone, within a tolerance in nats, in a row where another
-    sequence and another response to its prompt stand before it.
+    """Whether a response has the same logprobs in a packed row as alone, within a tolerance in nats.
 
-    It is tried and not looked up: layers of another kind, a state that runs along the row, and an architecture that
-    does not hand the bounds on to its attention all show.
+    In the row, another sequence and another response to the same prompt stand before it. The policy is tried out, since
+    no list of architectures would show all that goes wrong: layers of another kind, a state that runs along the row, or
+    bounds of the sequences that do not reach the attention.
     """
     text = config.get_text_config()
     packing = Packing(((9,), (5, 3, 4)), device)
@@ -209,12 +217,12 @@ def keeps_sequences_apart(
 
 
 def clips_itself(training: Training) -> bool:
-    """Whether the learner clips gradients in DeepSpeed's place, which without ZeRO and in float32 forgets the norm."""
+    """Whether the learner clips gradients itself: without ZeRO in float32 DeepSpeed clips, but forgets the norm."""
     return training.zero_stage == 0 and training.precision == "float32"
 
 
 def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], ScheduleFreeAdamW] | None:
-    """What makes the optimizer of a list of parameters; None where DeepSpeed makes the one of its settings."""
+    """A function from the list of parameters to their optimizer; None where DeepSpeed makes it from its settings."""
     settings = training.optimizer
     if settings.type == "adamw":
         return None
@@ -228,7 +236,7 @@ def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], Schedu
 
 
 def deepspeed_config(training: Training, *, lends_weights: bool) -> dict[str, Any]:
-    """DeepSpeed's settings. Accumulation boundary and learning rate are ours: it divides by and schedules nothing."""
+    """DeepSpeed's settings. When an update is due and what the learning rate is, the learner decides."""
     optimizer = training.optimizer
     # Without ZeRO DeepSpeed would add bfloat16 gradients up in bfloat16; stage 1 keeps them in float32.
     zero: dict[str, Any] = {"stage": training.zero_stage or int(training.precision == "bfloat16")}

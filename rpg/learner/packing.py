@@ -19,7 +19,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 ATTENTION = "rpg_packed"
 """The name under which transformers models find it."""
 LONG = 512
-"""Queries from which on a kernel gains more by passing over what is not seen than it loses by a prompt's queries."""
+"""Queries of a response from which on a causal kernel, which passes over keys that no query sees, saves more time than
+the zero queries that stand in for the prompt's cost it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class PackedSegment:
 
     length: int
     prompt: range = range(0)
-    """Where the prompt stands that it continues, if that is a segment of its own."""
+    """Positions in the row of the prompt that it continues, where that is a segment of its own."""
 
 
 class Packing:
@@ -42,9 +43,9 @@ class Packing:
     def __init__(self, families: tuple[tuple[int, ...], ...], device: torch.device) -> None:
         self.segments = tuple(_segments(families))
         self.blocks = tuple((segment, len(list(alike))) for segment, alike in groupby(self.segments))
-        """Neighbours that are attended to together: what they are like, and how many."""
+        """Neighbouring segments that are alike, whose attention is computed together: one of them, and their number."""
         self.layers = 0
-        """Layers that have kept to it so far."""
+        """Layers whose attention has used it so far."""
         self._device = device
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
@@ -56,16 +57,17 @@ class Packing:
 
     @cached_property
     def keys(self) -> Tensor | None:
-        """Which tokens of the row each segment sees at most, segment by segment; None where that is the row itself."""
+        """Positions in the row of the keys that each segment may see, segment after segment: those of its prompt, then
+        its own. None where these are the positions of the row itself."""
         if not any(each.prompt for each in self.segments):
             return None
         ends = accumulate(each.length for each in self.segments)
-        seen = [
+        positions = [
             torch.arange(part.start, part.stop)
             for each, end in zip(self.segments, ends, strict=True)
             for part in (each.prompt, range(end - each.length, end))
         ]
-        return torch.cat(seen).to(self._device, non_blocking=True)
+        return torch.cat(positions).to(self._device, non_blocking=True)
 
     @cached_property
     def query_bounds(self) -> Tensor:
@@ -81,21 +83,21 @@ class Packing:
         return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(self._device, non_blocking=True)
 
     def mask(self, queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
-        """What is added to the scores where the last of the queries sees the last of the keys; None: plain causality.
+        """The mask that is added to the scores, the last query at the last key; None where plain causality is enough.
 
-        One for all layers, which keep it until their backward pass, and for all responses to a prompt.
+        All layers share one mask, which they keep until their backward pass, and so do all responses to a prompt.
         """
         offset = keys - queries
         if not offset and (window is None or keys <= window):
             return None
-        known = self._masks.get((offset, window))
-        if known is None or len(known) < queries:
+        mask = self._masks.get((offset, window))
+        if mask is None or len(mask) < queries:
             unseen = torch.full((queries, keys), -torch.inf, dtype=like.dtype, device=like.device)
-            known = unseen.triu(offset + 1)
+            mask = unseen.triu(offset + 1)
             if window is not None:
-                known += unseen.tril(offset - window)
-            self._masks[offset, window] = known
-        return known[:queries, :keys]
+                mask += unseen.tril(offset - window)
+            self._masks[offset, window] = mask
+        return mask[:queries, :keys]
 
 
 def _segments(families: tuple[tuple[int, ...], ...]) -> Iterator[PackedSegment]:
@@ -126,7 +128,7 @@ def packed_attention(
     [1, tokens, query heads, dim].
     """
     if packing is None and attention_mask is None and sliding_window is not None:
-        # transformers makes no masks for an attention that it does not know, of windows either.
+        # transformers makes no masks for an attention that it does not know, nor masks of windows.
         rows = Packing(((query.shape[2],),), query.device)
         return _causal(query, key, value, rows, scaling, sliding_window).transpose(1, 2), None
     if packing is None:
@@ -142,7 +144,7 @@ def packed_attention(
         if segment.prompt:
             k, v = _behind(prompt[0], k), _behind(prompt[1], v)
         else:
-            prompt = k[-1:], v[-1:]  # of the responses that follow, if they do
+            prompt = k[-1:], v[-1:]  # where responses follow, it is theirs
         parts.append(_causal(q, k, v, packing, scaling, sliding_window).transpose(1, 2).flatten(0, 1))
     return torch.cat(parts)[None], None
 
@@ -165,10 +167,10 @@ def _behind(prompt: Tensor, responses: Tensor) -> Tensor:
 def _causal(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    """[count, heads, length, dim], the last query at the last key; one sees the `window` keys up to its own, or all."""
+    """[count, heads, length, dim]; the last query stands at the last key, and each sees `window` keys up to its own."""
     queries, ahead = query.shape[2], key.shape[2] - query.shape[2]
     if window is None and queries >= LONG and 0 < ahead < queries:
-        # Queries of zeros stand in for the prompt's: plain causality, whose kernel works through no mask.
+        # Zero queries stand in for the prompt's, so that plain causality holds, whose kernel needs no mask.
         whole = pad(query, (0, 0, ahead, 0))
         return _causal(whole, key, value, packing, scaling, window)[:, :, ahead:]
     mask = packing.mask(queries, key.shape[2], window, query)
@@ -180,9 +182,9 @@ def _causal(
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    """By PyTorch's kernel for sequences of unequal length, for heads of 8, 16, ... : one call, whatever their number.
+    """One call of PyTorch's kernel for sequences of unequal length, which takes head sizes that are multiples of 8.
 
-    A segment's last query stands at its last key there too, so that a response sees all of its prompt.
+    There too a segment's last query stands at its last key, so that a response sees all of its prompt.
     """
     from torch.nn.attention.varlen import varlen_attn
 

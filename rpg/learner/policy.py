@@ -38,11 +38,11 @@ class Policy(nn.Module):
             input_ids: token ids, padded on the right [b, L], or packed [1, L].
             sources: positions in the flattened input ids whose hidden states predict the targets. [n]
             targets: token ids. [n]
-            temperature: another than the policy's own.
-            packing: which sequences a row holds end to end.
+            temperature: in place of the policy's own.
+            packing: the sequences of a packed row; None: the rows are padded.
         """
-        apart: dict[str, Any] = {"packing": packing, "position_ids": packing.position_ids} if packing else {}
-        hidden = self.model.base_model(input_ids=input_ids, use_cache=False, **apart).last_hidden_state
+        packed: dict[str, Any] = {"packing": packing, "position_ids": packing.position_ids} if packing else {}
+        hidden = self.model.base_model(input_ids=input_ids, use_cache=False, **packed).last_hidden_state
         head: Any = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         chosen = hidden.flatten(0, 1).index_select(0, sources)
         return token_logprobs(
@@ -56,9 +56,9 @@ class Policy(nn.Module):
 
 
 def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
-    """The model in the training precision, with dropout off, since the ratio compares two passes.
+    """The model in the training precision. Dropout is off, since the importance ratio compares two passes.
 
-    For ZeRO 3 it has values on rank 0 alone, and `shard` is to give them to the others.
+    For ZeRO 3 only rank 0 has its values, until `shard` gives the other ranks theirs.
     """
     config = AutoConfig.from_pretrained(weights_dir)
     check_logits(config)
@@ -78,7 +78,7 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
 
 
 def check_logits(config: PretrainedConfig) -> None:
-    """Logits must be the last hidden state times the head's weight, since that is how logprobs are taken here.
+    """Checks that logits are the last hidden state times the head's weight: logprobs are computed from those two.
 
     Raises:
         SpecError: the architecture scales or caps them further.

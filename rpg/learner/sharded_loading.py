@@ -1,4 +1,4 @@
-"""How a model that has room on no rank comes to ZeRO 3: rank 0 reads it, and one parameter after another is cut up."""
+"""Loading a model that no device has room for, at ZeRO 3: rank 0 reads it, and each parameter is cut into shards."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from rpg.processes import ranks
 
 @torch.no_grad()
 def read_on_first_rank(weights_dir: Path, **settings: Any) -> PreTrainedModel:
-    """The model on the host. Its parameters have values on rank 0 alone; the others only reserve memory for theirs.
+    """The model in host memory. Rank 0 has the parameters' values; the other ranks only reserve memory for them.
 
-    All ranks call it. What is reserved and not written to takes no room.
+    All ranks call it. Memory that is reserved and not written to takes no room.
 
     Args:
         weights_dir: a transformers model directory.
@@ -26,7 +26,7 @@ def read_on_first_rank(weights_dir: Path, **settings: Any) -> PreTrainedModel:
     )
     if not first:
         model.to_empty(device="cpu")
-    # Where the files have both of two weights that may be one, their values tell, and rank 0 has looked.
+    # Whether two weights are tied may depend on their values, which only rank 0 has read.
     model.all_tied_weights_keys = ranks.from_first(model.all_tied_weights_keys)
     model.tie_weights(recompute_mapping=False)
     for buffer, value in zip(model.buffers(), ranks.from_first(list(model.buffers())), strict=True):
@@ -35,15 +35,14 @@ def read_on_first_rank(weights_dir: Path, **settings: Any) -> PreTrainedModel:
 
 
 def shard(policy: nn.Module, settings: dict[str, Any], *, dtype: torch.dtype, device: torch.device) -> None:
-    """Leaves each rank its shard of every parameter, with the values of rank 0. All ranks call it.
+    """Cuts every parameter into one shard a rank, with the values of rank 0. All ranks call it.
 
-    DeepSpeed would do it too, after it had moved the whole model to every device; here one parameter at a time is whole
-    there.
+    DeepSpeed would first move the whole model to every device. Here only one parameter at a time is whole there.
 
     Args:
-        policy: the model on the host, as `read_on_first_rank` has it.
+        policy: the model in host memory, as `read_on_first_rank` returns it.
         settings: DeepSpeed's.
-        dtype: of all parameters; those of another are converted, as DeepSpeed converts a model that is no shard yet.
+        dtype: all parameters are converted to it, as DeepSpeed does with a model that is not sharded yet.
         device: where the policy computes.
     """
     import deepspeed

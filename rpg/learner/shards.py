@@ -1,8 +1,8 @@
-"""What a rank holds of the trained weights and the optimizer's state under each ZeRO stage, as pieces by name.
+"""The trained weights and the optimizer's state that a rank holds under each ZeRO stage, as named pieces.
 
-The weights are the float32 ones that the optimizer steps; those of forward and backward follow from them. State
-travels under the optimizer's own names, whatever it keeps: tensors of a parameter's shape in pieces, single numbers
-with each parameter.
+The weights are the float32 ones that the optimizer steps; those of forward and backward follow from them. The state is
+saved under the optimizer's own names, whatever it keeps: tensors of a parameter's shape in pieces, single numbers with
+each parameter.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,9 @@ from rpg.processes import ranks
 
 _STEM = "learner"
 _WEIGHT = "weight"
-_MANNERS = {"fused", "foreach", "capturable", "differentiable", "maximize"}
-"""Of a parameter group: how its update is computed, which another machine may do in another way."""
+_HOW_COMPUTED = {"fused", "foreach", "capturable", "differentiable", "maximize"}
+"""Settings of a parameter group that choose how an update is computed and not what comes out: they are not saved, since
+another machine may choose otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +41,33 @@ class Stepped:
 
     values: Tensor
     states: dict[Tensor, dict[str, Any]]
-    """The optimizer's, of all that it steps."""
+    """The optimizer's state, of every tensor that it steps."""
     spans: list[Span]
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the optimizer keeps with it; empty before its first update. Looking makes no entry."""
+        """The optimizer's state of this tensor; empty before its first update. Reading it adds no entry."""
         return self.states.get(self.values, {})
 
     def pieces(self, key: str, values: Tensor) -> Iterator[Piece]:
-        """The parts of the stepped tensor, or of a state of its shape."""
+        """The pieces of the stepped tensor, or of a state of the same shape."""
         flat = values.detach().view(-1)
         for span in self.spans:
             yield Piece(f"{span.parameter}|{key}", span.start, flat[span.offset : span.offset + span.count])
 
     def tensors(self) -> dict[str, Tensor]:
-        """States with a value for each weight."""
+        """States with one value for each weight."""
         return {key: value for key, value in self.state.items() if self._elementwise(value)}
 
     def numbers(self) -> dict[str, list[float | str]]:
-        """States with one value for all, and what holds it. Raises RuntimeError where a state is neither."""
+        """States with a single value: [value, dtype], the dtype empty where it is no tensor.
+
+        Raises:
+            RuntimeError: a state has neither one value nor one for each weight.
+        """
         rest = {key: value for key, value in self.state.items() if not self._elementwise(value)}
-        if odd := [key for key, value in rest.items() if torch.is_tensor(value) and value.numel() != 1]:
-            raise RuntimeError(f"the optimizer's {', '.join(odd)} cannot be cut up for a checkpoint")
+        if several := [key for key, value in rest.items() if torch.is_tensor(value) and value.numel() != 1]:
+            raise RuntimeError(f"the optimizer's {', '.join(several)} cannot be cut up for a checkpoint")
         return {
             key: [value.item(), str(value.dtype).removeprefix("torch.")] if torch.is_tensor(value) else [value, ""]
             for key, value in rest.items()
@@ -73,29 +78,33 @@ class Stepped:
 
 
 def save(engine: Any, model: nn.Module, copy: StateCopy) -> None:
-    """Gives a copy what this rank has to write."""
-    held = list(_stepped(engine, model))
-    numbers = {span.parameter: stepped.numbers() for stepped in held for span in stepped.spans}
+    """Adds this rank's part of weights and state to a copy."""
+    tensors = list(_stepped(engine, model))
+    numbers = {span.parameter: stepped.numbers() for stepped in tensors for span in stepped.spans}
     if not engine.zero_optimization():
-        # Every rank holds all of it, and writes its share.
-        held = [stepped for index, stepped in enumerate(held) if index % ranks.world_size() == ranks.rank()]
+        # Every rank holds all tensors, and writes some of them.
+        tensors = [stepped for index, stepped in enumerate(tensors) if index % ranks.world_size() == ranks.rank()]
     pieces = [
         piece
-        for stepped in held
+        for stepped in tensors
         for key, values in [(_WEIGHT, stepped.values), *stepped.tensors().items()]
         for piece in stepped.pieces(key, values)
     ]
     groups = [
-        {key: value for key, value in group.items() if key not in _MANNERS and isinstance(value, (int, float, str))}
+        {
+            key: value
+            for key, value in group.items()
+            if key not in _HOW_COMPUTED and isinstance(value, (int, float, str))
+        }
         for group in engine.optimizer.param_groups
     ]
     copy.pieces(_STEM, pieces, {"numbers": numbers, "groups": groups})
 
 
 def load(engine: Any, model: nn.Module, directory: Path) -> None:
-    """Takes back what `save` of any number of ranks and any stage wrote, for what the optimizer steps."""
+    """Restores what `save` wrote, on any number of ranks and with any stage, into the tensors that this rank steps."""
     files = PieceFiles(directory, _STEM)
-    numbers = {name: found for notes in files.notes for name, found in notes["numbers"].items()}
+    numbers = {name: values for notes in files.notes for name, values in notes["numbers"].items()}
     keys: dict[str, set[str]] = {}
     for name in files.names():
         parameter, _, key = name.rpartition("|")
@@ -107,13 +116,13 @@ def load(engine: Any, model: nn.Module, directory: Path) -> None:
             if stepped.spans:
                 first = stepped.spans[0].parameter
                 _fill(stepped, files, keys[first] - {_WEIGHT})
-                _count(stepped, numbers[first], fused=fused)
+                _set_numbers(stepped, numbers[first], fused=fused)
         for group, saved in zip(groups, files.notes[0]["groups"], strict=True):
             group.update(saved)
 
 
 def _fill(stepped: Stepped, files: PieceFiles, keys: set[str]) -> None:
-    """Weights and states of one stepped tensor, in place where there is a state already."""
+    """Fills the weights and the states of one stepped tensor; a state that is there already in place."""
     for piece in stepped.pieces(_WEIGHT, stepped.values):
         files.fill(piece)
     if keys:
@@ -125,8 +134,8 @@ def _fill(stepped: Stepped, files: PieceFiles, keys: set[str]) -> None:
             files.fill(piece)
 
 
-def _count(stepped: Stepped, numbers: dict[str, list[Any]], *, fused: bool) -> None:
-    """States of one value. torch.optim counts its steps in a tensor, which fused kernels want on their device."""
+def _set_numbers(stepped: Stepped, numbers: dict[str, list[Any]], *, fused: bool) -> None:
+    """Sets the states of a single value. torch.optim counts steps in a tensor, for fused kernels on their device."""
     device = stepped.values.device if fused else "cpu"
     for key, (number, dtype) in numbers.items():
         value = torch.tensor(number, dtype=getattr(torch, dtype), device=device) if dtype else number
@@ -134,14 +143,14 @@ def _count(stepped: Stepped, numbers: dict[str, list[Any]], *, fused: bool) -> N
 
 
 def _stepped(engine: Any, model: nn.Module) -> Iterator[Stepped]:
-    """What the optimizer of this rank steps."""
+    """The tensors that the optimizer of this rank steps."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     stage = engine.zero_optimization_stage()
     return {0: _whole, 1: _partitions, 2: _partitions, 3: _shards}[stage](engine.optimizer, names)
 
 
 def _whole(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
-    """Without ZeRO: every parameter by itself."""
+    """Without ZeRO: each parameter is a tensor of its own."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             spans = [Span(names[id(parameter)], start=0, offset=0, count=parameter.numel())]
@@ -156,9 +165,9 @@ def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
         groups = zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True)
     for flat, parameters in groups:
         spans = [
-            Span(names[id(parameter)], held.lp_fragment_address.start, held.hp_fragment_address.start, numel)
+            Span(names[id(parameter)], mapping.lp_fragment_address.start, mapping.hp_fragment_address.start, numel)
             for parameter in parameters
-            if (held := parameter._hp_mapping) is not None and (numel := held.lp_fragment_address.numel)
+            if (mapping := parameter._hp_mapping) is not None and (numel := mapping.lp_fragment_address.numel)
         ]
         yield Stepped(flat, optimizer.optimizer.state, spans)
 

@@ -9,7 +9,11 @@ from specs.schema.execution import Resources
 
 
 def choose_device(resources: Resources) -> torch.device:
-    """The spec's choice, or a GPU where there is one. SpecError where the GPU asked for is not there."""
+    """The device that the spec asks for; with auto, a GPU where there is one.
+
+    Raises:
+        SpecError: the spec asks for a GPU and there is none.
+    """
     wanted = resources.device
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -21,11 +25,11 @@ def choose_device(resources: Resources) -> torch.device:
 
 
 def use_threads(resources: Resources, *, processes: int = 1) -> None:
-    """Gives this process its share of the machine's cores, unless the spec or OMP_NUM_THREADS says how many threads.
+    """Gives this process its share of the machine's cores, or as many threads as the spec or OMP_NUM_THREADS says.
 
     Args:
         resources: the spec's.
-        processes: those that compute on this machine at the same time.
+        processes: how many compute on this machine at the same time.
     """
     threads = resources.threads or int(os.environ.get("OMP_NUM_THREADS", "0"))
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // processes))

@@ -1,7 +1,7 @@
-"""GPU slots of this machine, leased: two runs never compute on one GPU by accident, whoever started them.
+"""Leases of this machine's GPU slots, so that two runs never compute on one GPU by accident, whoever started them.
 
-A lease is a file lock (flock) on a file of the slot's name in a directory that all users of the machine share. It ends
-with the process that holds it, however that ends, so that nothing is ever left to clean up.
+A lease is a file lock (flock) on a file named after the slot, in a directory that all users of the machine share. It
+ends with the process that holds it, however that ends, so that nothing is ever left to clean up.
 """
 
 import fcntl
@@ -21,27 +21,27 @@ from typing import Any
 import psutil
 
 SLOTS = "RPG_SLOTS"
-"""Variable that names the machine's slots, separated by commas, in place of the GPUs that it has."""
+"""Environment variable that names the machine's slots, separated by commas, in place of the GPUs that it has."""
 DIRECTORY = "RPG_SLOT_DIR"
-"""Variable that names the directory of the locks; one directory a machine."""
+"""Environment variable that names the directory of the locks, one a machine."""
 OF_RUN = "RPG_GPUS"
-"""Variable that names the GPUs of a run on this machine, the ranks' first; DeepSpeed's launcher shows ranks their own
-alone."""
+"""Environment variable that names all GPUs of a run on this machine, the ranks' first. In CUDA_VISIBLE_DEVICES the
+launcher of DeepSpeed leaves each rank only its own."""
 _POLL_SECONDS = 0.5
 
 
 class TooFewSlotsError(Exception):
-    """The machine has fewer slots than are asked for, or they are taken and must not be waited for."""
+    """The machine has fewer slots than are asked for, or they are taken and the caller does not wait."""
 
 
 def slots_here(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name on this machine: RPG_SLOTS, else the GPUs (UUIDs) that it leaves visible."""
+    """The machine's slots, as CUDA_VISIBLE_DEVICES can name them: those in RPG_SLOTS, else the visible GPUs by UUID."""
     if SLOTS in environment:
         return _listed(environment[SLOTS])
     gpus = _gpus()
     if "CUDA_VISIBLE_DEVICES" not in environment:
         return list(gpus.values())
-    # A MIG device or an abbreviated UUID stands for itself.
+    # The name of a MIG device and an abbreviated UUID are kept as they are.
     return [gpus.get(name, name) for name in _listed(environment["CUDA_VISIBLE_DEVICES"])] if gpus else []
 
 
@@ -50,24 +50,25 @@ def _listed(text: str) -> list[str]:
 
 
 def _gpus() -> dict[str, str]:
-    """Index to UUID, as the driver has them: torch takes seconds to import."""
+    """Index -> UUID of each GPU, from nvidia-smi, since torch takes seconds to import."""
     program = shutil.which("nvidia-smi")
     if not program:
         return {}
     command = [program, "--query-gpu=index,uuid", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        return {index.strip(): uuid.strip() for index, _, uuid in (line.partition(",") for line in listed.splitlines())}
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        pairs = (line.partition(",") for line in listing.splitlines())
+        return {index.strip(): uuid.strip() for index, _, uuid in pairs}
     return {}
 
 
 def gpus_of_run(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs of the run that this process belongs to, as CUDA_VISIBLE_DEVICES has them; empty where none is named."""
+    """The GPUs of the run that this process belongs to, as CUDA_VISIBLE_DEVICES names them; empty where not known."""
     return _listed(environment.get(OF_RUN) or environment.get("CUDA_VISIBLE_DEVICES", ""))
 
 
 def slots_wanted(device: str, gpus: int) -> int:
-    """GPU slots to lease on this machine for a run of `resources.device`; none where it computes on the CPU."""
+    """How many GPU slots a run of this `resources.device` has to lease here; 0 where it computes on the CPU."""
     return 0 if device == "cpu" or (device == "auto" and not slots_here()) else gpus
 
 
@@ -75,14 +76,14 @@ def slots_wanted(device: str, gpus: int) -> int:
 def leased(
     count: int, holder: str, *, waiting: Callable[[str], None] | None, available: Sequence[str] | None = None
 ) -> Iterator[list[str]]:
-    """Holds `count` slots inside the block: those that are free first, all of them or none.
+    """Holds `count` slots within the block: the first that are free, all together or none.
 
     Args:
-        holder: who they are for; shown to others that wait.
-        waiting: called about twice a second with who holds them; may raise. None: do not wait.
+        holder: the name that others who wait for the slots are shown.
+        waiting: called about twice a second with a message that names the holders; may raise. None: do not wait.
         available: the machine's slots; None: `slots_here()`.
     Raises:
-        TooFewSlotsError: there are not so many, or they are taken and `waiting` is None; the message names the holders.
+        TooFewSlotsError: the machine has fewer, or they are taken and `waiting` is None; the message names the holders.
     """
     if not count:
         yield []
@@ -104,19 +105,19 @@ def leased(
 
 
 def holders(slots: Sequence[str]) -> str:
-    """Who has which slot, in words; empty where nobody has any."""
+    """Who holds which slot, in words; empty where all are free."""
     parts = []
     for slot in slots:
         with suppress(OSError, ValueError):
             lease: dict[str, Any] = json.loads(_file(_directory(), slot).read_text())
-            # One that was killed left its name. Its lock is gone, but to try that would take it for a moment.
+            # A killed holder leaves its name in the file. Its lock is gone, but trying the lock would take it.
             if psutil.pid_exists(lease["pid"]):
                 parts.append(f"{slot} is held by {lease['holder']} (process {lease['pid']} of {lease['user']})")
     return "; ".join(parts)
 
 
 def _directory() -> Path:
-    """Open to all users of the machine, as /tmp is."""
+    """The directory of the locks, which like /tmp is open to all users of the machine."""
     path = Path(os.environ.get(DIRECTORY) or Path(tempfile.gettempdir()) / "rpg-slots")
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
@@ -126,8 +127,8 @@ def _directory() -> Path:
 
 
 def _take(directory: Path, slots: Sequence[str], count: int, holder: str) -> dict[str, int] | None:
-    """Locks by slot, of the first that are free; None, and none taken, where too few are."""
-    # One at a time: two that each hold half of what they need would wait for each other.
+    """Slot -> file descriptor of its lock, for the first that are free. None, and none taken, where too few are."""
+    # Only one process chooses at a time: two that each held half of what they need would wait for each other.
     gate = _open(directory / "choosing.lock")
     locks: dict[str, int] = {}
     try:
@@ -159,7 +160,7 @@ def _try(path: Path) -> int | None:
 
 
 def _open(path: Path) -> int:
-    """The file, made if need be; for reading only where it is another user's, which is enough to lock it."""
+    """Opens the file, created if need be. Another user's is opened for reading only, which is enough to lock it."""
     for flags in (os.O_RDWR, os.O_RDWR | os.O_CREAT, os.O_RDONLY):
         with suppress(FileNotFoundError, PermissionError):
             lock = os.open(path, flags, 0o666)

@@ -1,4 +1,4 @@
-"""The data-parallel processes of one trainer: who this one is, and the few collectives that the loop needs."""
+"""The data-parallel processes of one trainer: the number of this one, and the few collectives that the loop needs."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def join(device_type: str) -> None:
-    """Joins the process group that the launcher describes in the environment; alone, makes a group of one.
+    """Joins the process group that the launcher describes in the environment; without a launcher, a group of one.
 
     Args:
         device_type: cpu (gloo) or cuda (nccl for tensors on the GPU, gloo for those on the host).
@@ -35,12 +35,12 @@ def leave() -> None:
 
 
 def rank() -> int:
-    """This process, from 0."""
+    """The number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """Number of processes."""
+    """How many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -59,12 +59,12 @@ def largest(values: Tensor) -> Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether the flag is up on any rank: what all of them then act on."""
+    """Whether the flag is set on any rank; the same answer on all of them."""
     return bool(largest(torch.tensor([int(flag)])).item())
 
 
 def gather(value: T) -> list[T]:
-    """Every rank's value, in the order of the ranks, on every rank."""
+    """The values of all ranks, in the order of the ranks, on every rank."""
     return _gather(value, _host_group)
 
 
@@ -77,14 +77,14 @@ def _gather(value: T, group: Callable[[], Any]) -> list[T]:
 
 
 class Channel:
-    """A way between the ranks for threads other than the main one, whose collectives may be under way meanwhile."""
+    """Collectives of a thread other than the main one, in a group of their own: the main thread's may run meanwhile."""
 
     def __init__(self) -> None:
-        """All ranks make it together, in their main threads."""
+        """All ranks create it together, in their main threads."""
         self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
 
     def gather(self, value: T) -> list[T]:
-        """As `gather`."""
+        """The same as `gather`."""
         return _gather(value, lambda: self._group)
 
 
@@ -107,7 +107,7 @@ _host: dict[str, Any] = {}
 
 
 def _host_group() -> Any:
-    """A gloo group, so that objects need not travel through a GPU."""
+    """A gloo group, so that objects do not have to go through a GPU."""
     if "group" not in _host:
         _host["group"] = dist.new_group(backend="gloo")
     return _host["group"]

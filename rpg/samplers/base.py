@@ -19,7 +19,7 @@ class Sampler(Protocol):
     """Draws responses from a policy whose weights it is given. Any thread may use it, one at a time."""
 
     policy_version: int
-    """Number of weight loads so far."""
+    """Number of times that weights were loaded."""
 
     def generate(
         self,
@@ -54,7 +54,7 @@ class Sampler(Protocol):
         ...
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Of the tokens after the prompt, under the sampler's present weights, nats: the sentinel's probe."""
+        """Logprobs of the tokens after the prompt, under the sampler's present weights, nats; for the sentinel."""
         ...
 
     def close(self) -> None:
@@ -77,10 +77,10 @@ class SamplerSettings:
     learner_model: "PreTrainedModel | None" = None
     """The learner's own module, for a sampler that can read it; None: it needs weights of its own."""
     beside_learner: bool = False
-    """A learner in this process wants the GPU's memory while the sampler does not sample."""
+    """Whether a learner in this process needs the GPU's memory while the sampler does not sample."""
     precision: Literal["float32", "bfloat16"] | None = None
-    """The learner's, for a sampler of the learner's arithmetic with weights of its own; None: float32 on a CPU, else
-    that of the weights."""
+    """The learner's precision, for a sampler that runs a transformers model of its own; None: float32 on a CPU, else
+    the precision of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def response_limits(
         if not 0 < len(prompt) < max_length:
             allowed = f"1 to {max_length - 1} leave room for a response"
             raise ValueError(f"prompt {index} has {len(prompt)} tokens; {allowed}")
-    asked = [sampling.max_response_length] * len(prompts) if limits is None else limits
-    if len(asked) != len(prompts) or min(asked, default=1) < 1:
-        raise ValueError(f"limits {list(asked)} of {len(prompts)} prompts; one each of at least 1 is needed")
-    return [min(limit, max_length - len(prompt)) for prompt, limit in zip(prompts, asked, strict=True)]
+    most = [sampling.max_response_length] * len(prompts) if limits is None else limits
+    if len(most) != len(prompts) or min(most, default=1) < 1:
+        raise ValueError(f"limits {list(most)} of {len(prompts)} prompts; one each of at least 1 is needed")
+    return [min(limit, max_length - len(prompt)) for prompt, limit in zip(prompts, most, strict=True)]

@@ -1,4 +1,4 @@
-"""Proof that the sampler holds the learner's weights: both give the logprobs of a probe, and these must agree.
+"""Proof that the sampler holds the learner's weights: both compute the logprobs of a probe, and these must agree.
 
 An engine that kept old weights raises no error anywhere else: training goes on, on samples of the wrong policy.
 """
@@ -13,8 +13,8 @@ LogprobsFn = Callable[[Sequence[int], int], Sequence[float]]
 """(token ids, prompt length) -> logprobs of the tokens after the prompt, nats, at temperature 1."""
 
 _PROBE_TOKENS = 32
-_ENOUGH = 8
-"""Tokens of the probe: where so many of the learner's logprobs move, the engine's do not all stay by chance."""
+_MOVED_TOKENS = 8
+"""Where a load moves so many of the learner's logprobs, it cannot leave all of the engine's as they were by chance."""
 
 
 class StaleEngineError(RuntimeError):
@@ -36,33 +36,33 @@ def probe_of(prompt: Sequence[int], *, max_length: int) -> Probe:
 
 
 def open_sentinel(rollout: Rollout, probe: Probe, *, precision: str, device_type: str) -> "Sentinel | None":
-    """What the spec's sampler has to pass after each load; None for one that has nothing to prove.
+    """The check of the spec's sampler after each load of weights; None for a sampler that needs none.
 
     On a GPU an engine apart computes in the type of the base model's weights, whatever the learner's precision is.
     """
     on_cpu = device_type == "cpu"
-    tolerance = rollout.tolerance(exact=on_cpu and precision == "float32")
+    tolerance = rollout.logprob_tolerance(exact=on_cpu and precision == "float32")
     if tolerance is None:
         return None
-    return Sentinel(probe, tolerance=tolerance, sees_what_learner_sees=on_cpu or precision != "float32")
+    return Sentinel(probe, tolerance=tolerance, as_precise_as_learner=on_cpu or precision != "float32")
 
 
 class Sentinel:
     """Compares one engine with its learner, load after load."""
 
-    def __init__(self, probe: Probe, *, tolerance: float, sees_what_learner_sees: bool = True) -> None:
+    def __init__(self, probe: Probe, *, tolerance: float, as_precise_as_learner: bool = True) -> None:
         """
         Args:
             tolerance: the largest difference allowed, nats.
-            sees_what_learner_sees: the engine's arithmetic is no coarser than the learner's, so that what moves the
-                learner's logprobs moves its own.
+            as_precise_as_learner: the engine computes at least as precisely as the learner, so that an update that
+                changes the learner's logprobs changes the engine's as well.
         """
         self._probe = probe
         self.tolerance = tolerance
-        self._sees_what_learner_sees = sees_what_learner_sees
+        self._as_precise_as_learner = as_precise_as_learner
         self._before: tuple[list[float], list[float]] | None = None
         self.difference = 0.0
-        """What the last check returned."""
+        """The result of the last check, nats."""
 
     def check(self, sampler: Sampler, learner_logprobs: LogprobsFn) -> float:
         """The largest difference between the sampler's and the learner's logprobs of the probe, nats.
@@ -91,8 +91,11 @@ class Sentinel:
         return difference
 
     def _stood_still(self, engine: list[float], learner: list[float]) -> bool:
-        """A few moved tokens could be rounding that went one way here and another there; most of the probe is not."""
-        if self._before is None or not self._sees_what_learner_sees:
+        """Whether the engine's logprobs have the same bits as before the load, although the learner's have moved.
+
+        Rounding can move a few of the learner's logprobs and none of the engine's, but not those of half the probe.
+        """
+        if self._before is None or not self._as_precise_as_learner:
             return False
         moved = sum(now != then for now, then in zip(learner, self._before[1], strict=True))
-        return engine == self._before[0] and moved >= max(_ENOUGH, len(learner) / 2)
+        return engine == self._before[0] and moved >= max(_MOVED_TOKENS, len(learner) / 2)

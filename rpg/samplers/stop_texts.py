@@ -1,4 +1,4 @@
-"""Where a response ends because it says a stop text: the same rule, and the same decoder, as vLLM's."""
+"""Where a stop text ends a response: by the same rule, and with the same decoder, as in vLLM."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +19,14 @@ class StopTextWatch:
         Args:
             tokenizer: the policy's.
             stop: the texts, none empty.
-            prompt_ids: decoding begins after them, which decides whether a first word has its space.
+            prompt_ids: the tokens before the response, on which it depends whether its first word begins with a space.
         """
         self._tokenizer = tokenizer
         self._stop = stop
         self._stream = DecodeStream(ids=list(prompt_ids), skip_special_tokens=True)
         self._kept = max(map(len, stop)) - 1
         self._tail = ""
-        """The last characters, in which a stop text may have begun."""
+        """The last characters so far, in which a stop text may have begun."""
 
     def completes(self, token_id: int) -> bool:
         """Whether a stop text is complete with this token; it may begin in earlier ones and end before this one."""
@@ -35,13 +35,13 @@ class StopTextWatch:
         return any(stop in text for stop in self._stop)
 
     def _decode(self, token_id: int) -> str | None:
-        """The characters that are complete with this token; None while bytes of one are missing."""
+        """The characters that this token completes; None while bytes of a character are missing."""
         try:
             return self._stream.step(self._tokenizer, token_id)
         except Exception as error:
             if not str(error).startswith("Invalid prefix encountered"):
                 raise
-            # Bytes that are no UTF-8 and then turn out to be: the stream cannot go back, a new one goes on.
+            # The bytes so far are not UTF-8. The stream cannot pass over them, so a new one decodes from this token on.
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(self._tokenizer, token_id)
 

@@ -10,7 +10,7 @@ from specs.schema.rollout import SAMPLERS, engine_of
 
 
 def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """A group of one never varies."""
+    """Dynamic sampling keeps groups whose scores vary, which those of a group of one never do."""
     if experiment.rollout.dynamic_sampling and experiment.training.group_size == 1:
         yield Issue(
             "no group could vary",
@@ -21,19 +21,19 @@ def dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
 
 
 def overlong(experiment: Experiment) -> Iterator[Issue]:
-    """The buffer lies within the response."""
-    given, longest = experiment.reward.overlong, experiment.rollout.max_response_length
-    if given and given.buffer > longest:
+    """The buffer of the overlong penalty must lie within the response."""
+    penalty, longest = experiment.reward.overlong, experiment.rollout.max_response_length
+    if penalty and penalty.buffer > longest:
         yield Issue(
             "the buffer is longer than a response",
             ("reward", "overlong", "buffer"),
-            given=str(given.buffer),
+            given=str(penalty.buffer),
             allowed=f"at most {longest}, rollout.max_response_length",
         )
 
 
 def mask_truncated(experiment: Experiment) -> Iterator[Issue]:
-    """What is not computed cannot be taken off the reward."""
+    """A masked response's tokens are not computed, so that nothing of theirs can enter a reward or a mean."""
     objective = experiment.objective
     if experiment.training.mask_truncated and objective.penalizes_reward:
         yield Issue(
@@ -70,7 +70,7 @@ def sampler_logprobs(experiment: Experiment) -> Iterator[Issue]:
 
 
 def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """Thrown away although there is something to learn from it."""
+    """Dynamic sampling may throw away groups that have an advantage."""
     baseline = experiment.advantage.baseline
     if experiment.rollout.dynamic_sampling and baseline in ("none", "batch_mean"):
         yield Issue(
@@ -82,7 +82,7 @@ def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
 
 
 def idle_correction(experiment: Experiment) -> Iterator[Issue]:
-    """A ratio that is 1, or a bound on nothing."""
+    """A correction may have a ratio that is always 1, or a bound of nothing."""
     correction = experiment.rollout.correction
     if correction.type == "none" and "bound" in correction.model_fields_set:
         yield Issue(
@@ -107,7 +107,7 @@ def idle_correction(experiment: Experiment) -> Iterator[Issue]:
 
 
 def biased_ratio(experiment: Experiment) -> Iterator[Issue]:
-    """What is drawn from a cut distribution and trained on as if from the whole one."""
+    """Tokens drawn from a cut distribution are trained on as if they were from the whole one."""
     rollout = experiment.rollout
     for name, value, whole in (("top_p", rollout.top_p, 1), ("top_k", rollout.top_k, 0)):
         if value != whole:
@@ -120,7 +120,7 @@ def biased_ratio(experiment: Experiment) -> Iterator[Issue]:
 
 
 def idle_cuts(experiment: Experiment) -> Iterator[Issue]:
-    """Cuts of a distribution from which only the likeliest token is taken."""
+    """At temperature 0 only the likeliest token is taken, so that no cut of the distribution matters."""
     evaluation = experiment.evaluation
     for name, value, whole in (("top_p", evaluation.top_p, 1), ("top_k", evaluation.top_k, 0)):
         if evaluation.temperature == 0 and value != whole:
@@ -133,7 +133,7 @@ def idle_cuts(experiment: Experiment) -> Iterator[Issue]:
 
 
 def unequal_stops(experiment: Experiment) -> Iterator[Issue]:
-    """A policy that is trained to stop at a text, and measured without it."""
+    """A policy trained to stop at a text is measured without it."""
     if experiment.rollout.stop and not experiment.evaluation.stop:
         yield Issue(
             "evaluation does not stop where training does",
@@ -144,7 +144,7 @@ def unequal_stops(experiment: Experiment) -> Iterator[Issue]:
 
 
 def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
-    """Knobs of sampling that cannot act."""
+    """Sampling ahead, trust and correction may leave each other nothing to do."""
     rollout, training = experiment.rollout, experiment.training
     if training.steps > 1 and rollout.max_staleness >= training.steps - 1:
         yield Issue(
@@ -174,7 +174,7 @@ def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
 
 
 def idle_clip(experiment: Experiment) -> Iterator[Issue]:
-    """Bounds on a ratio that is always 1."""
+    """A clip bounds a ratio that is always 1."""
     clip = getattr(experiment.objective, "clip", None)
     if clip is None or getattr(clip, "type", "") == "none" or not on_policy(experiment):
         return

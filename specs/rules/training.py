@@ -7,7 +7,7 @@ from specs.schema.experiment import Experiment
 
 
 def offload(experiment: Experiment) -> Iterator[Issue]:
-    """What ZeRO does not divide it cannot move to the host."""
+    """ZeRO moves to the host only what it divides among the ranks."""
     training = experiment.training
     for name, stages in (("optimizer", (2, 3)), ("parameters", (3,))):
         if getattr(training.offload, name) and training.zero_stage not in stages:
@@ -42,7 +42,7 @@ def schedule_free(experiment: Experiment) -> Iterator[Issue]:
 
 
 def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
-    """Leaving responses out, under a loss that has a gradient for each."""
+    """No response can be left out under a loss that has a gradient for each."""
     training = experiment.training
     if training.skip_zero_advantage and not experiment.skips_zero_advantage:
         kl_coef, entropy_coef = experiment.objective.kl_coef, training.entropy_coef

@@ -8,7 +8,7 @@ from specs.schema.rollout import VllmRollout
 
 
 def placement(experiment: Experiment) -> Iterator[Issue]:
-    """Engines that cannot be where they are put."""
+    """An engine cannot be where the spec puts it."""
     rollout = experiment.rollout
     if not isinstance(rollout, VllmRollout):
         return
@@ -59,7 +59,7 @@ def sleeping(experiment: Experiment) -> Iterator[Issue]:
 
 
 def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
-    """GPUs named for engines that take none."""
+    """The spec names GPUs for engines that take none."""
     rollout = experiment.rollout
     if not isinstance(rollout, VllmRollout) or not rollout.engine_gpus:
         return

@@ -46,29 +46,29 @@ StopText = Annotated[str, Field(min_length=1)]
 
 
 class Package(NamedTuple):
-    """What has to be installed for a sampler, beyond what the trainer needs."""
+    """A package that a sampler needs besides the trainer's own."""
 
     name: str
-    """As its makers spell it."""
+    """The name in messages."""
     distributions: tuple[str, ...]
-    """Any one of them is enough; the first has the name under which Python imports it."""
+    """Any one of them is enough. Python imports it by the name of the first."""
     install: str
-    """How to get it."""
+    """How to install it."""
 
 
 class SamplerSection(Spec):
-    """The rollout section of any sampler, and what the platform asks of it.
+    """The rollout section of any sampler, and what the rest of the platform asks of it.
 
-    A sampler is a subclass here and a module `rpg.samplers.ENGINE` with a function `open_sampler`; its `engine` is a
-    Literal with a default. What is true of it alone is said by the class variables, properties and methods below, which
-    nobody outside goes round by asking which sampler it is.
+    A sampler is a subclass here, with its name as the default of a Literal field `engine`, a member of the union
+    `Rollout`, and a module `rpg.samplers.ENGINE` with a function `open_sampler`. All else asks the class variables,
+    properties and methods below, and never which sampler it is.
     """
 
     package: ClassVar[Package | None] = None
-    """None: it needs none of its own."""
+    """What it needs besides the trainer's own packages; None: nothing."""
     runs_learner_model: ClassVar[bool] = False
-    """Its model is a transformers module in the trainer's process, which computes logprobs as the learner does: the
-    learner's own where that can be read, else a copy."""
+    """Whether it samples from a transformers module in the trainer's process, and so computes logprobs as the learner
+    does. The module is the learner's own where it can read that, else a copy."""
 
     temperature: float = Field(1.0, gt=0)
     """Logits are divided by it, in the sampler and wherever logprobs are taken."""
@@ -120,7 +120,7 @@ class SamplerSection(Spec):
 
     @property
     def fewer_gpus(self) -> str:
-        """How `gpus` becomes the number of ranks, where it is more; empty where it never is."""
+        """A hint for a machine that lacks GPUs for the samplers; empty where these need none but the ranks'."""
         return ""
 
     @property
@@ -140,18 +140,18 @@ class SamplerSection(Spec):
 
     @property
     def smaller_cache(self) -> str:
-        """What makes the part `kv_cache` of a plan's memory estimate smaller."""
+        """A hint for a memory estimate whose largest part is the KV cache."""
         return "a smaller rollout.max_concurrent"
 
     def keys_to_lower(self, *, on_cpu: bool) -> list[str]:  # noqa: ARG002  # for samplers of which it matters
-        """Paths of keys whose smaller values leave the sampler more memory and do not change what is asked of it."""
+        """Paths of keys that leave the sampler more memory with a smaller value, without changing what it samples."""
         return ["rollout.max_concurrent", *(["training.microbatch_tokens"] if self.max_staleness else [])]
 
-    def tolerance(self, *, exact: bool) -> float | None:  # noqa: ARG002  # for samplers that need the proof
-        """Nats by which its logprobs may differ from the learner's after a load of weights; None: that needs no proof.
+    def logprob_tolerance(self, *, exact: bool) -> float | None:  # noqa: ARG002  # for samplers that are checked
+        """Nats by which its logprobs may differ from the learner's after weights were loaded; None: it is not checked.
 
         Args:
-            exact: both compute in float32 on a CPU.
+            exact: sampler and learner both compute in float32 on a CPU.
         """
         return None
 
@@ -201,7 +201,7 @@ class VllmRollout(SamplerSection):
     that the load ends."""
 
     def gpus(self, ranks: int) -> int:
-        """Those of dedicated engines among them."""
+        """The GPUs of dedicated engines are among them."""
         if self.placement == "colocated":
             return ranks
         wanted = ranks * self.tensor_parallel_size
@@ -209,17 +209,17 @@ class VllmRollout(SamplerSection):
 
     @property
     def fewer_gpus(self) -> str:
-        """By sharing the ranks'."""
+        """The engines may share the ranks' GPUs."""
         return "name GPUs of the ranks in rollout.engine_gpus, or write placement: colocated"
 
     @property
     def gpus_per_sampler(self) -> int:
-        """Those of tensor parallelism."""
+        """The GPUs of tensor parallelism."""
         return self.tensor_parallel_size
 
     @property
     def memory_share(self) -> float:
-        """vLLM takes all that it is given."""
+        """vLLM takes its whole share at the start."""
         return self.memory_fraction
 
     @property
@@ -229,7 +229,7 @@ class VllmRollout(SamplerSection):
 
     @property
     def smaller_cache(self) -> str:
-        """The cache is what the weights leave of the share; asleep it is not counted while training."""
+        """The cache is what the weights leave of vLLM's share. An engine that sleeps holds none while training."""
         may_sleep = self.placement == "colocated" and not self.sleep and not self.max_staleness
         return "a smaller rollout.memory_fraction" + (", or rollout.sleep: true" if may_sleep else "")
 
@@ -239,7 +239,7 @@ class VllmRollout(SamplerSection):
         beside_learner = self.max_staleness and self.placement == "colocated"
         return [*keys, "training.microbatch_tokens"] if beside_learner else keys
 
-    def tolerance(self, *, exact: bool) -> float:
+    def logprob_tolerance(self, *, exact: bool) -> float:
         """The spec's, or that of the arithmetic: a model of 12 layers in bfloat16 was seen 0.1 nats from itself."""
         return self.sentinel_tolerance or (0.05 if exact else 0.5)
 
@@ -251,5 +251,5 @@ SAMPLERS: tuple[type[SamplerSection], ...] = members(Rollout)
 
 
 def engine_of(section: type[SamplerSection]) -> str:
-    """The name by which a spec asks for it."""
+    """The `engine` by which a spec names the sampler."""
     return str(section.model_fields["engine"].default)

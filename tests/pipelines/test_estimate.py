@@ -104,10 +104,10 @@ def test_so_does_deepspeed(
     command = [sys.executable, "-m", "tests.pipelines.held_memory", str(inputs / "base"), str(stage), precision]
     port = str(free_port())
     group = [{"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in (0, 1)]
-    said = finish(*(start(command, environment | {"LOCAL_RANK": environment["RANK"]}) for environment in group))
-    found = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
-    assert found["bytes_a_weight"] == pytest.approx(weights + gradients + optimizer, rel=0.02)
-    assert found["bucket"] == bucket * REDUCED_PARAMETERS
+    output = finish(*(start(command, environment | {"LOCAL_RANK": environment["RANK"]}) for environment in group))
+    measured = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    assert measured["bytes_a_weight"] == pytest.approx(weights + gradients + optimizer, rel=0.02)
+    assert measured["bucket"] == bucket * REDUCED_PARAMETERS
 
 
 @pytest.mark.parametrize(

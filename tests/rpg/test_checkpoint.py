@@ -80,8 +80,8 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_its_state_is_that_of
     assert checkpoints.published() == []
     written.set()
     checkpoints.wait()
-    PieceFiles(checkpoints.path(1), "learner").fill(Piece("weight", 0, found := torch.ones(4)))
-    assert found.tolist() == [0, 0, 0, 0]
+    PieceFiles(checkpoints.path(1), "learner").fill(Piece("weight", 0, weight := torch.ones(4)))
+    assert weight.tolist() == [0, 0, 0, 0]
 
 
 def test_a_failure_to_write_comes_out_at_the_next_check_and_leaves_nothing(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_broken_one_is_passed_over_aloud(
     checkpoints = written(tmp_path, 4, 8)
     damage(tmp_path / "step-000008")
     assert checkpoints.latest() == 4
-    said = capsys.readouterr().err
-    assert "step-000008 is broken" in said
-    assert words in said
+    errors = capsys.readouterr().err
+    assert "step-000008 is broken" in errors
+    assert words in errors
     written(tmp_path, 10)
     assert Checkpoints(tmp_path, Retention(last=2)).latest() == 10
     assert (tmp_path / "step-000004").exists(), "the broken one does not count among the last two"

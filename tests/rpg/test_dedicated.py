@@ -58,13 +58,13 @@ def test_a_run_trains_with_a_dedicated_engine_and_stops_at_the_step_at_which_it_
         rollout={"engine": "vllm", "placement": "dedicated", "cpu_cache_gib": 0.25},
     )
 
-    said = finish(start([sys.executable, "-c", STALE_AFTER_STEP_3, str(run_dir)]), expect=1)
+    output = finish(start([sys.executable, "-c", STALE_AFTER_STEP_3, str(run_dir)]), expect=1)
 
     stale = (
         r"after load 3 the sampler does not hold the learner's weights: logprobs of the probe differ by [0-9.]+ nats"
     )
-    assert re.search(stale + r", allowed 0\.05 \(rollout\.sentinel_tolerance\)", said), said
-    assert "Traceback" not in said
+    assert re.search(stale + r", allowed 0\.05 \(rollout\.sentinel_tolerance\)", output), output
+    assert "Traceback" not in output
     assert {(row["step"], row["policy_version"]) for row in rows(run_dir, "rollouts")} == {(1, 0), (2, 1)}
     tokens = rows(run_dir, "tokens")
     assert {row["step"] for row in tokens} == {1, 2}

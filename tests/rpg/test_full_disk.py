@@ -32,19 +32,19 @@ def test_a_run_survives_a_full_disk(tmp_path: Path, small_disk: Path, room: int,
     run_dir = make_run(tmp_path, small_disk / "run", training=TRAINING)
     filler = small_disk / "filler"
     fill(filler, leave=room)
-    said = train(run_dir, expect=1)
-    assert "no space is left on the device; with that mended, `rpg resume` goes on" in said
-    assert f"{run_dir}/{what}" in said
-    assert "Traceback" not in said
+    output = train(run_dir, expect=1)
+    assert "no space is left on the device; with that mended, `rpg resume` goes on" in output
+    assert f"{run_dir}/{what}" in output
+    assert "Traceback" not in output
     assert not list(run_dir.rglob(".*.partial"))
     saved = sorted((run_dir / "checkpoints").glob("step-*"))
     assert all(not defect(checkpoint) for checkpoint in saved)
     filler.unlink()
-    said = train(run_dir)
-    assert f"{'goes on after' if saved else 'begins at'} step {len(saved)}" in said
+    output = train(run_dir)
+    assert f"{'goes on after' if saved else 'begins at'} step {len(saved)}" in output
     assert sorted(row["step"] for row in rows(run_dir, "metrics") if row["name"] == "reward/mean") == [*range(1, 7)]
-    found = [(row["step"], row["rollout_id"]) for row in rows(run_dir, "rollouts")]
-    assert len(found) == len(set(found)) == STEPS * 32
+    recorded = [(row["step"], row["rollout_id"]) for row in rows(run_dir, "rollouts")]
+    assert len(recorded) == len(set(recorded)) == STEPS * 32
     assert json.loads((run_dir / "train.json").read_text())["steps"] == STEPS
 
 

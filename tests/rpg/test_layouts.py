@@ -32,12 +32,12 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(directory: Path, stem: str) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint that one rank wrote, by name."""
     files = PieceFiles(directory, stem)
-    found = {}
+    tensors = {}
     for name in files.names():
         count = sum(count for _, count, _ in files._index[name])
-        found[name] = torch.empty(count)
-        files.fill(Piece(name, 0, found[name]))
-    return found
+        tensors[name] = torch.empty(count)
+        files.fill(Piece(name, 0, tensors[name]))
+    return tensors
 
 
 @pytest.mark.long

@@ -45,10 +45,10 @@ def test_values_and_gradients_are_those_of_the_plain_way(
     steps = torch.arange(TOKENS, dtype=torch.float64).cos()
     wanted = [tensor for tensor in (hidden, weight, used) if tensor is not None]
     share = 0.3 if entropy_gradient else 0.0
-    found = torch.autograd.grad((steps * logprobs + share * steps * entropy).sum(), wanted)
+    actual = torch.autograd.grad((steps * logprobs + share * steps * entropy).sum(), wanted)
     expected = torch.autograd.grad((steps * expected_logprobs + share * steps * expected_entropy).sum(), wanted)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-12)
+    for gradient, exact in zip(actual, expected, strict=True):
+        assert torch.allclose(gradient, exact, rtol=1e-10, atol=1e-12)
 
 
 def test_the_gradient_passes_the_finite_difference_check() -> None:

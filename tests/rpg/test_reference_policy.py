@@ -22,11 +22,11 @@ def test_an_average_follows_the_policy_in_steps_finer_than_the_training_precisio
     nn.init.constant_(policy.weight, 1.5)
     for _ in range(1000):
         reference.move(ema_decay=0.999)
-    mine = policy.weight.data
+    before = policy.weight.data
     with reference.in_place():
         assert policy.weight.dtype == precision
         assert policy.weight.flatten()[0].item() == pytest.approx(1.5 - 0.5 * 0.999**1000, abs=2**-8)
-    assert policy.weight.data.data_ptr() == mine.data_ptr()
+    assert policy.weight.data.data_ptr() == before.data_ptr()
 
 
 def test_one_that_is_replaced_is_kept_in_the_training_precision() -> None:

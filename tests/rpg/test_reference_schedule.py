@@ -65,10 +65,10 @@ def test_a_schedule_saved_at_any_step_goes_on_as_if_it_had_not_been(cut: int) ->
     reference = Reference(source="snapshot", update=Update(every_steps=4, kl_above=0.35, kl_window=2, after_steps=2))
     straight, before, after = (ReferenceSchedule.of(reference) for _ in range(3))
     expected = [straight.after_step(value) for value in divergences]
-    found = [before.after_step(value) for value in divergences[:cut]]
+    moves = [before.after_step(value) for value in divergences[:cut]]
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-    found += [after.after_step(value) for value in divergences[cut:]]
-    assert found == expected
+    moves += [after.after_step(value) for value in divergences[cut:]]
+    assert moves == expected
     assert after.state_dict() == straight.state_dict()
 
 

@@ -48,8 +48,8 @@ def test_three_kills_and_a_broken_checkpoint_change_nothing(inputs: Path, tmp_pa
     broken = newest / "reference-rank00000.safetensors"
     content = broken.read_bytes()
     broken.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    said = train(run_dir)
-    assert f"{newest} is broken (reference-rank00000.safetensors does not match its digest)" in said
+    output = train(run_dir)
+    assert f"{newest} is broken (reference-rank00000.safetensors does not match its digest)" in output
     same_state(run_dir, uninterrupted)
     same_rows(run_dir, uninterrupted)
 
@@ -114,10 +114,10 @@ def same_state(run_dir: Path, other: Path) -> None:
 def same_rows(run_dir: Path, other: Path) -> None:
     """Every valid row is there once, with the values of the uninterrupted run; the clock's figures aside."""
     for table in ("metrics", "rollouts", "tokens"):
-        mine, theirs = recorded(run_dir, table), recorded(other, table)
-        assert len(mine) == len(rows(run_dir, table)), ("doubled", SEED)
-        assert mine.keys() == theirs.keys(), ("missing", SEED)
-        assert mine == theirs, SEED
+        resumed, uninterrupted = recorded(run_dir, table), recorded(other, table)
+        assert len(resumed) == len(rows(run_dir, table)), ("doubled", SEED)
+        assert resumed.keys() == uninterrupted.keys(), ("missing", SEED)
+        assert resumed == uninterrupted, SEED
 
 
 def recorded(run_dir: Path, table: str) -> dict[Any, dict[str, Any]]:

@@ -139,9 +139,9 @@ def test_batch_mates_change_no_token(engine: Sampler) -> None:
     for mates in (PROMPTS, [[2]] * 60):
         seeds = [*range(100, 100 + len(mates)), 7]
         crowd = engine.generate([*mates, PROMPT], group_size=3, sampling=sampling(), seeds=seeds)
-        for ours, mine in zip(crowd[-1].rollouts, alone[0].rollouts, strict=True):
-            assert ours.response_ids == mine.response_ids
-            assert ours.rollout_logprobs == pytest.approx(mine.rollout_logprobs, abs=1e-5)
+        for in_crowd, by_itself in zip(crowd[-1].rollouts, alone[0].rollouts, strict=True):
+            assert in_crowd.response_ids == by_itself.response_ids
+            assert in_crowd.rollout_logprobs == pytest.approx(by_itself.rollout_logprobs, abs=1e-5)
 
 
 def test_another_thread_may_sample_and_load(engine: Sampler, model: PreTrainedModel) -> None:

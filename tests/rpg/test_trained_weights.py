@@ -55,9 +55,9 @@ def logprobs_of(model_dir: Path, run: Path, step: int, column: str) -> list[tupl
     pairs = []
     for rollout in (row for row in rows(run, "rollouts") if row["step"] == step):
         prompt = tuple(TOKENS.index(character) for character in rollout["prompt"])
-        mine = sorted((t for t in tokens if t["rollout_id"] == rollout["rollout_id"]), key=lambda t: t["position"])
-        fresh = fresh_logprobs(model, prompt, tuple(t["token_id"] for t in mine), sampling())
-        pairs.append((torch.tensor([t[column] for t in mine]), fresh.float()))
+        response = sorted((t for t in tokens if t["rollout_id"] == rollout["rollout_id"]), key=lambda t: t["position"])
+        fresh = fresh_logprobs(model, prompt, tuple(t["token_id"] for t in response), sampling())
+        pairs.append((torch.tensor([t[column] for t in response]), fresh.float()))
     return pairs
 
 
@@ -82,11 +82,11 @@ def test_a_run_that_goes_on_is_the_run_that_did_not_stop(runs: Path, name: str) 
     last = f"weights/step-{STEPS:06}/model.safetensors"
     one, two = load_file(runs / name / last), load_file(runs / f"{name}-again" / last)
     assert all(torch.equal(one[key], two[key]) for key in one | two)
-    mine, theirs = (
+    one, other = (
         {(row["step"], row["rollout_id"], row["position"]): row["logprob"] for row in rows(runs / run, "tokens")}
         for run in (name, f"{name}-again")
     )
-    assert mine == theirs
+    assert one == other
 
 
 def test_first_ratios_are_one_only_where_gradients_are_taken_at_the_policy(runs: Path) -> None:

@@ -91,8 +91,8 @@ def test_slots_change_nothing() -> None:
         )
         assert response_ids(crowd[-1:]) == response_ids(alone)
         logprobs = [rollout.rollout_logprobs for rollout in crowd[-1].rollouts]
-        for ours, mine in zip(logprobs, (rollout.rollout_logprobs for rollout in alone[0].rollouts), strict=True):
-            assert ours == pytest.approx(mine, abs=1e-5)
+        for in_crowd, rollout in zip(logprobs, alone[0].rollouts, strict=True):
+            assert in_crowd == pytest.approx(rollout.rollout_logprobs, abs=1e-5)
 
 
 def test_a_larger_group_begins_with_the_smaller_one() -> None:

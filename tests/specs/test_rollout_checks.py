@@ -17,10 +17,10 @@ def with_rollout(fields: str) -> str:
 @pytest.mark.parametrize("name", ["max_staleness: 1", "trust_logprobs: true"])
 def test_the_logprobs_of_a_cut_distribution_cannot_stand_for_the_policys(name: str) -> None:
     field = name.partition(":")[0]
-    said = message(with_rollout(f"{name}, top_p: 0.9, top_k: 20"))
-    assert f"rollout.{field}: old_logprobs would be the sampler's, of a distribution that was cut\n" in said
-    assert "given: top_p 0.9 and top_k 20\n" in said
-    assert f"hint: leave {field} out, or leave out top_p and top_k\n" in said
+    text = message(with_rollout(f"{name}, top_p: 0.9, top_k: 20"))
+    assert f"rollout.{field}: old_logprobs would be the sampler's, of a distribution that was cut\n" in text
+    assert "given: top_p 0.9 and top_k 20\n" in text
+    assert f"hint: leave {field} out, or leave out top_p and top_k\n" in text
 
 
 def test_sampling_ahead_of_the_whole_training_is_named() -> None:
@@ -34,16 +34,16 @@ def test_sampling_ahead_of_the_whole_training_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ("max_staleness: 1, trust_logprobs: true", "rollout.trust_logprobs: trust_logprobs has no effect"),
         ("max_staleness: 1, correction: {type: mask}", "rollout.correction: there is no gap left to correct"),
         ("trust_logprobs: true, correction: {type: mask}", "rollout.correction: there is no gap left to correct"),
     ],
 )
-def test_what_cannot_act_beside_sampling_ahead_or_trust_is_named(fields: str, said: str) -> None:
+def test_what_cannot_act_beside_sampling_ahead_or_trust_is_named(fields: str, expected: str) -> None:
     named = warnings(with_rollout(fields))
-    assert f": {said}" in named
+    assert f": {expected}" in named
     assert named.endswith("\n1 warning")
 
 
@@ -77,21 +77,21 @@ def test_a_clip_can_fire_in_one_minibatch_of_an_earlier_policys_responses() -> N
 
 def test_nothing_is_skipped_under_a_divergence_or_an_entropy_bonus() -> None:
     skipping = changed("minibatches: 2", "minibatches: 2\n  skip_zero_advantage: true")
-    said = "training.skip_zero_advantage: every response is computed: the loss has a gradient where"
-    assert f"{said} the advantage is 0 as well\n" in warnings(skipping)
+    message_start = "training.skip_zero_advantage: every response is computed: the loss has a gradient where"
+    assert f"{message_start} the advantage is 0 as well\n" in warnings(skipping)
     assert "given: kl_coef 0.01\n" in warnings(skipping)
     without = skipping.replace("  kl_coef: 1e-2", "  divergence: none")
     assert warnings(without) == "0 warnings"
     assert "given: entropy_coef 0.1\n" in warnings(without + "  entropy_coef: 0.1\n")
 
 
-def spec_with(said: str) -> str:
+def spec_with(section: str) -> str:
     """The good spec with another rollout section, or an evaluation section."""
-    return changed(ROLLOUT, said if said.startswith("rollout") else f"{ROLLOUT}\n{said}")
+    return changed(ROLLOUT, section if section.startswith("rollout") else f"{ROLLOUT}\n{section}")
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("section", "expected"),
     [
         (
             "rollout: {max_response_length: 32, top_p: 0.9}",
@@ -109,19 +109,19 @@ def spec_with(said: str) -> str:
         ),
     ],
 )
-def test_sampling_that_misleads_is_warned_of(said: str, expected: str) -> None:
-    text = warnings(spec_with(said))
+def test_sampling_that_misleads_is_warned_of(section: str, expected: str) -> None:
+    text = warnings(spec_with(section))
     assert expected in text
     assert text.endswith("1 warning")
 
 
 def test_sampling_that_fits_is_not_warned_of() -> None:
-    said = "rollout: {max_response_length: 32, stop: ['.']}\nevaluation: {stop: ['.'], top_p: 0.95, top_k: 20}"
-    assert warnings(changed(ROLLOUT, said)) == "0 warnings"
+    section = "rollout: {max_response_length: 32, stop: ['.']}\nevaluation: {stop: ['.'], top_p: 0.95, top_k: 20}"
+    assert warnings(changed(ROLLOUT, section)) == "0 warnings"
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("section", "expected"),
     [
         ("rollout: {max_response_length: 32, top_p: 0}", "rollout.top_p: must be greater than 0"),
         ("rollout: {max_response_length: 32, top_k: -1}", "rollout.top_k: must be at least 0"),
@@ -129,8 +129,8 @@ def test_sampling_that_fits_is_not_warned_of() -> None:
         ("evaluation: {stop: ['a', '']}", "evaluation.stop.1: must not be empty"),
     ],
 )
-def test_sampling_out_of_range_is_an_error(said: str, expected: str) -> None:
-    assert expected in message(spec_with(said))
+def test_sampling_out_of_range_is_an_error(section: str, expected: str) -> None:
+    assert expected in message(spec_with(section))
 
 
 TWO_TURNS = "rollouter: {type: check_again, question: sure?}"

@@ -39,5 +39,5 @@ def test_gpus_that_no_engine_takes_are_warned_of(fields: str) -> None:
 
 
 def test_an_engine_that_samples_ahead_cannot_sleep_meanwhile() -> None:
-    said = message(with_engine(", sleep: true, max_staleness: 1"))
-    assert "rollout.sleep: an engine that samples while the learner trains cannot sleep then\n" in said
+    text = message(with_engine(", sleep: true, max_staleness: 1"))
+    assert "rollout.sleep: an engine that samples while the learner trains cannot sleep then\n" in text

@@ -24,7 +24,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @property
     def buffers(self) -> KeysValues:
-        """What has been allocated."""
+        """Keys and values as allocated."""
         assert self.keys is not None
         assert self.values is not None
         return self.keys, self.values
@@ -39,7 +39,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return like.new_zeros((self._cache.slots, like.shape[1], self._cache.capacity, like.shape[3]))
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> KeysValues:
-        """Writes one token's states [active, heads, 1, dim] at each sequence's end; returns the active window."""
+        """Writes one token's states [active, heads, 1, dim] at the end of each sequence; returns the window of all."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values = self.buffers
@@ -49,13 +49,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return keys[:active, :, :width], values[:active, :, :width]
 
     def resize(self) -> None:
-        """Moves what is held to buffers of the cache's present slots and capacity."""
+        """Moves keys and values to new buffers of the cache's present number of slots and capacity."""
         if self.is_initialized:
-            old = self.buffers
-            self.lazy_initialization(*old)
-            for new, was in zip(self.buffers, old, strict=True):
-                kept = min(new.shape[0], was.shape[0])
-                new[:kept, :, : was.shape[2]] = was[:kept]
+            smaller = self.buffers
+            self.lazy_initialization(*smaller)
+            for new, old in zip(self.buffers, smaller, strict=True):
+                slots = min(new.shape[0], old.shape[0])
+                new[:slots, :, : old.shape[2]] = old[:slots]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002  # transformers' signature
         """(Keys that the query sees, offset of the first.)"""
@@ -91,15 +91,18 @@ class SlotCache(Cache):
                 layer.resize()
 
     def admit(self, slots: Tensor, source: list[KeysValues], rows: Tensor, *, length: int) -> None:
-        """Copies the first `length` positions of the source's rows into slots; rows may repeat: that is the sharing."""
+        """Copies the first `length` positions of the source's rows into slots.
+
+        A row may go to many slots: so the responses of a group share the states of their prompt.
+        """
         for layer, states in zip(self._slot_layers, source, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(*states)
-            for buffer, given in zip(layer.buffers, states, strict=True):
-                buffer[slots, :, :length] = given[rows, :, :length]
+            for buffer, state in zip(layer.buffers, states, strict=True):
+                buffer[slots, :, :length] = state[rows, :, :length]
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copies whole slots."""
+        """Copies slots to other slots, as far as the window reaches."""
         for layer in self._slot_layers:
             for buffer in layer.buffers:
                 buffer[targets, :, : self.width] = buffer[sources, :, : self.width]

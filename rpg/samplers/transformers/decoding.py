@@ -19,7 +19,7 @@ _FIRST_CAPACITY = 64
 """Response positions that the cache has room for at first; it grows with what is sampled, not with the maximum."""
 
 WatchFn = Callable[[Sequence[int]], StopTextWatch]
-"""Prompt -> what looks for stop texts in one response to it."""
+"""Prompt token ids -> a watch for stop texts in one response to that prompt."""
 
 
 class Decoding:
@@ -50,7 +50,8 @@ class Decoding:
         """Response tokens of each prompt at most."""
         self.total = len(prompts) * group_size
         self.entered = 0
-        """Responses are taken in order: response i is the (i mod group_size)-th to prompt i // group_size."""
+        """Responses that have had a slot. They get one in order: response i is the (i mod group_size)-th to prompt
+        i // group_size."""
         slots = min(max_concurrent, self.total)
         longest = int(self.limits.max(initial=0))
         self.responses = np.zeros(slots, dtype=np.int64)
@@ -75,7 +76,7 @@ class Decoding:
         """Prompts whose keys and values `prefilled` holds."""
 
     def run(self, on_response: OnResponse | None = None) -> list[Rollout]:
-        """All responses, in order; each is told of as it ends."""
+        """All responses, in order. `on_response` is called with each as it ends."""
         rollouts: list[Rollout | None] = [None] * self.total
         self._admit(np.arange(len(self.responses)))
         while self.active:
@@ -148,20 +149,20 @@ class Decoding:
         self.noise[slot] = uniforms(self.seeds[prompt], member, block, self.noise.shape[1])
 
     def _refill(self, free: NDArray[np.int64]) -> None:
-        """Gives free slots to waiting responses; what is left is closed up, the last active slots moving into it."""
+        """Fills free slots with waiting responses. Where none wait, the last active slots move into the free ones."""
         admitted = self._admit(free)
-        left = free[admitted:]
-        keep = self.active - len(left)
-        targets = left[left < keep]
-        tail = np.arange(keep, self.active)
-        sources = tail[~np.isin(tail, left)]
+        unfilled = free[admitted:]
+        remaining = self.active - len(unfilled)
+        targets = unfilled[unfilled < remaining]
+        tail = np.arange(remaining, self.active)
+        sources = tail[~np.isin(tail, unfilled)]
         if len(targets):
             self.cache.move(self._device(sources), self._device(targets))
             for values in (self.responses, self.lengths, self.counts, self.feed, self.noise):
                 values[targets] = values[sources]
             if self.watch:
                 self.watches[targets] = self.watches[sources]
-        self.active = keep
+        self.active = remaining
 
     def _admit(self, free: NDArray[np.int64]) -> int:
         """Puts waiting responses into the first of the free slots; returns how many."""

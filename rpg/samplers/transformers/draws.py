@@ -10,7 +10,7 @@ BLOCK = 1024
 
 
 def uniforms(seed: int, response: int, block: int, size: int = BLOCK) -> NDArray[np.float64]:
-    """`size` <= BLOCK numbers in [0, 1) for positions from block * BLOCK of a prompt's `response`-th response.
+    """Uniform numbers in [0, 1) for `size` <= BLOCK positions, from block * BLOCK on, of a prompt's response.
 
     Counter-based (Philox), so that they are a function of (seed, response, position) and of nothing else in the batch.
     """
@@ -27,8 +27,8 @@ def draw(logits: Tensor, noise: Tensor, *, temperature: float, top_p: float, top
         noise: [rows], float64 in [0, 1); not used where temperature is 0.
         temperature: logits are divided by it; 0 takes the likeliest token, with logprob 0 since it is certain.
         top_p: nucleus probability in (0, 1]: the smallest set of likeliest tokens that holds it, renormalised.
-        top_k: as many likeliest tokens are kept, before the nucleus is taken of them, and whatever ties with the last;
-            0 keeps all.
+        top_k: so many of the likeliest tokens are kept, and all that tie with the last of them, before the nucleus is
+            taken; 0 keeps all.
     Returns:
         tokens [rows] int64, logprobs [rows] float32, nats.
     """

@@ -106,14 +106,14 @@ class TransformersSampler:
         """Copies the weights in, unless the module is shared: then they are there already.
 
         Raises:
-            ValueError: a name that the model has not, or one of the model's that is missing.
+            ValueError: a name is given that the model does not have, or one of the model's is missing.
         """
         if not self._shared:
             copy_weights(self._model, weights)
         self.policy_version = policy_version
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Of the tokens after the prompt, nats, from one pass without a cache."""
+        """Logprobs of the tokens after the prompt, nats, from one pass without a cache."""
         return model_logprobs(self._model, token_ids, prompt_length=prompt_length, temperature=temperature)
 
     def close(self) -> None:
@@ -155,7 +155,11 @@ def model_logprobs(
 
 
 def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Copies named tensors into the model's parameters; a tied parameter may come under any of its names."""
+    """Copies named tensors into the model's parameters; a tied parameter may have any of its names.
+
+    Raises:
+        ValueError: a name is given that the model does not have, or one of the model's is missing.
+    """
     targets = dict(model.named_parameters(remove_duplicate=False))
     missing = {id(parameter): name for name, parameter in targets.items()}
     with torch.no_grad():
@@ -170,7 +174,7 @@ def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) 
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode and an attention made for the cache; each module's own mode is restored."""
+    """Puts the model into evaluation mode, with an attention made for the cache; restores both afterwards."""
     training = [module for module in model.modules() if module.training]
     attention = model.config._attn_implementation
     try:

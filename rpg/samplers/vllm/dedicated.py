@@ -23,12 +23,12 @@ from specs.errors import SpecError
 
 _POLL_SECONDS = 0.5
 _CLOSE_SECONDS = 30.0
-_OF_THE_TRAINER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What a launcher says to its ranks, of which the engine is none."""
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that a launcher sets for ranks. The engine's process must not take itself for one."""
 
 
 class EngineProcessError(RuntimeError):
-    """The engine's process failed or is gone."""
+    """The engine's process failed or has ended."""
 
 
 class DedicatedSampler:
@@ -39,19 +39,22 @@ class DedicatedSampler:
 
         Args:
             settings: of the engine.
-            gpus: those that its process may see, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
+            gpus: the GPUs that its process may see, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
         Raises:
             SpecError: vLLM does not run this model, or not with these settings.
             EngineProcessError: the process failed.
         """
         self.policy_version = 0
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "rpg.samplers.vllm.engine_process", str(theirs.fileno()), str(os.getpid())]
+        parent_end, child_end = socket.socketpair()
+        with child_end:
+            arguments = [str(child_end.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
-                command, env=_environment(gpus), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                [sys.executable, "-m", "rpg.samplers.vllm.engine_process", *arguments],
+                env=_environment(gpus),
+                pass_fds=[child_end.fileno()],
+                stdin=subprocess.DEVNULL,
             )
-        self._connection: Connection[Call | EngineSettings, Reply] = Connection(ours.detach())
+        self._connection: Connection[Call | EngineSettings, Reply] = Connection(parent_end.detach())
         self._transfer: WeightTransfer | None = None
         try:
             self._connection.send(settings)
@@ -72,10 +75,14 @@ class DedicatedSampler:
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see VllmSampler."""
-        plain = [list(prompt) for prompt in prompts]
-        arguments = {"prompts": plain, "group_size": group_size, "sampling": sampling, "seeds": list(seeds)}
-        most = None if limits is None else list(limits)
-        self._send(("generate", arguments | {"limits": most, "on_response": on_response is not None}))
+        arguments = {
+            "prompts": [list(prompt) for prompt in prompts],
+            "group_size": group_size,
+            "sampling": sampling,
+            "seeds": list(seeds),
+            "limits": None if limits is None else list(limits),
+        }
+        self._send(("generate", arguments | {"on_response": on_response is not None}))
         while True:
             kind, value = self._receive("generate")
             if kind == "response":
@@ -92,18 +99,18 @@ class DedicatedSampler:
         self.policy_version = policy_version
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Of the tokens after the prompt, nats; see VllmSampler."""
-        given: list[float] = self.call(
+        """Logprobs of the tokens after the prompt, nats; see VllmSampler."""
+        logprobs: list[float] = self.call(
             "logprobs", token_ids=list(token_ids), prompt_length=prompt_length, temperature=temperature
         )
-        return given
+        return logprobs
 
     def call(self, method: str, /, **arguments: Any) -> Any:
-        """What a method of the engine's VllmSampler returns.
+        """Calls a method of the engine's VllmSampler and returns its result.
 
         Raises:
-            SpecError, ValueError: the method did.
-            EngineProcessError: it failed otherwise, or the process is gone.
+            SpecError, ValueError: the method raised it.
+            EngineProcessError: the method failed otherwise, or the process has ended.
         """
         self._send((method, arguments))
         return self._reply(method)
@@ -112,7 +119,7 @@ class DedicatedSampler:
         try:
             self._connection.send(call)
         except OSError as error:
-            raise self._gone(call[0]) from error
+            raise self._end_error(call[0]) from error
 
     def _reply(self, method: str) -> Any:
         return self._result(method, *self._receive(method))
@@ -121,10 +128,10 @@ class DedicatedSampler:
         try:
             while not self._connection.poll(_POLL_SECONDS):
                 if self._process.poll() is not None and not self._connection.poll():
-                    raise self._gone(method)
+                    raise self._end_error(method)
             return self._connection.recv()
         except (EOFError, ConnectionError) as error:
-            raise self._gone(method) from error
+            raise self._end_error(method) from error
 
     def _result(self, method: str, kind: str, value: Any) -> Any:
         if kind == "spec_error":
@@ -135,7 +142,7 @@ class DedicatedSampler:
             raise EngineProcessError(f"the engine's process failed in {method}:\n{value}")
         return value
 
-    def _gone(self, method: str) -> EngineProcessError:
+    def _end_error(self, method: str) -> EngineProcessError:
         try:
             code = self._process.wait(timeout=_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -156,8 +163,9 @@ class DedicatedSampler:
 
 
 def _environment(gpus: Sequence[str]) -> dict[str, str]:
-    """This process's, less what makes it a rank, with the engine's GPUs and as many threads."""
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_TRAINER}
+    """This process's environment without the variables of a rank, with the engine's GPUs and the same number of
+    threads."""
+    environment = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
     environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _BYTES_PER_GIB = 2**30
 
 Transfer = Literal["", "nccl", "ipc"]
-"""vLLM's own ways of handing weights to an engine in another process; none: from a directory, or in this process."""
+"""How vLLM itself hands weights to an engine in another process; empty: they come from a directory, or the engine is in
+this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ class EngineSettings:
     cpu_cache_gib: float = 1.0
     """Its KV cache on a CPU, GiB."""
     seed: int = 0
-    """The engine's own; responses have theirs."""
+    """Of the engine itself; each response has a seed of its own."""
     prefix_caching: bool = True
-    """Whether a prompt that comes again is not computed again."""
+    """Whether the states of a prompt are kept for when it comes again."""
     tensor_parallel_size: int = 1
     """Processes over which each weight matrix is spread."""
     sleeps: bool = False
@@ -56,7 +57,7 @@ class EngineSettings:
 
 
 def start(settings: EngineSettings) -> "LLM":
-    """In this process, without a tokenizer, its logprobs those of the distribution that it samples from.
+    """Starts vLLM in this process, without a tokenizer. Its logprobs are those of the distribution it samples from.
 
     Raises:
         SpecError: vLLM does not run this model, or not with these settings.
@@ -66,7 +67,7 @@ def start(settings: EngineSettings) -> "LLM":
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     on_cpu = settings.device_type == "cpu"
-    with our_process_untouched():
+    with process_restored():
         if on_cpu:
             _check_head_size(settings.weights_dir)
         from vllm import LLM
@@ -90,9 +91,9 @@ def start(settings: EngineSettings) -> "LLM":
                 worker_extension_cls="rpg.samplers.vllm.worker.WorkerExtension",
                 **_device_settings(settings),
             )
-        except ValueError as error:  # of what it is given: architecture, length, memory
-            said = " ".join(str(error).rpartition("Value error, ")[2].split())
-            hint = f"it says: {textwrap.shorten(said, 300)}"
+        except ValueError as error:  # it does not run this architecture, length or memory
+            message = " ".join(str(error).rpartition("Value error, ")[2].split())
+            hint = f"it says: {textwrap.shorten(message, 300)}"
             raise SpecError(
                 Issue("vLLM does not start with this model and these settings", ("rollout",), hint=hint)
             ) from error
@@ -101,9 +102,9 @@ def start(settings: EngineSettings) -> "LLM":
 def _executor(settings: EngineSettings) -> str:
     if settings.tensor_parallel_size > 1:
         return "mp"
-    # A process group of several ranks is there already, and each of them has an engine of its own.
-    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    return "external_launcher" if several else "uni"
+    # Where the trainer has several ranks, their process group exists already, and each rank has its own engine.
+    several_ranks = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    return "external_launcher" if several_ranks else "uni"
 
 
 def _device_settings(settings: EngineSettings) -> dict[str, Any]:
@@ -118,7 +119,10 @@ def _device_settings(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _check_head_size(weights_dir: Path) -> None:
-    """Raises SpecError where vLLM's attention for CPUs lacks the model's head size; else the first token would fail."""
+    """Raises SpecError where vLLM's attention for CPUs does not support the model's head size.
+
+    Without this check the first token would fail.
+    """
     from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -147,7 +151,7 @@ def shut_down(llm: "LLM", *, owns_distributed: bool) -> None:
 
 
 def _shut_down_beside_learner(client: Any) -> None:
-    """What the engine's own shutdown does, except that it destroys the default process group: here, the learner's."""
+    """Does what the engine's own shutdown does, but leaves the default process group, which is the learner's."""
     from vllm.distributed import destroy_model_parallel, parallel_state
 
     client._finalizer.detach()
@@ -162,15 +166,16 @@ def _shut_down_beside_learner(client: Any) -> None:
 
 
 @contextmanager
-def our_process_untouched() -> Iterator[None]:
-    """vLLM in this process seeds the global generators, draws from them, and replaces torch.set_num_threads: undone."""
+def process_restored() -> Iterator[None]:
+    """Restores what vLLM changes in this process: it seeds the global random generators, draws from them, and replaces
+    torch.set_num_threads."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
         with (
             torch.random.fork_rng(),
-            warnings.catch_warnings(action="ignore"),  # of what it uses that is deprecated
-            _on_its_stream(),
+            warnings.catch_warnings(action="ignore"),  # vLLM uses deprecated functions
+            _on_engine_stream(),
         ):
             yield
     finally:
@@ -181,22 +186,22 @@ def our_process_untouched() -> Iterator[None]:
 
 
 @contextmanager
-def _on_its_stream() -> Iterator[None]:
-    """One CUDA stream for all that vLLM does here, in whatever thread, in order with the caller's.
+def _on_engine_stream() -> Iterator[None]:
+    """Runs vLLM on one CUDA stream, whatever thread calls it, after and before the caller's own work.
 
-    vLLM keeps the stream of its first step and leaves the thread on it; what it samples on any other is copied to the
-    host without waiting for it.
+    vLLM keeps the stream of its first step and leaves the thread on it. On any other stream it would copy sampled
+    tokens to the host without waiting for them.
     """
     if not torch.cuda.is_available():
         yield
         return
-    ours, its = torch.cuda.current_stream(), _stream(torch.cuda.current_device())
-    its.wait_stream(ours)
+    caller, engine = torch.cuda.current_stream(), _stream(torch.cuda.current_device())
+    engine.wait_stream(caller)
     try:
-        with torch.cuda.stream(its):
+        with torch.cuda.stream(engine):
             yield
     finally:
-        ours.wait_stream(its)
+        caller.wait_stream(engine)
 
 
 @cache

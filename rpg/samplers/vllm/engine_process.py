@@ -1,7 +1,7 @@
 """The other end of a DedicatedSampler: `python -m rpg.samplers.vllm.engine_process CONNECTION PARENT`.
 
-Takes the settings of an engine, then calls of its methods one after another, until the connection ends. It does not end
-by a signal that means the trainer: that one stops at the end of its step, for which it needs the engine.
+It receives the settings of an engine, then calls of its methods one after another, until the connection ends. Signals
+that ask the trainer to stop are ignored: the trainer stops at the end of its step, and needs the engine until then.
 """
 
 import os
@@ -18,11 +18,11 @@ from specs.errors import SpecError
 Call = tuple[str, dict[str, Any]]
 """Method and its arguments."""
 Reply = tuple[str, Any]
-"""response, and which it is and the response, while `generate` goes on; result, and what was returned; spec_error, and
-its problems; value_error, and its text; failed, and the traceback."""
+"""Kind and content. While `generate` goes on: ("response", (index, rollout)). At the end of a call: ("result", what it
+returned), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
 
 METHODS = frozenset({"generate", "logprobs", "load_directory", "call_workers", "finish_load", "wake"})
-"""Those of VllmSampler that may be called."""
+"""The methods of VllmSampler that may be called."""
 
 
 def main(connection: "Connection[Reply, Call]") -> None:
@@ -44,7 +44,7 @@ def main(connection: "Connection[Reply, Call]") -> None:
             connection.send(_answer(sampler, method, arguments))
     except (EOFError, ConnectionError):  # the trainer has closed its end, or is gone
         sampler.close()
-        os._exit(0)  # what the interpreter would still tidy up takes seconds and is the system's to free
+        os._exit(0)  # the interpreter's own clean-up would take seconds to free what the system frees anyway
 
 
 def _answer(sampler: Any, method: str, arguments: dict[str, Any]) -> Reply:
@@ -73,5 +73,5 @@ if __name__ == "__main__":
     share_cores()
     die_with_parent(int(sys.argv[2]))
     _outlive_signals_to_the_trainer()
-    os.dup2(2, 1)  # what vLLM prints is no result of the trainer's
+    os.dup2(2, 1)  # what vLLM prints does not belong on the trainer's stdout
     main(Connection(int(sys.argv[1])))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rpg.samplers.base import response_limits
 from rpg.samplers.stop_texts import tokenizer_in
-from rpg.samplers.vllm.engine import EngineSettings, our_process_untouched, shut_down, start
+from rpg.samplers.vllm.engine import EngineSettings, process_restored, shut_down, start
 from rpg.types import FinishReason, OnResponse, Rollout, RolloutGroup, Sampling, Turn
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class VllmSampler:
         seeds: Sequence[int],
         limits: Sequence[int],
     ) -> tuple[list[dict[str, list[int]]], list[Any]]:
-        """One a response, in order."""
+        """One request a response, in order, with its parameters."""
         from vllm import SamplingParams
 
         requests, parameters = [], []
@@ -112,7 +112,7 @@ class VllmSampler:
         self.finish_load(policy_version)
 
     def finish_load(self, policy_version: int) -> None:
-        """What has to follow whichever way the weights came in.
+        """The end of every load, in whichever way the weights came in.
 
         Raises:
             RuntimeError: requests are still running.
@@ -131,12 +131,12 @@ class VllmSampler:
 
     def call_workers(self, method: str, arguments: dict[str, Any] | None = None) -> list[Any]:
         """Calls a method of vLLM's workers by name."""
-        with our_process_untouched():
+        with process_restored():
             results: list[Any] = self._llm.collective_rpc(method, kwargs=arguments or {})
         return results
 
     def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
-        """Of the tokens after the prompt, nats, by a prefill that reads no cache.
+        """Logprobs of the tokens after the prompt, nats, by a prefill that reads no cache.
 
         Raises:
             ValueError: a temperature other than 1, which vLLM does not apply to given tokens.
@@ -149,8 +149,8 @@ class VllmSampler:
         outputs: list[RequestOutput] = []
         self._run([{"prompt_token_ids": list(token_ids)}], [parameters], lambda _, output: outputs.append(output))
         assert outputs[0].prompt_logprobs is not None
-        given = zip(token_ids, outputs[0].prompt_logprobs, strict=True)
-        return [entry[token].logprob for token, entry in given if entry is not None][prompt_length - 1 :]
+        entries = zip(token_ids, outputs[0].prompt_logprobs, strict=True)  # None for the first token
+        return [entry[token].logprob for token, entry in entries if entry is not None][prompt_length - 1 :]
 
     def _run(
         self,
@@ -158,21 +158,22 @@ class VllmSampler:
         parameters: list[Any],
         finished: "Callable[[int, RequestOutput], None]",
     ) -> None:
-        """Tells of each request's place and output once it is finished. If that raises, the others are given up."""
+        """Calls `finished` with the index and the output of each request as it ends. If that raises, the others are
+        aborted."""
         self.wake()
         engine = self._llm.llm_engine
-        with our_process_untouched():
+        with process_restored():
             names = self._llm.enqueue(requests, parameters, use_tqdm=False)
-            # The engine appends to a name what makes it unique, and leaves that out of its outputs.
-            places = {name.partition("-")[0]: place for place, name in enumerate(names)}
+            # The engine appends a suffix to a name to make it unique, and leaves the suffix out of its outputs.
+            indices = {name.partition("-")[0]: index for index, name in enumerate(names)}
             try:
                 while engine.has_unfinished_requests():
                     for output in engine.step():
                         if output.finished:
-                            finished(places.pop(output.request_id), output)
+                            finished(indices.pop(output.request_id), output)
             finally:
-                if places:
-                    engine.abort_request(list(places))
+                if indices:
+                    engine.abort_request(list(indices))
 
     def _sleep(self) -> None:
         """Gives the GPU's memory back; the weights wait in the host's."""
@@ -180,7 +181,7 @@ class VllmSampler:
         self._asleep = True
 
     def wake(self) -> None:
-        """Takes the memory again, if the engine is asleep."""
+        """Takes the memory back, if the engine is asleep."""
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
@@ -192,7 +193,7 @@ class VllmSampler:
 
 
 def _response_seed(seed: int, member: int) -> int:
-    """In [0, 2^63). vLLM's own for siblings is seed + member, which neighbouring seeds of prompts would share."""
+    """A seed in [0, 2^63). By vLLM's own rule, seed + member, prompts with neighbouring seeds would share seeds."""
     state = np.random.SeedSequence([seed % 2**64, member]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
 

@@ -32,7 +32,7 @@ class WeightTransfer(Protocol):
 
 
 def open_transfer(settings: EngineSettings, call: CallFn) -> WeightTransfer:
-    """The way that the settings name. For nccl and ipc this rank's GPU is the present CUDA device."""
+    """The transfer that the settings name. For nccl and ipc, this rank's GPU must be the current CUDA device."""
     if settings.transfer:
         return VllmTransfer(settings, call)
     return DirectoryTransfer(settings.weights_dir, call)
@@ -50,7 +50,7 @@ class DirectoryTransfer:
         shutil.copy(config_dir / "config.json", self._directory)
 
     def send(self, weights: Weights, policy_version: int) -> None:
-        """At ZeRO 3 each weight is whole for a moment only, hence the copies."""
+        """Copies each weight, since at ZeRO 3 it is whole for a moment only."""
         from safetensors.torch import save
 
         tensors = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights}
@@ -115,7 +115,7 @@ def _init_info(settings: EngineSettings) -> Any:
 
 
 class _Client:
-    """vLLM's weight-sync protocol over the engine's connection: its workers have these methods."""
+    """vLLM's weight-sync protocol, spoken over the engine's connection: vLLM's workers have these methods."""
 
     def __init__(self, call: CallFn) -> None:
         self._call = call
@@ -142,7 +142,10 @@ def _source(weights_dir: Path) -> Any:
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Source(WeightSource):  # type: ignore[misc]  # vLLM is not typed
-        """Names and shapes are the model's own, so that no weight is gathered for them; the type is the first's."""
+        """Names and shapes come from the model's config, so that no weight is gathered to know them.
+
+        The dtype is that of the first weight sent.
+        """
 
         def __init__(self) -> None:
             self._shapes = _shapes(weights_dir)
@@ -150,10 +153,10 @@ def _source(weights_dir: Path) -> Any:
             self._dtype = torch.float32
 
         def take(self, weights: Weights) -> None:
-            given = iter(weights)
-            first = next(given)
+            remaining = iter(weights)
+            first = next(remaining)
             self._dtype = first[1].dtype
-            self._weights = chain([first], given)
+            self._weights = chain([first], remaining)
 
         def metadata(self) -> list[Any]:
             return [ParamMeta(name, self._dtype, shape) for name, shape in self._shapes.items()]
@@ -167,7 +170,7 @@ def _source(weights_dir: Path) -> Any:
 
 
 def _shapes(weights_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Of each parameter of the transformers model, in its order."""
+    """Shape of each parameter of the transformers model, in the model's order."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):

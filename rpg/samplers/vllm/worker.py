@@ -1,4 +1,4 @@
-"""What a vLLM worker of ours can do besides: vLLM mixes this class into its own, in whatever process it runs."""
+"""A method that we add to vLLM's workers: vLLM mixes this class into its own, in whatever process it runs."""
 
 from torch import Tensor, nn
 
@@ -7,10 +7,10 @@ class WorkerExtension:
     """Called by name through the engine's `collective_rpc`."""
 
     def pack_weights_again(self) -> None:
-        """Renews the packed copies by which vLLM multiplies on a CPU; elsewhere there are none.
+        """Renews the packed copies of weights with which vLLM multiplies on a CPU; on a GPU there are none.
 
-        vLLM's reload leaves that of a tied head as it was. Nothing reports that; logprobs are off by as much as the
-        weights have moved.
+        vLLM's own reload does not renew the copy of a tied head. It reports nothing, and logprobs are wrong by as much
+        as the weights have moved.
         """
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
