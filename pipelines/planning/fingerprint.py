@@ -17,7 +17,7 @@ from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
 
 STAGE_VERSIONS = {"data": 1, "base": 1, "train": 2, "evaluate": 1, "report": 1}
-"""Raised when a stage's code comes to give another result for the same spec."""
+"""A stage's number is raised when its code comes to give another result for the same spec."""
 
 Identity = dict[str, Any]
 _WHOLE_FILE = 64 * 2**20
@@ -25,14 +25,14 @@ _END = 2**20
 
 
 def fingerprint(stage: str, identity: Identity, inputs: dict[str, str]) -> str:
-    """SHA-256 over the stage's version, its identity and the fingerprints of the stages it reads; hex."""
+    """SHA-256, hexadecimal, of a stage's version, its identity and the fingerprints of the stages that it reads."""
     payload = {"stage": stage, "version": STAGE_VERSIONS[stage], "identity": identity, "inputs": inputs}
     text = json.dumps(payload, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def train_data_identity(experiment: Experiment) -> Identity:
-    """What the training problems depend on; the evaluation sets only where they take problems away from training."""
+    """What the training problems depend on: evaluation sets only where problems that they share with it are dropped."""
     data = experiment.data
     parts: dict[str, Any] = {
         "train": [_source(source) for source in data.train],
@@ -47,13 +47,13 @@ def train_data_identity(experiment: Experiment) -> Identity:
 
 
 def data_identity(experiment: Experiment) -> Identity:
-    """Training and evaluation problems."""
+    """What the training and evaluation problems depend on."""
     sets = [_source(source) for source in experiment.data.evaluation]
     return train_data_identity(experiment) | flatten({"data": {"evaluation": sets, "overlap": experiment.data.overlap}})
 
 
 def base_identity(experiment: Experiment) -> Identity:
-    """The policy before training."""
+    """What the policy before training depends on."""
     model = experiment.model.identity()
     if isinstance(experiment.model, PretrainedModel) and Path(experiment.model.path).is_dir():
         model = {"source": "pretrained", "content": _directory_digest(experiment.model.path)}
@@ -70,14 +70,14 @@ def base_reads_data(experiment: Experiment) -> bool:
 
 
 def train_identity(experiment: Experiment) -> Identity:
-    """One run's training."""
+    """What a run's training depends on, beside its data and its base model."""
     sections = ("rollout", "reward", "objective", "advantage", "reference", "training")
     parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
     return flatten(parts | {"seeds": list(experiment.seeds)})
 
 
 def evaluate_identity(experiment: Experiment) -> Identity:
-    """One run's measurements."""
+    """What a run's evaluation depends on, beside its data and its weights."""
     evaluation, rollout = experiment.evaluation.identity(), experiment.rollout.identity()
     if not experiment.evaluation.max_response_length:
         evaluation["max_response_length"] = experiment.rollout.max_response_length
@@ -91,7 +91,7 @@ def evaluate_identity(experiment: Experiment) -> Identity:
 
 
 def report_identity(experiment: Experiment) -> Identity:
-    """What a run's page says of itself beyond the figures."""
+    """What a run's page shows beside its results."""
     return {"name": experiment.name, "question": experiment.question}
 
 
@@ -142,8 +142,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _file_digest(path: str, size: int, modified_ns: int) -> str:
-    # A checkpoint of many gigabytes cannot be read through at every plan: beyond 64 MiB its two ends, its size
-    # and its time of change stand for it.
+    # A model of many gigabytes cannot be hashed at every plan. Of a file beyond 64 MiB the first and the last MiB are
+    # hashed, with its size and its time of change.
     if size <= _WHOLE_FILE:
         return digest(Path(path))
     with open(path, "rb") as file:
