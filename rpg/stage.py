@@ -13,7 +13,7 @@ from typing import Any
 
 from rpg.processes.exit_cause import USER_ERROR, leave_issues
 from rpg.processes.parent import die_with_parent, share_cores
-from specs.document import resolved_experiment
+from specs.document import experiment_of
 from specs.errors import SpecError
 
 
@@ -36,7 +36,7 @@ def main(job_file: str) -> int:
 
 def run(job: dict[str, Any]) -> None:
     """Fills the job's `out`. Each stage's module is imported by the job that needs it."""
-    experiment = resolved_experiment(job["spec"])
+    experiment = experiment_of(job["spec"], {})
     inputs = {name: Path(path) for name, path in job.get("inputs", {}).items()}
     out = Path(job["out"])
     out.mkdir(parents=True, exist_ok=True)

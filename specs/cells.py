@@ -1,4 +1,4 @@
-"""The cells of a matrix: which there are, the data of each, and what is wrong with any, told at the matrix's line."""
+"""The cells of a matrix: which there are, the data of each, and the issues of any, at the matrix's line."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -43,10 +43,10 @@ def cell_label(matrix: Matrix | None, values: Mapping[str, Any]) -> str:
     rows = zip(*matrix.zip.values(), strict=True)
     row = tuple(values[path] for path in matrix.zip)
     label = next(label for label, other in zip(matrix.labels, rows, strict=True) if other == row)
-    return ", ".join([label, *(f"{path} {_said(values[path])}" for path in matrix.product)])
+    return ", ".join([label, *(f"{path} {_as_text(values[path])}" for path in matrix.product)])
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else show(value)
 
 
@@ -112,39 +112,40 @@ def _present(source: Any, path: Path) -> bool:
 def check_cells(
     source: dict[str, Any], experiment: Experiment, positions: Positions
 ) -> tuple[list[Issue], list[Issue]]:
-    """What makes any run impossible, and warnings; each once, at the matrix's line where the matrix is to blame."""
+    """What makes any run impossible, and warnings: each once, at the matrix's line where the matrix is its cause."""
     issues = list(_matrix_issues(experiment.matrix, source)) if experiment.matrix else []
     if issues:
         return issues, []
-    found: tuple[dict[Issue, list[dict[str, Any]]], dict[Issue, list[dict[str, Any]]]] = ({}, {})
     cells = combinations(experiment.matrix)
     if len(cells) * len(experiment.seeds) > MAX_RUNS:
         given = f"{len(cells)} cells x {len(experiment.seeds)} seeds"
         return [Issue("too many runs", ("matrix",), given, f"at most {MAX_RUNS}")], []
+    cells_with: dict[Issue, list[dict[str, Any]]] = {}
+    cells_warned: dict[Issue, list[dict[str, Any]]] = {}
     for values in cells:
         run, issues = parse(Experiment, cell_source(source, values))
         for issue in issues or issues_of(run):
-            found[0].setdefault(issue, []).append(values)
+            cells_with.setdefault(issue, []).append(values)
         for warning in [] if issues else warnings_of(run):
-            found[1].setdefault(warning, []).append(values)
-    located = [
-        [_blame(issue, where, len(cells), experiment.matrix, positions) for issue, where in part.items()]
-        for part in found
-    ]
-    return located[0], located[1]
+            cells_warned.setdefault(warning, []).append(values)
+
+    def blamed(by_issue: dict[Issue, list[dict[str, Any]]]) -> list[Issue]:
+        return [_blame(issue, having, len(cells), experiment.matrix, positions) for issue, having in by_issue.items()]
+
+    return blamed(cells_with), blamed(cells_warned)
 
 
 def _blame(
-    issue: Issue, where: list[dict[str, Any]], num_cells: int, matrix: Matrix | None, positions: Positions
+    issue: Issue, having: list[dict[str, Any]], num_cells: int, matrix: Matrix | None, positions: Positions
 ) -> Issue:
-    """The issue at the line of the matrix value that causes it; where it stands if no value does."""
+    """The issue at the line of the matrix value that causes it; as it is if no value does. `having`: cells with it."""
     if matrix is None:
         return issue
-    values = where[0]
+    values = having[0]
     related = [path for path in values if _related(split(path), issue.path)]
-    if not related and len(where) == num_cells:
+    if not related and len(having) == num_cells:
         return issue
-    common = {path: value for path, value in values.items() if all(cell[path] == value for cell in where)}
+    common = {path: value for path, value in values.items() if all(cell[path] == value for cell in having)}
     path = max(related or common or values, key=lambda text: len(split(text)))
     place = positions.get(_place(matrix, path, values[path])) or positions.get(("matrix",))
     if not related:

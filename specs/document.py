@@ -1,4 +1,4 @@
-"""Document: a spec file as read, its Experiment, and where each of its lines stands."""
+"""A spec as read: the experiment, where each of its fields stands in a file, and the runs that it expands to."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from specs.cells import base_of, cell_label, cell_source, check_cells, combinations, with_values
-from specs.errors import Issue, Position, Positions, SpecError, in_file_order, locate
+from specs.errors import (
+    Issue,
+    Path,
+    Position,
+    Positions,
+    SpecError,
+    in_file_order,
+    locate,
+    plain_positions,
+    read_positions,
+    refuse,
+)
 from specs.reading.validate import parse
 from specs.schema.experiment import Experiment
 from specs.schema.fields import no_such_item, split, unknown
@@ -22,7 +33,7 @@ class Document:
     """What the files say, merged, paths absolute. A cell starts from it, so published settings follow its objective."""
     positions: Positions
     warnings: tuple[Issue, ...] = ()
-    """Located."""
+    """What the experiment says without effect, each at its place."""
 
     def locate(self, issue: Issue) -> Issue:
         """The issue with file, line and snippet, from its path or the nearest ancestor that stands in the file."""
@@ -33,7 +44,7 @@ class Document:
 
         Args:
             values: path -> value, e.g. {"objective.kl_coef": 0.01}.
-            at: where issues with these values are said to stand.
+            at: the position of these values, which issues with them are given.
         """
         for path in values:
             if issue := unknown(Experiment, split(path)) or no_such_item(self.source, split(path)):
@@ -51,44 +62,33 @@ class Document:
         return {
             "source": self.source,
             "experiment": self.experiment.model_dump(mode="json"),
-            "positions": [[list(path), at.file, at.line, at.snippet] for path, at in self.positions.items()],
+            "positions": plain_positions(self.positions),
             "warnings": [dataclasses.asdict(warning) for warning in self.warnings],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Document":
         """The document that `to_json` wrote. Raises SpecError where this version's schema no longer takes it."""
-        positions: Positions = {
-            tuple(path): Position(file, line, snippet) for path, file, line, snippet in data["positions"]
-        }
+        positions = read_positions(data["positions"])
         warnings = tuple(Issue(**{**item, "path": tuple(item["path"])}) for item in data["warnings"])
-        return cls(_base(data["source"], positions), data["source"], positions, warnings)
+        return cls(experiment_of(base_of(data["source"]), positions), data["source"], positions, warnings)
 
 
 def checked(source: dict[str, Any], positions: Positions) -> Document:
     """The document of a source, its runs checked one by one. Raises SpecError with every issue, in file order."""
-    experiment = _base(source, positions)
+    experiment = experiment_of(base_of(source), positions)
     issues, warnings = check_cells(source, experiment, positions)
-    if issues:
-        raise SpecError(*in_file_order([locate(issue, positions) for issue in issues]))
-    return Document(
-        experiment, source, positions, tuple(in_file_order([locate(warning, positions) for warning in warnings]))
-    )
+    refuse(issues, positions)
+    return Document(experiment, source, positions, tuple(in_file_order(locate(each, positions) for each in warnings)))
 
 
-def resolved_experiment(spec: Mapping[str, Any]) -> Experiment:
-    """The experiment of a resolved spec, as a run's directory has it. SpecError where a package is missing."""
-    experiment, issues = parse(Experiment, dict(spec))
-    if issues:
-        raise SpecError(*issues)
-    assert isinstance(experiment, Experiment)
-    return experiment
+def experiment_of(data: Mapping[str, Any], positions: Mapping[Path, Position]) -> Experiment:
+    """The experiment that plain data describes. Raises SpecError with every issue, at its position where it has one.
 
-
-def _base(source: dict[str, Any], positions: Positions) -> Experiment:
-    experiment, issues = parse(Experiment, base_of(source))
-    if issues:
-        raise SpecError(*in_file_order([locate(issue, positions) for issue in issues]))
+    A run's resolved spec has no positions. It is refused where a package is missing that it needs.
+    """
+    experiment, issues = parse(Experiment, dict(data))
+    refuse(issues, positions)
     assert isinstance(experiment, Experiment)
     return experiment
 
@@ -110,9 +110,7 @@ def expand(document: Document) -> list[Cell]:
     """The runs in the order of the file: product (last path fastest), then the rows of zip, then the seeds."""
     cells: list[Cell] = []
     for values in combinations(document.experiment.matrix):
-        experiment, issues = parse(Experiment, cell_source(document.source, values))
-        if issues:
-            raise SpecError(*in_file_order([document.locate(issue) for issue in issues]))
+        experiment = experiment_of(cell_source(document.source, values), document.positions)
         label = cell_label(document.experiment.matrix, values)
         for seed in document.experiment.seeds:
             cells.append(Cell(values, label, seed, experiment.model_copy(update={"seeds": (seed,)})))

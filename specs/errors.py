@@ -1,7 +1,14 @@
-"""The exceptions a user can cause. Each is shown as it stands, without a traceback, and ends with exit code 2."""
+"""What is wrong with what the user gave: an issue, its place in a file, how it reads, and the exceptions that carry it.
 
-from collections.abc import Mapping, Sequence
+These exceptions are a user's to cause. Each is shown as it stands, without a traceback, and ends with exit code 2.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+Path = tuple[str | int, ...]
+"""Into a spec: ("data", "train", 0, "size")."""
 
 
 @dataclass(frozen=True)
@@ -10,7 +17,7 @@ class Issue:
 
     message: str
     """E.g. `unknown field`, `must be less than 1`."""
-    path: tuple[str | int, ...] = ()
+    path: Path = ()
     """Into the spec: ("objective", "clip", "low"); empty where it is not about a field."""
     given: str = ""
     allowed: str = ""
@@ -23,45 +30,12 @@ class Issue:
     """That line's text."""
 
 
-class IssueError(ValueError):
-    """Raised by a validator: what is wrong, its path relative to the section that is validated."""
-
-    def __init__(self, issue: Issue) -> None:
-        super().__init__(issue.message)
-        self.issue = issue
-
-
-class RpgError(Exception):
-    """What the user named is wrong. `str()` is the whole message."""
-
-
-NOTHING_DONE = "nothing was run"
-
-
-class SpecError(RpgError):
-    """One or more issues with a spec, or with the data or model it names, in file order."""
-
-    def __init__(self, *issues: Issue, done: str = NOTHING_DONE) -> None:
-        super().__init__(issues)
-        self.issues = issues
-        self.done = done
-        """What had been done when they were found, in words."""
-
-    def __str__(self) -> str:
-        from specs.errors import render_one
-
-        return "\n".join(render_one(issue) for issue in self.issues)
-
-
-Path = tuple[str | int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Position:
     """One line of one file."""
 
     file: str
-    """As the user named it, or as found from there; `--set ...` for an override."""
+    """As the user named it, or as another file leads to it; `--set ...` for an override."""
     line: int
     """From 1; 0: not a line of a file."""
     snippet: str
@@ -69,6 +43,17 @@ class Position:
 
 
 Positions = dict[Path, Position]
+"""Where each key and list item of a spec stands."""
+
+
+def plain_positions(positions: Positions) -> list[list[Any]]:
+    """The positions as plain data, which `read_positions` reads."""
+    return [[list(path), at.file, at.line, at.snippet] for path, at in positions.items()]
+
+
+def read_positions(plain: Iterable[Sequence[Any]]) -> Positions:
+    """The positions that `plain_positions` wrote."""
+    return {tuple(path): Position(file, line, snippet) for path, file, line, snippet in plain}
 
 
 def locate(issue: Issue, positions: Mapping[Path, Position]) -> Issue:
@@ -81,10 +66,11 @@ def locate(issue: Issue, positions: Mapping[Path, Position]) -> Issue:
     return issue
 
 
-def in_file_order(issues: list[Issue]) -> list[Issue]:
+def in_file_order(issues: Iterable[Issue]) -> list[Issue]:
     """By file in order of appearance, then by line; each issue once."""
-    files = list(dict.fromkeys(issue.file for issue in issues))
-    return sorted(dict.fromkeys(issues), key=lambda issue: (files.index(issue.file), issue.line))
+    distinct = list(dict.fromkeys(issues))
+    files = list(dict.fromkeys(issue.file for issue in distinct))
+    return sorted(distinct, key=lambda issue: (files.index(issue.file), issue.line))
 
 
 def dotted(path: Path) -> str:
@@ -94,6 +80,9 @@ def dotted(path: Path) -> str:
         name = str(part)
         text += f"[{name}]" if "." in name else f".{name}" if text else name
     return text
+
+
+NOTHING_DONE = "nothing was run"
 
 
 def render(issues: Sequence[Issue], *, noun: str = "error", done: str = NOTHING_DONE) -> str:
@@ -119,5 +108,36 @@ def render_one(issue: Issue) -> str:
 
 
 def _printable(line: str) -> str:
-    """What a terminal would obey rather than show, as an escape."""
+    """Characters that a terminal obeys instead of showing are written as escapes."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+
+
+class IssueError(ValueError):
+    """Raised by a validator of the schema. The issue's path is relative to the section that is validated."""
+
+    def __init__(self, issue: Issue) -> None:
+        super().__init__(issue.message)
+        self.issue = issue
+
+
+class RpgError(Exception):
+    """What the user named is wrong. `str()` is the whole message."""
+
+
+class SpecError(RpgError):
+    """One or more issues with a spec, or with the data or model it names, in file order."""
+
+    def __init__(self, *issues: Issue, done: str = NOTHING_DONE) -> None:
+        super().__init__(issues)
+        self.issues = issues
+        self.done = done
+        """What had been done before the issues showed, in words."""
+
+    def __str__(self) -> str:
+        return "\n".join(render_one(issue) for issue in self.issues)
+
+
+def refuse(issues: Iterable[Issue], positions: Mapping[Path, Position]) -> None:
+    """Raises SpecError with the issues at their places, in file order; does nothing where there is none."""
+    if located := in_file_order(locate(issue, positions) for issue in issues):
+        raise SpecError(*located)

@@ -1,14 +1,15 @@
-"""YAML text -> Experiment or Study, or SpecError with everything that is wrong, each with its line."""
+"""Spec files, and a run's spec under another objective: what they describe, or SpecError with every issue."""
 
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
-from specs.document import Document, checked
-from specs.errors import Issue, Path, Position, Positions, SpecError, in_file_order, locate
+from specs.document import Document, checked, experiment_of
+from specs.errors import Issue, Position, Positions, SpecError
 from specs.reading.files import override, read_tree
 from specs.reading.tree import positions_of
 from specs.reading.validate import parse
@@ -74,13 +75,9 @@ def parse_objective(data: Mapping[str, Any]) -> Objective:
     """The objective that a mapping describes, validated as in a file. Raises SpecError."""
     objective, issues = parse(Objective, dict(data))
     if issues:
-        raise SpecError(*(_below(issue, ("objective",)) for issue in issues))
+        raise SpecError(*(replace(issue, path=("objective", *issue.path)) for issue in issues))
     assert isinstance(objective, BaseModel)
     return objective  # type: ignore[return-value]
-
-
-def _below(issue: Issue, prefix: Path) -> Issue:
-    return Issue(issue.message, (*prefix, *issue.path), issue.given, issue.allowed, issue.hint)
 
 
 def _source(path: FilePath, overrides: Iterable[str], schema: type[BaseModel]) -> tuple[dict[str, Any], Positions]:
@@ -123,11 +120,7 @@ def with_objective(spec: Mapping[str, Any], given: str, overrides: Iterable[str]
             message, allowed = "a replay changes these alone", "objective.FIELD=VALUE, advantage.FIELD=VALUE"
             raise SpecError(Issue(message, file=f"--set {setting}", allowed=allowed))
         root = override(root, setting, Experiment)
-    experiment, issues = parse(Experiment, root.plain())
-    if issues:
-        raise SpecError(*in_file_order([locate(issue, positions_of(root)) for issue in issues]))
-    assert isinstance(experiment, Experiment)
-    return experiment
+    return experiment_of(root.plain(), positions_of(root))
 
 
 def _given(text: str) -> dict[str, YamlNode]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specs.document import Document
-from specs.errors import Issue, Path, Position, Positions, SpecError, in_file_order, locate
+from specs.errors import Issue, Path, Position, Positions, SpecError, locate, plain_positions, read_positions, refuse
 from specs.reading.files import misplaced
 from specs.reading.validate import parse, show
 from specs.schema.experiment import Experiment
@@ -50,15 +50,13 @@ class StudyDocument:
             "source": self.source,
             "study": self.study.model_dump(mode="json"),
             "experiment": self.experiment.to_json(),
-            "positions": [[list(path), at.file, at.line, at.snippet] for path, at in self.positions.items()],
+            "positions": plain_positions(self.positions),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "StudyDocument":
         """The document that `to_json` wrote. Raises SpecError where this version's schema no longer takes it."""
-        positions: Positions = {
-            tuple(path): Position(file, line, snippet) for path, file, line, snippet in data["positions"]
-        }
+        positions = read_positions(data["positions"])
         study = _study(data["source"], positions)
         return cls(study, Document.from_json(data["experiment"]), data["source"], positions)
 
@@ -68,22 +66,17 @@ def checked_study(
 ) -> StudyDocument:
     """The document of a study's source. Raises SpecError with every issue, located."""
     study = _study(source, positions)
-    _refuse(
+    refuse(
         _path_issues(study, lambda section, path: unknown(Experiment, split(path)) or _fixed(section, path)),
         positions,
     )
     experiment = load_document(study.experiment)
-    _refuse(_path_issues(study, lambda _, path: no_such_item(experiment.source, split(path))), positions)
+    refuse(_path_issues(study, lambda _, path: no_such_item(experiment.source, split(path))), positions)
     if study.overrides:
         experiment = experiment.with_values(study.overrides, positions[("overrides",)])
     document = StudyDocument(study, experiment, source, positions)
-    _refuse(list(_goal(study, experiment.experiment)) or list(_ends(document)), positions)
+    refuse(list(_goal(study, experiment.experiment)) or list(_ends(document)), positions)
     return document
-
-
-def _refuse(issues: list[Issue], positions: Positions) -> None:
-    if issues:
-        raise SpecError(*in_file_order([locate(issue, positions) for issue in issues]))
 
 
 def _path_issues(study: Study, check: Callable[[str, str], Issue | None]) -> list[Issue]:
@@ -98,7 +91,7 @@ def _path_issues(study: Study, check: Callable[[str, str], Issue | None]) -> lis
 
 def _study(source: dict[str, Any], positions: Positions) -> Study:
     study, issues = parse(Study, source)
-    _refuse([misplaced(issue, Study) for issue in issues], positions)
+    refuse([misplaced(issue, Study) for issue in issues], positions)
     assert isinstance(study, Study)
     return study
 

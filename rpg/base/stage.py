@@ -226,7 +226,7 @@ def _config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "Pretra
         raise SpecError(Issue(message, path=("model", "model_type"), given=spec.model_type, hint=hint))
     defaults = AutoConfig.for_model(spec.model_type)
     known = set(defaults.to_dict()) | set(defaults.attribute_map) | set(inspect.signature(type(defaults)).parameters)
-    problems = [
+    issues = [
         Issue(
             f"{spec.model_type} has no such setting" if key not in _FROM_TOKENIZER else "follows from the tokenizer",
             path=("model", "config", key),
@@ -236,8 +236,8 @@ def _config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "Pretra
         for key, value in spec.config.items()
         if key not in known or key in _FROM_TOKENIZER
     ]
-    if problems:
-        raise SpecError(*problems)
+    if issues:
+        raise SpecError(*issues)
     return AutoConfig.for_model(
         spec.model_type,
         **spec.config,

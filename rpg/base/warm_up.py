@@ -56,22 +56,22 @@ def warm_up(
         model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.999), weight_decay=spec.weight_decay, fused=True
     )
     losses: list[float] = []
-    said = start = time.monotonic()
+    last_line = start = time.monotonic()
     for step, batch in zip(range(spec.steps), _batches(examples, spec.batch_size, seed), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, spec)
         losses.append(_update(model, optimizer, batch, device, microbatch_tokens))
-        done = step == spec.steps - 1 or _taught(losses, spec.until_loss)
-        if done or time.monotonic() - said > _LOG_SECONDS:
-            said = time.monotonic()
-            print(f"warm-up {step + 1}/{spec.steps}: loss {losses[-1]:.4f}, {said - start:.0f} s", flush=True)
+        done = step == spec.steps - 1 or _low_enough(losses, spec.until_loss)
+        if done or time.monotonic() - last_line > _LOG_SECONDS:
+            last_line = time.monotonic()
+            print(f"warm-up {step + 1}/{spec.steps}: loss {losses[-1]:.4f}, {last_line - start:.0f} s", flush=True)
         if done:
             break
     torch.nn.Module.train(model, False)
     return losses
 
 
-def _taught(losses: Sequence[float], until_loss: float) -> bool:
+def _low_enough(losses: Sequence[float], until_loss: float) -> bool:
     return len(losses) >= _WINDOW and sum(losses[-_WINDOW:]) / _WINDOW <= until_loss
 
 

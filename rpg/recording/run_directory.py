@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rpg.files import now, write_json
-from specs.document import resolved_experiment
+from specs.document import experiment_of
 from specs.schema.experiment import Experiment
 
 
@@ -18,7 +18,7 @@ class RunDirectory:
 
     def spec(self) -> Experiment:
         """The run's spec, resolved. SpecError where an installed package that it needs is missing."""
-        return resolved_experiment(json.loads((self.path / "spec.json").read_bytes()))
+        return experiment_of(json.loads((self.path / "spec.json").read_bytes()), {})
 
     def inputs(self) -> dict[str, Any]:
         """run_id, fingerprint, where the staged data and the base model are; until: a step to stop after, if given."""

@@ -67,7 +67,7 @@ class WorkerPool:
         return [verdict.result() for verdict in verdicts]
 
     def close(self) -> None:
-        """Ends the thread and the workers; what waits for a verdict gets none."""
+        """Ends the thread and the workers; waiting tasks get no verdict."""
         if self._closing:
             return
         self._closing = True
@@ -90,7 +90,7 @@ class WorkerPool:
             self._workers = []
 
     def _attend(self) -> None:
-        """Hands out what there is to do, waits for something to happen, takes what came of it."""
+        """Hands out tasks, waits for an answer, a deadline or another task, and passes on the verdicts."""
         wanted = len(self._todo) + sum(worker.busy for worker in self._workers)
         while len(self._workers) < min(self._size, wanted):
             self._workers.append(_Worker(self._reward))
@@ -106,7 +106,7 @@ class WorkerPool:
             worker.answer(readable=worker in ready)
 
     def _give_up(self, error: Exception) -> None:
-        """All that waits is told why; the next to come is tried with new workers."""
+        """Fails all waiting tasks with the error; the next task is tried with new workers."""
         with self._lock:
             waiting = [*self._todo, *(worker.task for worker in self._workers if worker.task)]
             self._todo.clear()
@@ -135,7 +135,7 @@ class _Worker:
 
     @property
     def busy(self) -> bool:
-        """It owes an answer."""
+        """Whether it is starting or at a task."""
         return self.task is not None or not self._ready
 
     def fileno(self) -> int:
@@ -143,7 +143,7 @@ class _Worker:
         return self._output.fileno()
 
     def take(self, todo: deque[_Task]) -> None:
-        """Begins the next task, if it is free for one."""
+        """Begins the next task, if it is free."""
         if self.busy or not todo:
             return
         if (
@@ -159,7 +159,7 @@ class _Worker:
             self._input.flush()
 
     def answer(self, *, readable: bool) -> None:
-        """Passes on the verdict on the task under way, once there is one: the worker's, or that it was late or died."""
+        """Passes on the verdict on its task, once there is one: the worker's own, or that it was late or died."""
         if readable:
             part = os.read(self.fileno(), 1 << 16)
             self._received += part
@@ -169,7 +169,7 @@ class _Worker:
             self._finish(self._died(f"no verdict after {self._timeout_seconds:g} s; the scorer was killed"))
 
     def end(self) -> None:
-        """Kills it; it holds nothing worth saving."""
+        """Kills the process, which has nothing to save."""
         self._process.kill()
         self._process.wait()
         self._output.close()
@@ -202,7 +202,7 @@ class _Worker:
         return f"{variant.__module__}:{variant.__qualname__}", self._reward.model_dump_json()
 
     def _verdict(self) -> Score | None:
-        """What the worker said; None for its greeting."""
+        """The verdict that the worker sent; None for the line by which it says that it is ready."""
         fields: dict[str, Any] = json.loads(self._received)
         self._received = b""
         self._ready = True
@@ -210,21 +210,23 @@ class _Worker:
         return Score(**fields) if fields else None
 
     def _died(self, reason: str = "") -> Score:
-        """Replaces the process, and says what became of the task."""
+        """Replaces the process. Returns the task's verdict: `reason`, or how the process ended."""
         self._process.kill()
         code = self._process.wait()
         self._noise.seek(0)
-        said = self._noise.read().decode(errors="replace").strip()
+        stderr = self._noise.read().decode(errors="replace").strip()
         self.end()
-        how = signal.Signals(-code).name if code < 0 else f"exit {code}"
+        ending = signal.Signals(-code).name if code < 0 else f"exit {code}"
         if self.task is None:
             self._failed_starts += 1
             if self._failed_starts == _STARTS:
-                raise RuntimeError(f"the worker of reward {self._reward.type} did not start ({how})\n{said[-2000:]}")
+                raise RuntimeError(
+                    f"the worker of reward {self._reward.type} did not start ({ending})\n{stderr[-2000:]}"
+                )
         self._start()
         if reason:
             return Score.failed(reason)
-        return Score.failed(f"the scorer's process died ({how}) {said.splitlines()[-1] if said else ''}".strip())
+        return Score.failed(f"the scorer's process died ({ending}) {stderr.splitlines()[-1] if stderr else ''}".strip())
 
     def _finish(self, verdict: Score | None) -> None:
         if verdict is not None and self.task is not None:

@@ -1,4 +1,4 @@
-"""What a scorer says of one response."""
+"""The score of a response, and what scores responses."""
 
 import math
 from collections.abc import Sequence

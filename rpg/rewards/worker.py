@@ -36,7 +36,7 @@ def main(reward_class: str, options: str, parent: int) -> None:
     """
     die_with_parent(parent)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a scorer prints must not get between the answers
+    os.dup2(2, 1)  # what a scorer prints must not mix with the verdicts
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard))
     signal.signal(signal.SIGALRM, _over_time)

@@ -47,10 +47,10 @@ def _value(node: YamlNode) -> Any:
 
 def positions_of(root: YamlNode) -> Positions:
     """The place of every key and list item, the root included."""
-    found: Positions = {}
+    positions: Positions = {}
 
     def visit(node: YamlNode, path: Path) -> None:
-        found[path] = node.at
+        positions[path] = node.at
         if isinstance(node.value, dict):
             for key, child in node.value.items():
                 visit(child, (*path, key))
@@ -59,4 +59,4 @@ def positions_of(root: YamlNode) -> Positions:
                 visit(child, (*path, index))
 
     visit(root, ())
-    return found
+    return positions

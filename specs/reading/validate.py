@@ -1,4 +1,4 @@
-"""Pydantic's errors as issues in plain words, with paths as the file has them."""
+"""Plain data against the schema: the value, or Pydantic's errors as issues in plain words, with the file's paths."""
 
 import json
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def translate(errors: Sequence[ErrorDetails], schema: Any, data: Any) -> list[Is
     """One issue per place; a value that fits no alternative of a union is one issue, not one for each."""
     issues: dict[tuple[Path, str], Issue] = {}
     for error in errors:
-        if _after_the_fact(error):
+        if _follows_from_another(error):
             continue
         place = Place(schema, error["loc"], data)
         issue = place.issue(error)
@@ -46,8 +46,8 @@ def translate(errors: Sequence[ErrorDetails], schema: Any, data: Any) -> list[Is
     return list(issues.values())
 
 
-def _after_the_fact(error: ErrorDetails) -> bool:
-    """A list that is "too short" only because its items were refused."""
+def _follows_from_another(error: ErrorDetails) -> bool:
+    """Whether a list is "too short" only because its items were refused."""
     if error["type"] != "too_short" or not isinstance(error["input"], (list, tuple, dict)):
         return False
     return len(error["input"]) >= int(error["ctx"]["min_length"])
@@ -72,7 +72,7 @@ class Place:
             self._descend(parts.pop(0))
 
     def _chosen(self, parts: list[str | int]) -> bool:
-        """Takes a union's tag off the front."""
+        """Takes a union's tag off the front of the remaining loc; False where there is none."""
         alternatives = members(self.annotation)
         if len(alternatives) < 2:
             return False
@@ -216,19 +216,19 @@ def describe(annotation: Any, field: FieldInfo | None) -> str:
 
 def bounds_of(field: FieldInfo | None) -> str:
     """` in (0, 1)`, `, at least 1`, ` like /^[a-z]+$/`, or nothing."""
-    found: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
     for rule in field.metadata if field else ():
         for name in (*SIGNS, "min_length", "pattern"):
             if getattr(rule, name, None) is not None:
-                found[name] = getattr(rule, name)
-    low = next((name for name in ("gt", "ge") if name in found), None)
-    high = next((name for name in ("lt", "le") if name in found), None)
+                bounds[name] = getattr(rule, name)
+    low = next((name for name in ("gt", "ge") if name in bounds), None)
+    high = next((name for name in ("lt", "le") if name in bounds), None)
     if low and high:
         brackets = "(" if low == "gt" else "[", ")" if high == "lt" else "]"
-        return f" in {brackets[0]}{number(found[low])}, {number(found[high])}{brackets[1]}"
+        return f" in {brackets[0]}{number(bounds[low])}, {number(bounds[high])}{brackets[1]}"
     if low or high:
         name = str(low or high)
-        return f", {SIGNS[name]} {number(found[name])}"
-    if "pattern" in found:
-        return f" like {found['pattern']}"
-    return f", at least {found['min_length']} long" if "min_length" in found else ""
+        return f", {SIGNS[name]} {number(bounds[name])}"
+    if "pattern" in bounds:
+        return f" like {bounds['pattern']}"
+    return f", at least {bounds['min_length']} long" if "min_length" in bounds else ""

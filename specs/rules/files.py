@@ -67,5 +67,5 @@ def context_length(model: PretrainedModel | ScratchModel) -> int:
             config = json.loads((Path(model.path) / "config.json").read_bytes())
         except (OSError, ValueError):
             return 0
-    found = [config.get(key) for key in CONTEXT_KEYS] if isinstance(config, dict) else []
-    return next((value for value in found if isinstance(value, int) and value > 0), 0)
+    lengths = [config.get(key) for key in CONTEXT_KEYS] if isinstance(config, dict) else []
+    return next((value for value in lengths if isinstance(value, int) and value > 0), 0)

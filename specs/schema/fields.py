@@ -36,9 +36,9 @@ def literal_of(field: FieldInfo) -> tuple[Any, ...]:
 
 def tag_of(models: Iterable[type[BaseModel]]) -> str | None:
     """The field whose value tells these models apart."""
-    found = list(models)
+    sections = list(models)
     for name in ("type", "source", "engine"):
-        if found and all(name in model.model_fields for model in found):
+        if sections and all(name in model.model_fields for model in sections):
             return name
     return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from spec_text import GOOD, changed, message, write
 
-from specs.document import Document, resolved_experiment
+from specs.document import Document, experiment_of
 from specs.errors import SpecError
 from specs.loader import load_document, load_experiment
 
@@ -204,7 +204,7 @@ def test_a_frozen_document_and_a_resolved_spec_keep_the_options():
     document = load_document(write(BREVITY))
     frozen = json.loads(json.dumps(document.to_json()))
     assert Document.from_json(frozen) == document
-    assert resolved_experiment(json.loads(document.experiment.model_dump_json())) == document.experiment
+    assert experiment_of(json.loads(document.experiment.model_dump_json()), {}) == document.experiment
 
 
 def test_a_resolved_spec_whose_package_is_gone_says_so(monkeypatch):
@@ -212,7 +212,7 @@ def test_a_resolved_spec_whose_package_is_gone_says_so(monkeypatch):
         patch.syspath_prepend(str(PACKAGES))
         resolved = load_document(write(BREVITY)).experiment.model_dump(mode="json")
     with pytest.raises(SpecError, match=r"reward\.type: unknown type"):
-        resolved_experiment(resolved)
+        experiment_of(resolved, {})
 
 
 @pytest.mark.usefixtures("installed")
