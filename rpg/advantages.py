@@ -48,13 +48,13 @@ def token_advantages(
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """The advantage of every response token of a step, its responses laid end to end: all that a spec says of
-    advantages.
+    """The advantage of every sampled token of a step, whose responses are laid end to end: penalty in the reward,
+    baseline, scale and whitening, as the spec says.
 
     Args:
-        rewards: [responses], reward units; all responses of the step, over all ranks. So are the others.
+        rewards: [responses], reward units; of all responses of the step, over all ranks, as are the other arguments.
         group_ids: [responses]; responses to one prompt share it.
-        lengths: [responses], tokens of each.
+        lengths: [responses], sampled tokens of each.
         old_logprobs, ref_logprobs: [tokens], nats; needed where `objective.penalizes_reward`.
     Returns:
         [tokens], at least float32; constant.
@@ -88,7 +88,7 @@ def response_means(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def with_signal(values: Tensor, lengths: Tensor) -> Tensor:
-    """[responses], bool: whether any of a response's tokens, which are laid end to end, has an advantage but 0."""
+    """[responses], bool: whether a response has a token whose advantage is not 0; tokens are laid end to end."""
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     return torch.zeros(len(lengths), dtype=torch.bool).index_put((owner[values != 0],), torch.tensor(True))
 

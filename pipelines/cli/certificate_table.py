@@ -42,21 +42,21 @@ def catalogue_table(certificates: Mapping[str, Sequence[Row]]) -> str:
     lines = [PREAMBLE.format(cases=everything[0].num_cases, tolerance=everything[0].tolerance)]
     for heading, rows in certificates.items():
         lines += [heading, *table(rows), ""]
-    wrong = sum(not certificate.holds for certificate in everything)
+    failed = sum(not certificate.holds for certificate in everything)
     claims = sum(certificate.claim != "never" for certificate in everything)
     silent = len(everything) - claims
     claim = "objective claims" if silent == 1 else "objectives claim"
-    lines.append(f"{claims - wrong} of {claims} claims hold; {silent} {claim} nothing.")
+    lines.append(f"{claims - failed} of {claims} claims hold; {silent} {claim} nothing.")
     return "\n".join(lines)
 
 
 def by_kind(heading: str, objectives: Sequence[Objective]) -> dict[str, list[tuple[str, Objective]]]:
     """A heading of the catalogue cut by what all rows under it share, so that a row's name is short."""
-    found: dict[str, list[tuple[str, Objective]]] = {}
+    kinds: dict[str, list[tuple[str, Objective]]] = {}
     for shared, items in groupby(objectives, key=_shared):
         full = ", ".join([heading, *shared])
-        found.setdefault(full, []).extend((_name(item, shared), item) for item in items)
-    return found
+        kinds.setdefault(full, []).extend((_name(item, shared), item) for item in items)
+    return kinds
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -83,7 +83,7 @@ def _lines(name: str, certificate: Certificate) -> list[str]:
 
 def _failure(certificate: Certificate) -> str:
     policies = {"always": ("on_policy", "off_policy"), "on_policy": ("on_policy",), "never": ()}[certificate.claim]
-    worst = max((found.error for found in certificate.findings if found.policy in policies), default=0.0)
+    worst = max((finding.error for finding in certificate.findings if finding.policy in policies), default=0.0)
     when = certificate.claim.replace("_", " ")
     return f"  CLAIM FAILS: said to be exact {when}, but its gradient is {100 * worst:.2g} % off"
 

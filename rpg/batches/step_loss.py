@@ -11,7 +11,7 @@ from torch import Tensor
 from rpg.advantages import token_advantages
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.batches.minibatches import Minibatch
-from rpg.objectives import Evaluation, TokenBatch, evaluate
+from rpg.objectives import ObjectiveEvaluation, TokenBatch, evaluate_objective
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.correction import correction_weight, mismatch_diagnostics, rollout_ratio
 from specs.schema.experiment import Experiment
@@ -48,7 +48,7 @@ class PassLoss:
     """Its part of the update's loss, a scalar; over all passes and ranks the parts add up to it."""
     token_losses: Tensor
     """Of each token, with the correction and the entropy bonus; not masked. The loss is their aggregate."""
-    evaluation: Evaluation
+    evaluation: ObjectiveEvaluation
     """The objective alone."""
     correction: Tensor
     """What a token's loss is multiplied by, since the engine that sampled differs from the learner."""
@@ -74,7 +74,7 @@ def pass_loss(
     rollout_logprobs = batch.spread(batch.rollout_logprobs.to(tokens.old_logprobs))
     ratio = rollout_ratio(tokens.old_logprobs, rollout_logprobs, mask)
     weight = correction_weight(correction, ratio)
-    evaluation = evaluate(experiment.objective, tokens)
+    evaluation = evaluate_objective(experiment.objective, tokens)
     token_losses = evaluation.losses * weight
     if experiment.training.entropy_coef:
         token_losses = token_losses - experiment.training.entropy_coef * batch.spread(entropies)

@@ -160,11 +160,11 @@ def exact_gradients(case: Case) -> dict[tuple[str, str], Tensor]:
             return sequence_objective(case.world, table, case.reference, forward=forward, kl_coef=kl_coef)
         return token_objective(case.world, table, case.sampler, case.reference, forward=forward, kl_coef=kl_coef)
 
-    found = {}
+    gradients = {}
     for level in ("token", "sequence"):
         (reward,) = torch.autograd.grad(total(level, forward=False, kl_coef=0.0), table)
-        found["reward", level] = reward
+        gradients["reward", level] = reward
         for truth in ("reverse", "forward"):
             (regularized,) = torch.autograd.grad(total(level, forward=truth == "forward", kl_coef=1.0), table)
-            found[truth, level] = reward - regularized
-    return found
+            gradients[truth, level] = reward - regularized
+    return gradients

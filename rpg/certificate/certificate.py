@@ -14,7 +14,7 @@ from rpg.objectives.kl import reward_penalties
 from specs.schema.objective import Objective, Rival
 
 TOLERANCE = 1e-10
-"""Relative, in float64; what is claimed exact must be within it."""
+"""The largest relative error of a gradient that is claimed to be exact, in float64."""
 NAMED = {
     "nothing": 0.0,
     "reverse KL of each token": ("reverse", "token", 1.0),
@@ -23,22 +23,21 @@ NAMED = {
     "forward KL of the response": ("forward", "sequence", 1.0),
     "minus the forward KL of each token": ("forward", "token", -1.0),
 }
-"""What a penalty may turn out to be the gradient of."""
+"""What the divergence's part of a gradient may be the gradient of: name -> (divergence, level, sign)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientFinding:
-    """What was found in one situation: the worst case for errors and cosines, the mean of the cases for the
-    variance."""
+    """The gradient in one situation: errors and cosines of the worst case, the variance as the mean of the cases."""
 
     policy: str
-    """on_policy: it is the sampler; off_policy."""
+    """on_policy: the policy is the sampler; off_policy: it is not."""
     reference: str
-    """sampler: the reference is the sampler; apart."""
+    """sampler: the reference is the sampler; apart: a third policy."""
     error: float
     """Relative error of the expected gradient against that of the claimed objective."""
     cosine: float
-    """Of the angle between the two."""
+    """Of the angle between the expected gradient and that of the claimed objective."""
     variance: float
     """Trace of the covariance of the gradient from one response; reward units squared."""
     divergence_error: dict[str, float]
@@ -50,7 +49,7 @@ class GradientFinding:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The proof of one objective. JSON-able through `as_json`."""
+    """How an objective's gradient compares with the exact one, in every situation."""
 
     objective: dict[str, Any]
     """As resolved; kl_coef is taken as 1 here where it is not 0, so that the divergence weighs as much as the
@@ -73,8 +72,8 @@ class Certificate:
         return asdict(self)
 
     def finding(self, policy: str, reference: str) -> GradientFinding:
-        """That of one situation."""
-        return next(found for found in self.findings if (found.policy, found.reference) == (policy, reference))
+        """The gradient in one situation."""
+        return next(entry for entry in self.findings if (entry.policy, entry.reference) == (policy, reference))
 
 
 def certify(objective: Objective) -> Certificate:
@@ -94,7 +93,11 @@ def certify(objective: Objective) -> Certificate:
         _finding(cases, index, slopes, exact, penalty if divergence else None, divergence)
         for index in range(len(SITUATIONS))
     )
-    claimed = {"always": findings, "on_policy": [it for it in findings if it.policy == "on_policy"], "never": []}
+    claimed = {
+        "always": findings,
+        "on_policy": [finding for finding in findings if finding.policy == "on_policy"],
+        "never": [],
+    }
     return Certificate(
         objective=objective.model_dump(mode="json"),
         claim=objective.claim,

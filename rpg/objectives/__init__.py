@@ -4,7 +4,7 @@ Each objective's equation stands in `regularized` or `rivals` and registers itse
 `evaluation` is the way in. Imports torch and the schema, nothing else of ours; any room of `rpg` may import it.
 """
 
-from rpg.objectives.evaluation import Evaluation, evaluate, token_losses
+from rpg.objectives.evaluation import ObjectiveEvaluation, evaluate_objective, token_losses
 from rpg.objectives.terms import TokenBatch
 
-__all__ = ["Evaluation", "TokenBatch", "evaluate", "token_losses"]
+__all__ = ["ObjectiveEvaluation", "TokenBatch", "evaluate_objective", "token_losses"]

@@ -14,16 +14,28 @@ from specs.schema.rollout import Correction
 
 
 def rollout_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """[batch, time]: pi_old of the learner over what the engine sampled with; 1 on padding. Constant, float32 or
-    wider."""
+    """π_old of the learner over what the engine sampled with, of each token.
+
+    Args:
+        old_logprobs: of the learner, nats [batch, time].
+        rollout_logprobs: of the engine, nats [batch, time].
+        response_mask: 1 where a token counts [batch, time].
+    Returns:
+        [batch, time], float32 or wider, 1 where the mask is 0. Constant.
+    """
     dtype = torch.promote_types(old_logprobs.dtype, torch.float32)
     log_ratio = old_logprobs.detach().to(dtype) - rollout_logprobs.detach().to(dtype)
     return bounded_exp(torch.where(response_mask != 0, log_ratio, 0.0))
 
 
 def truncated_weight(ratio: Tensor, *, bound: float) -> Tensor:
-    """min(ratio, bound), to multiply each token's loss: biased where the bound acts, variance held.
+    """min(ratio, bound)
 
+    Args:
+        ratio: π_old over what the engine sampled with.
+        bound: above 1.
+    Returns:
+        What a token's loss is multiplied by: biased where the bound acts, its variance bounded.
     Source: Yao 2025, truncated importance sampling between engine and learner,
     https://fengyao.notion.site/off-policy-rl.
     """
@@ -31,12 +43,16 @@ def truncated_weight(ratio: Tensor, *, bound: float) -> Tensor:
 
 
 def masked_weight(ratio: Tensor, *, bound: float) -> Tensor:
-    """The ratio where it is at most the bound and at least one over it, else 0: such a token is left out."""
+    """The ratio where it is in [1/bound, bound], else 0.
+
+    Args: as `truncated_weight`.
+    Returns: what a token's loss is multiplied by; where it is 0 the token is left out.
+    """
     return torch.where((ratio <= bound) & (ratio >= 1 / bound), ratio, 0.0)
 
 
 def correction_weight(correction: Correction, ratio: Tensor) -> Tensor:
-    """What the spec multiplies each token's loss by, given the ratio old / rollout."""
+    """What each token's loss is multiplied by, as the spec says; 1 without a correction."""
     if correction.type == "truncate":
         return truncated_weight(ratio, bound=correction.bound)
     if correction.type == "mask":
@@ -45,7 +61,10 @@ def correction_weight(correction: Correction, ratio: Tensor) -> Tensor:
 
 
 def mismatch_diagnostics(ratio: Tensor, weight: Tensor, correction: Correction) -> dict[str, Tensor]:
-    """Of each token: the ratio old / rollout, an estimate of KL(rollout || old) that is nowhere negative, and whether
-    the correction's bound acted."""
+    """What metrics show of the gap between engine and learner, of each token and by name.
+
+    rollout_ratio: learner over engine. kl_rollout: nats, ≥ 0, whose mean estimates KL(engine ‖ learner) without bias.
+    corrected: bool, where the correction's bound acted.
+    """
     acted = weight != ratio if correction.type != "none" else torch.zeros_like(ratio, dtype=torch.bool)
     return {"rollout_ratio": ratio, "kl_rollout": ratio - 1 - torch.log(ratio), "corrected": acted}

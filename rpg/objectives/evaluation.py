@@ -14,7 +14,7 @@ from specs.schema.objective import Objective, Rival
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class ObjectiveEvaluation:
     """What an objective makes of each token, all [batch, time]. All but the losses are constant, and 0 or False where
     `response_mask` is 0."""
 
@@ -47,7 +47,7 @@ class Evaluation:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "losses"}
 
 
-def evaluate(objective: Objective, batch: TokenBatch) -> Evaluation:
+def evaluate_objective(objective: Objective, batch: TokenBatch) -> ObjectiveEvaluation:
     """The losses of a batch, differentiable where its logprobs are, and what can be seen of them.
 
     The weight is the gradient by `logprobs` of these very losses, which stay differentiable: it goes no further back.
@@ -60,7 +60,7 @@ def evaluate(objective: Objective, batch: TokenBatch) -> Evaluation:
         counted = torch.where(prepared.response_mask, losses, 0.0).sum()
         (gradient,) = torch.autograd.grad(counted, leaf, retain_graph=differentiable)
     with torch.no_grad():
-        seen = {
+        per_token = {
             "weight": -gradient,
             "ratio": terms.ratio,
             "clipped_low": clipped.low,
@@ -69,9 +69,10 @@ def evaluate(objective: Objective, batch: TokenBatch) -> Evaluation:
             **token_divergences(tokens),
         }
         masked = {
-            name: torch.where(prepared.response_mask, values, torch.zeros_like(values)) for name, values in seen.items()
+            name: torch.where(prepared.response_mask, values, torch.zeros_like(values))
+            for name, values in per_token.items()
         }
-    return Evaluation(losses=losses if differentiable else losses.detach(), **masked)
+    return ObjectiveEvaluation(losses=losses if differentiable else losses.detach(), **masked)
 
 
 def token_losses(

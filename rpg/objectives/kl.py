@@ -19,6 +19,11 @@ from rpg.objectives.terms import Terms, bounded_exp
 def k1(log_ref_ratio: Tensor) -> Tensor:
     """log r. Value: unbiased on policy, of either sign.
 
+    Args:
+        log_ref_ratio: log r, nats, one entry a token. Differentiable, here and in k2 and k3.
+    Returns:
+        Nats, one number an entry.
+
     Gradient in the loss: on policy 0 in expectation. Times the differentiable ratio w: exactly grad KL(pi || pi_ref),
     on and off policy. As a constant in the reward of the whole response: exactly the gradient of the whole response's
     KL, on policy.

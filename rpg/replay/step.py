@@ -74,7 +74,7 @@ class ReplayedStep:
     penalty_weight: Tensor
     """The divergence's part of the weight."""
     ratio: Tensor
-    """This and what follows: as in `Evaluation`."""
+    """This and what follows: as in `ObjectiveEvaluation`."""
     clipped: Tensor
     clipped_low: Tensor
     clipped_high: Tensor

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rpg.certificate.catalogue import objective
-from rpg.objectives import TokenBatch, evaluate, token_losses
+from rpg.objectives import TokenBatch, evaluate_objective, token_losses
 from rpg.objectives.divergence import WEIGHTS
 from specs.schema.objective import Objective
 
@@ -33,7 +33,7 @@ def batch(seed: int, *, spread: float, responses: int = 200, time: int = 5) -> d
 
 
 def diagnostics(item: Objective, **inputs: Tensor) -> dict[str, Tensor]:
-    return evaluate(item, TokenBatch(**inputs)).diagnostics()
+    return evaluate_objective(item, TokenBatch(**inputs)).diagnostics()
 
 
 def slopes(item: Objective, inputs: dict[str, Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rpg.certificate.catalogue import catalogue, label
-from rpg.objectives import TokenBatch, evaluate, token_losses
+from rpg.objectives import TokenBatch, evaluate_objective, token_losses
 from rpg.objectives.aggregate import aggregate
 from rpg.objectives.registry import equation
 from specs.schema.fields import members
@@ -42,7 +42,7 @@ def batch(seed: int, *, responses: int = 5, time: int = 6, spread: float = 0.4) 
 
 
 def diagnostics(item: Objective, **inputs: Tensor) -> dict[str, Tensor]:
-    return evaluate(item, TokenBatch(**inputs)).diagnostics()
+    return evaluate_objective(item, TokenBatch(**inputs)).diagnostics()
 
 
 def gradient(item: Objective, inputs: dict[str, Tensor], *, microbatches: list[list[int]] | None = None) -> Tensor:
@@ -180,7 +180,7 @@ def test_diagnostics_agree_with_the_loss(item: Objective) -> None:
 def test_an_evaluation_leaves_losses_that_train_as_token_losses_do(item: Objective) -> None:
     inputs = batch(7)
     gradients = []
-    for losses_of in (token_losses, lambda item, **inputs: evaluate(item, TokenBatch(**inputs)).losses):
+    for losses_of in (token_losses, lambda item, **inputs: evaluate_objective(item, TokenBatch(**inputs)).losses):
         parameter = torch.ones((), dtype=torch.float64, requires_grad=True)
         losses = losses_of(item, **{**inputs, "logprobs": inputs["logprobs"] * parameter})
         assert parameter.grad is None, "the weight is taken by the logprobs, not by what they come from"
@@ -188,7 +188,7 @@ def test_an_evaluation_leaves_losses_that_train_as_token_losses_do(item: Objecti
         gradients.append((losses.detach(), parameter.grad))
     assert torch.equal(gradients[0][0], gradients[1][0])
     assert gradients[0][1] == gradients[1][1]
-    assert not evaluate(item, TokenBatch(**inputs)).losses.requires_grad
+    assert not evaluate_objective(item, TokenBatch(**inputs)).losses.requires_grad
 
 
 def test_every_objective_of_the_schema_has_an_equation() -> None:

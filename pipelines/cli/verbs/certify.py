@@ -33,13 +33,15 @@ def certify(
 
     torch.set_num_threads(1)  # tensors of some kilobytes: threads would wait for each other longer than they work
     headings = _catalogue() if file is None else {str(file): _of_spec(file, overrides or [])}
-    certificates = {heading: [(name, certificate_of(it)) for name, it in items] for heading, items in headings.items()}
-    found = [certificate for rows in certificates.values() for _, certificate in rows]
+    certificates = {
+        heading: [(name, certificate_of(objective)) for name, objective in items] for heading, items in headings.items()
+    }
+    everything = [certificate for rows in certificates.values() for _, certificate in rows]
     if as_json:
-        print(json.dumps([certificate.as_json() for certificate in found], indent=2))
+        print(json.dumps([certificate.as_json() for certificate in everything], indent=2))
     else:
         print(catalogue_table(certificates))
-    if not all(certificate.holds for certificate in found):
+    if not all(certificate.holds for certificate in everything):
         raise typer.Exit(1)
 
 
@@ -58,10 +60,10 @@ def _of_spec(file: Path, overrides: list[str]) -> "list[tuple[str, Objective]]":
     from specs.document import expand
     from specs.loader import load_document
 
-    found: dict[str, tuple[str, Objective]] = {}
+    objectives: dict[str, tuple[str, Objective]] = {}
     for cell in expand(load_document(file, overrides)):
         objective = cell.experiment.objective
         varied = {path: value for path, value in cell.values.items() if path.startswith("objective")}
         name = cell.label or cell_label(varied) or label(objective)
-        found.setdefault(objective.model_dump_json(), (name, objective))
-    return list(found.values())
+        objectives.setdefault(objective.model_dump_json(), (name, objective))
+    return list(objectives.values())

@@ -48,16 +48,16 @@ def replay(
     torch.set_num_threads(1)
     first, last = _range(steps)
     home = Home.from_environment()
-    found = replay_run(
+    replayed = replay_run(
         home, find_run(home, run), objective, overrides=overrides or (), first=first, last=last, only=step or ()
     )
-    if not found.reproduction.holds:
-        print(f"warning: the run's own objective does not give back what was recorded: {found.reproduction}; other"
+    if not replayed.reproduction.holds:
+        print(f"warning: the run's own objective does not give back what was recorded: {replayed.reproduction}; other"
               " code wrote it, or its spec was changed", file=sys.stderr)  # fmt: skip
     if as_json:
-        print_json(found.as_json())
+        print_json(replayed.as_json())
     else:
-        _print(found)
+        _print(replayed)
 
 
 def _range(steps: str) -> tuple[int, int]:
@@ -68,35 +68,35 @@ def _range(steps: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _print(found: "RunReplay") -> None:
+def _print(replayed: "RunReplay") -> None:
     from pipelines.cli.output import table_text
     from pipelines.replay import setting
 
-    tokens = sum(entry["tokens"] for entry in found.steps)
-    untrained = sum(entry["untrained_tokens"] for entry in found.steps)
-    print(f"{found.run_id}: {len(found.steps)} steps, {tokens} tokens", end="")
+    tokens = sum(entry["tokens"] for entry in replayed.steps)
+    untrained = sum(entry["untrained_tokens"] for entry in replayed.steps)
+    print(f"{replayed.run_id}: {len(replayed.steps)} steps, {tokens} tokens", end="")
     print(f" ({untrained} more were not trained on and are left out)" if untrained else "")
-    print(f"recorded  {setting(found.recorded)}\nreplayed  {setting(found.replayed)}")
-    print("".join(f"left out  {words}\n" for words in found.left_out))
-    one, other = found.overall["recorded"], found.overall["replayed"]
-    print(table_text(("overall", "recorded", "replayed"), [[name, one[name], other[name]] for name in one]))
-    print(_words(found))
+    print(f"recorded  {setting(replayed.recorded)}\nreplayed  {setting(replayed.replayed)}")
+    print("".join(f"left out  {sentence}\n" for sentence in replayed.left_out))
+    recorded, other = replayed.overall["recorded"], replayed.overall["replayed"]
+    print(table_text(("overall", "recorded", "replayed"), [[name, recorded[name], other[name]] for name in recorded]))
+    print(_gradient_sentence(replayed))
     columns = ["step", "tokens", *(f"{name} {side}" for name in _STEP_METRICS for side in ("rec.", "rep.")), "cosine"]
     rows = [
         [entry["step"], entry["tokens"]]
         + [entry[side].get(name, "") for name in _STEP_METRICS for side in ("recorded", "replayed")]
         + ["" if entry["cosine"] is None else entry["cosine"]]
-        for entry in found.steps
+        for entry in replayed.steps
     ]
     print(f"\n{table_text(columns, rows)}", end="")
-    if found.furthest:
+    if replayed.furthest:
         columns = [*_FURTHEST, *(f"replayed_{name}" for name in ("advantage", "ratio", "weight")), "apart"]
         print("\nFurthest apart, by a token's share of its step's gradient")
-        print(table_text(columns, [[token[name] for name in columns] for token in found.furthest]), end="")
+        print(table_text(columns, [[token[name] for name in columns] for token in replayed.furthest]), end="")
 
 
-def _words(found: "RunReplay") -> str:
-    overall = found.overall
+def _gradient_sentence(replayed: "RunReplay") -> str:
+    overall = replayed.overall
     if overall["cosine"] is None:
         return "gradient weights: one of the two objectives has none"
     return (
