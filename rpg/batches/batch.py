@@ -1,4 +1,4 @@
-"""From sampled responses to the tensors of a forward pass."""
+"""A step's responses as arrays, and as the tensors of a forward pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +101,7 @@ def collate(
 
 
 def join(parts: Sequence[StepRollouts]) -> StepRollouts:
-    """The ranks' shares as one, in the order of the ranks."""
+    """Several batches as one, in their order: the shares of the ranks, or rounds of sampling."""
     offsets = np.cumsum([0] + [len(part.prompts) for part in parts])
     return StepRollouts(
         prompts=tuple(prompt for part in parts for prompt in part.prompts),
@@ -188,63 +188,78 @@ class Microbatch:
 
 
 def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: bool = False) -> Microbatch:
-    """Pads the responses of one pass, or lays them end to end, and notes where their tokens stand.
+    """The tensors of one forward pass: its responses padded to one width, or packed into one row.
 
-    Packed, neighbours of one group share a prompt.
+    In a packed row neighbours of one group share one copy of their prompt.
     """
     index = np.array(rows.rollouts, dtype=np.int64)
     lengths, groups = step.lengths[index], step.group_ids[index]
     prompts = [step.prompts[group] for group in groups]
-    heads = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-    leads, begins, size = _packed(lengths, heads, groups) if packed else _padded(lengths, heads)
+    prompt_lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+    layout = _packed(lengths, prompt_lengths, groups) if packed else _padded(lengths, prompt_lengths)
     row = np.repeat(np.arange(len(index)), lengths)
     column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions = layout.first_tokens[row] + column
     tokens = _places(step.lengths, index)
-    input_ids = np.zeros(size, dtype=np.int64)
-    for lead in np.unique(leads):
-        input_ids[begins[lead] - heads[lead] : begins[lead]] = prompts[lead]
-    stands = begins[row] + column
-    input_ids[stands] = step.token_ids[tokens]
+    input_ids = np.zeros(layout.size, dtype=np.int64)
+    for owner in np.unique(layout.prompt_owners):
+        end = layout.first_tokens[owner]
+        input_ids[end - prompt_lengths[owner] : end] = prompts[owner]
+    input_ids[positions] = step.token_ids[tokens]
     sampled = step.sampled[tokens]
-    sources = np.where(column > 0, stands, begins[leads][row])[sampled] - 1
+    # A response's first token is predicted by the last one of its prompt, which may stand before another response.
+    prompt_ends = layout.first_tokens[layout.prompt_owners][row]
+    sources = np.where(column > 0, positions, prompt_ends)[sampled] - 1
     longest = int(lengths.max())
     places = (row * longest + column)[sampled]
     mask = np.zeros(len(index) * longest, dtype=np.float32)
     mask[places] = float(rows.counts)
-    known = _places(step.num_sampled, index)
+    sampled_tokens = _places(step.num_sampled, index)
 
-    def place(array: Integers | Floats) -> Tensor:
+    def on_device(array: Integers | Floats) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return Microbatch(
-        input_ids=place(input_ids.reshape(1 if packed else len(index), -1)),
-        packed=tuple(_families(lengths, heads, leads)) if packed else (),
-        sources=place(sources),
-        targets=place(step.token_ids[tokens][sampled]),
-        tokens=torch.from_numpy(known),
-        response_mask=place(mask.reshape(len(index), longest)),
-        places=place(places),
+        input_ids=on_device(input_ids.reshape(1 if packed else len(index), -1)),
+        packed=tuple(_families(lengths, prompt_lengths, layout.prompt_owners)) if packed else (),
+        sources=on_device(sources),
+        targets=on_device(step.token_ids[tokens][sampled]),
+        tokens=torch.from_numpy(sampled_tokens),
+        response_mask=on_device(mask.reshape(len(index), longest)),
+        places=on_device(places),
         rollouts=torch.from_numpy(index),
-        rollout_logprobs=place(step.rollout_logprobs[known]),
+        rollout_logprobs=on_device(step.rollout_logprobs[sampled_tokens]),
         counts=rows.counts,
     )
 
 
-def _padded(lengths: Integers, heads: Integers) -> tuple[Integers, Integers, int]:
-    """Each response behind a prompt of its own, in a row of its own. As `_packed`."""
-    responses, width = np.arange(len(lengths)), int((heads + lengths).max())
-    return responses, responses * width + heads, len(lengths) * width
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the b responses of a pass stand in its flattened input ids."""
+
+    prompt_owners: Integers
+    """Of each response: which response its prompt stands directly before. [b]"""
+    first_tokens: Integers
+    """Position of each response's first token. [b]"""
+    size: int
+    """Input ids, padding included."""
 
 
-def _packed(lengths: Integers, heads: Integers, groups: Integers) -> tuple[Integers, Integers, int]:
-    """Behind which response's prompt each one stands [b], where its tokens begin [b], and how many tokens there are."""
-    leading = np.diff(groups, prepend=-1) != 0
-    leads = np.maximum.accumulate(np.where(leading, np.arange(len(lengths)), 0))
-    ends = np.cumsum(lengths + heads * leading)
-    return leads, ends - lengths, int(ends[-1])
+def _padded(lengths: Integers, prompt_lengths: Integers) -> _Layout:
+    """A row for each response, behind a prompt of its own."""
+    responses, width = np.arange(len(lengths)), int((prompt_lengths + lengths).max())
+    return _Layout(responses, responses * width + prompt_lengths, len(lengths) * width)
 
 
-def _families(lengths: Integers, heads: Integers, leads: Integers) -> Iterator[tuple[int, ...]]:
+def _packed(lengths: Integers, prompt_lengths: Integers, groups: Integers) -> _Layout:
+    """One row without padding; the first of neighbours of one group has their prompt before it."""
+    owns_prompt = np.diff(groups, prepend=-1) != 0
+    owners = np.maximum.accumulate(np.where(owns_prompt, np.arange(len(lengths)), 0))
+    ends = np.cumsum(lengths + prompt_lengths * owns_prompt)
+    return _Layout(owners, ends - lengths, int(ends[-1]))
+
+
+def _families(lengths: Integers, prompt_lengths: Integers, owners: Integers) -> Iterator[tuple[int, ...]]:
     """For each prompt of a packed row its length, then those of the responses behind it."""
-    for lead in np.unique(leads):
-        yield int(heads[lead]), *lengths[leads == lead].tolist()
+    for owner in np.unique(owners):
+        yield int(prompt_lengths[owner]), *lengths[owners == owner].tolist()

@@ -90,7 +90,7 @@ def _passes(rollouts: StepRollouts, part: list[int], training: Training, *, pack
     """This rank's; one that does not count where there is nothing to train on, since an update needs a backward."""
     if not part:
         return [Rows((int(rollouts.sequence_lengths.argmin()),), counts=False)]
-    way = {"ranks": ranks.world_size(), "rank": ranks.rank(), "max_tokens": training.microbatch_tokens}
+    share = {"ranks": ranks.world_size(), "rank": ranks.rank(), "max_tokens": training.microbatch_tokens}
     if not packed:
-        return plan_padded(rollouts.sequence_lengths, part, **way)
-    return plan_packed(rollouts.prompt_lengths, rollouts.lengths, rollouts.group_ids, part, **way)
+        return plan_padded(rollouts.sequence_lengths, part, **share)
+    return plan_packed(rollouts.prompt_lengths, rollouts.lengths, rollouts.group_ids, part, **share)

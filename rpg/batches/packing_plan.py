@@ -12,11 +12,11 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 Indices = tuple[int, ...]
 
-SEEN = 4
-"""How often the token budget the sequences of a packed row may add up to, each with its prompt.
+PROMPT_COPIES = 4
+"""A packed row's sequences, each counted with a prompt of its own, add up to at most this many times the token budget.
 
-Every response has a copy of its prompt's keys and values in each layer, kept for the backward pass. A token's are 1/30
-(with grouped queries) to 1/10 of what else a layer keeps of it.
+In each layer every response has a copy of its prompt's keys and values, kept for the backward pass. They take 1/30
+(with grouped queries) to 1/10 of what else a layer keeps of a token.
 """
 
 
@@ -26,7 +26,8 @@ class Rows:
 
     rollouts: Indices
     counts: bool = True
-    """False: a pass that only keeps the ranks' collectives in step; its tokens weigh nothing."""
+    """False: its tokens weigh nothing. A rank with fewer passes than another makes such ones, since all ranks must take
+    part in each collective call."""
 
 
 def plan_padded(lengths: Integers, rollouts: Sequence[int], *, ranks: int, rank: int, max_tokens: int) -> list[Rows]:
@@ -62,13 +63,13 @@ def plan_packed(
         responses: tokens of each response. [B]
         groups: which group each response belongs to; the prompt is the group's. [B]
         rollouts: the minibatch, as indices into these.
-        max_tokens: bound on the tokens of a row, and SEEN times that on what they would be with a prompt for each
-            response. A response that is longer with its prompt is a pass of its own.
+        max_tokens: bound on the tokens of a row, and PROMPT_COPIES times that on what they would be with a prompt for
+            each response. A response that is longer with its prompt is a pass of its own.
     """
 
     def tokens(share: Iterable[int]) -> int:
-        heads = {int(groups[index]): int(prompts[index]) for index in share}
-        return int(responses[list(share)].sum()) + sum(heads.values())
+        prompt_of_group = {int(groups[index]): int(prompts[index]) for index in share}
+        return int(responses[list(share)].sum()) + sum(prompt_of_group.values())
 
     lengths = prompts + responses
     singly = [((index,), int(lengths[index])) for index in rollouts]
@@ -103,18 +104,18 @@ def _fill_padded(lengths: Integers, share: list[int], max_tokens: int) -> list[I
 def _fill_packed(lengths: Integers, responses: Integers, groups: list[Indices], max_tokens: int) -> list[Indices]:
     """The group of the longest response first, which shows at once whether memory holds; a group may be divided."""
     passes: list[list[int]] = []
-    tokens = seen = 0
+    tokens = with_prompts = 0
     ordered = [_longest_first(responses, members) for members in groups]
     for members in sorted(ordered, key=lambda each: (-int(lengths[each[0]]), each)):
         tokens += int(lengths[members[0]] - responses[members[0]])
         for index in members:
             tokens += int(responses[index])
-            seen += int(lengths[index])
-            if passes and tokens <= max_tokens and seen <= SEEN * max_tokens:
+            with_prompts += int(lengths[index])
+            if passes and tokens <= max_tokens and with_prompts <= PROMPT_COPIES * max_tokens:
                 passes[-1].append(index)
             else:
                 passes.append([index])
-                tokens = seen = int(lengths[index])
+                tokens = with_prompts = int(lengths[index])
     return [tuple(each) for each in passes]
 
 
@@ -127,10 +128,10 @@ def _of_rank(passes: list[list[Indices]], lengths: Integers, rollouts: Sequence[
 
 def _members(groups: Integers, rollouts: Iterable[int]) -> list[Indices]:
     """The responses of each group, in the order given."""
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for index in rollouts:
-        found.setdefault(int(groups[index]), []).append(index)
-    return [tuple(members) for members in found.values()]
+        members.setdefault(int(groups[index]), []).append(index)
+    return [tuple(indices) for indices in members.values()]
 
 
 def _longest_first(lengths: Integers, rollouts: Iterable[int]) -> list[int]:

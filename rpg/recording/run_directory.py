@@ -1,4 +1,4 @@
-"""A run's directory as the trainer sees it: what it is told, and where it says how far it is."""
+"""A run's directory as the trainer sees it: what it reads there, and where it writes."""
 
 import json
 from dataclasses import dataclass

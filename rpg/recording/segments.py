@@ -1,4 +1,4 @@
-"""Writes a run's rows as Parquet segments: whole files, synced before anyone is told, never changed afterwards."""
+"""Writes a run's rows as Parquet segments: whole files, durable before they have a name, never changed afterwards."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor

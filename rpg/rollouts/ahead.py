@@ -15,7 +15,7 @@ from rpg.rewards.score import Score
 from rpg.stopwatch import Stopwatch
 
 WAITING = "rollouts"
-"""Stem of their file in a checkpoint."""
+"""Stem of the file in a checkpoint that holds the batches sampled but not yet trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Waiting:
     position: int
     """Problems taken since the run began, this batch's included."""
     sampling_seconds: float = 0.0
-    """What sampling it took on this rank."""
+    """How long this rank sampled it."""
 
 
 MakeBatch = Callable[[int, Stopwatch], Waiting]
@@ -51,16 +51,16 @@ class Ahead:
             self._batches[step] = self._thread.submit(self._run, step)
 
     def rest(self) -> None:
-        """Returns once nothing is under way, however it ended."""
+        """Waits until no batch is under way, whether it succeeded or failed."""
         wait(self._batches.values())
 
     def failure(self) -> BaseException | None:
-        """What went wrong with the first batch that could not be made, of those that have ended."""
+        """The error of the first batch that failed; None while none has."""
         ended = (batch for _, batch in sorted(self._batches.items()) if batch.done())
         return next((error for batch in ended if (error := batch.exception())), None)
 
     def take(self, step: int) -> Waiting:
-        """The batch of a step, once it is there. Raises what went wrong with it."""
+        """Waits for the batch of a step. Raises the error with which it failed."""
         return self._batches.pop(step).result()
 
     def waiting(self, last: int) -> list[Waiting]:
@@ -68,9 +68,9 @@ class Ahead:
         return [batch.result() for step, batch in sorted(self._batches.items()) if step <= last]
 
     def start_over(self, batches: Iterable[Waiting]) -> None:
-        """Forgets all that was asked for, once nothing is under way; these stand for the batches of their steps."""
-        for asked in self._batches.values():
-            asked.cancel()
+        """Drops all batches, waiting for the one under way, and takes these as the batches of their steps."""
+        for pending in self._batches.values():
+            pending.cancel()
         self.rest()
         self._batches.clear()
         for batch in batches:
@@ -98,7 +98,7 @@ def plain_waiting(batches: Sequence[Waiting]) -> list[dict[str, Any]]:
 
 
 def load_waiting(directory: Path) -> list[Waiting]:
-    """Those that rank 0 gave to a checkpoint's copy under WAITING; none where it gave none."""
+    """The batches that rank 0 saved in a checkpoint; none where it saved none."""
     return [
         Waiting(record["step"], _rollouts(record["rollouts"]), position=record["position"])
         for record in load_values(directory, WAITING, rank=0) or []
@@ -106,7 +106,7 @@ def load_waiting(directory: Path) -> list[Waiting]:
 
 
 def _plain(rollouts: StepRollouts) -> dict[str, Any]:
-    """The fields as tensors and plain values, which loading can check. Without `sampled` all tokens are."""
+    """The fields as tensors and plain values, as torch loads without running code. No `sampled`: all tokens were."""
     values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
     if rollouts.sampled.all():  # as in the checkpoints of before there were given tokens
         del values["sampled"]

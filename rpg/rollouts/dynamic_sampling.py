@@ -19,7 +19,7 @@ def refill(sample: Sample, *, groups: int, max_batches: int) -> StepRollouts:
     has the same number of groups, and every denominator its meaning, whatever was drawn.
 
     Returns:
-        The batch, with what was thrown away in its figures.
+        The batch; its `figures` count what was thrown away.
     Source: Yu 2025, arXiv:2503.14476, section 3.2; there the surplus of larger batches is thrown away too.
     """
     kept: list[StepRollouts] = []
@@ -37,10 +37,10 @@ def refill(sample: Sample, *, groups: int, max_batches: int) -> StepRollouts:
         num_kept += int(varying.sum())
         if num_kept == groups:
             break
-    without = join(dropped)
+    without_variance = join(dropped)
     filling = groups - num_kept
-    whole = join([*kept, select(without, range(filling))])
-    lost = select(without, range(filling, len(without.prompts)))
+    whole = join([*kept, select(without_variance, range(filling))])
+    lost = select(without_variance, range(filling, len(without_variance.prompts)))
     figures = {
         "dynamic_sampling/batches": float(len(kept)),
         "dynamic_sampling/dropped_groups": float(len(lost.prompts)),

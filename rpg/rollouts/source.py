@@ -29,12 +29,12 @@ class RolloutSource:
     """Makes one batch of rollouts after another. All ranks make the same calls and get the same batch.
 
     With `max_staleness` n above 0 the batch of step i is sampled under the weights after step i - 1 - n (those of the
-    start, in the first steps) in a thread of its own, while the learner trains. That is a rule and no race: what is
-    sampled with which weights never depends on how long anything takes.
+    start, in the first steps) in a thread of its own, while the learner trains. Which weights sample a batch is thus
+    fixed, however long anything takes.
 
-    A batch that fails can therefore not be sampled later: once the step that trains meanwhile is done, only the sampler
-    has its weights. No checkpoint from that step on could be gone on from, so the run ends there, and goes on from the
-    one before.
+    A batch that fails cannot be sampled later: once the step trained meanwhile is done, only the sampler holds the
+    weights that the batch needs. A checkpoint of that step could not be resumed from, so the run ends without one, and
+    is resumed from the checkpoint before.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -51,17 +51,17 @@ class RolloutSource:
         self._position = parts.order.position
 
     def go_on(self, step: int) -> None:
-        """Lets the batches begin that the weights after this step are for; the sampler holds them."""
+        """Starts sampling the batches that need the weights after this step, which the sampler holds."""
         if self._ahead:
             self._ahead.begin(min(step + 1 + self._staleness, self._training.steps), after=step)
 
     def rest(self) -> None:
-        """Returns once the sampler has nothing under way, so that it can be given weights."""
+        """Waits until the sampler is idle, so that it can be given weights."""
         if self._ahead:
             self._ahead.rest()
 
     def failure(self) -> BaseException | None:
-        """What went wrong with a batch of a later step, once the sampler rests: then all ranks know of it."""
+        """The error of a batch of a later step, if one failed; once the sampler is idle all ranks have it."""
         return self._ahead.failure() if self._ahead else None
 
     def take(self, step: int, clock: Stopwatch) -> StepRollouts:
@@ -107,25 +107,24 @@ class RolloutSource:
         return Waiting(step, rollouts, self._parts.order.position, clock.seconds("rollout"))
 
     def _shares(self, make: Callable[[], StepRollouts | None]) -> list[StepRollouts]:
-        """What each rank makes. Where one fails all do: the others would wait for its share for ever, and it, with
-        batches made beside the training, for them in the learner.
+        """Every rank's share. If one rank fails all do: else the others would wait for its share for ever.
 
         Raises:
-            Exception: this rank's own.
-            RuntimeError: another rank's, in words that tell its cause.
+            Exception: the error of this rank.
+            RuntimeError: another rank failed; its error is in the message.
         """
         share, failure = None, None
         try:
             share = make()
         except Exception as error:
             failure = error
-        told = self._gather((share, f"{type(failure).__name__}: {failure}" if failure else ""))
+        shares = self._gather((share, f"{type(failure).__name__}: {failure}" if failure else ""))
         if failure:
             raise failure
-        for rank, (_, wrong) in enumerate(told):
-            if wrong:
-                raise RuntimeError(f"rank {rank} could not make its share of the rollouts: {wrong}")
-        return [part for part, _ in told if part]
+        for rank, (_, message) in enumerate(shares):
+            if message:
+                raise RuntimeError(f"rank {rank} could not make its share of the rollouts: {message}")
+        return [part for part, _ in shares if part]
 
     def _share(self, step: int, taken: int, count: int, clock: Stopwatch) -> StepRollouts | None:
         """Takes the next `count` prompts of the step; samples and scores those of this rank, if there are any.
