@@ -113,8 +113,15 @@ def _plain(rollouts: StepRollouts) -> dict[str, Any]:
     return {
         **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in values.items()},
         "prompts": [torch.from_numpy(prompt) for prompt in rollouts.prompts],
-        "scores": [asdict(score) for score in rollouts.scores],
+        "scores": [_plain_score(score) for score in rollouts.scores],
     }
+
+
+def _plain_score(score: Score) -> dict[str, Any]:
+    values = asdict(score)
+    if not score.terms:  # as in the checkpoints of before a reward could be a sum of several
+        del values["terms"]
+    return values
 
 
 def _rollouts(plain: dict[str, Any]) -> StepRollouts:
