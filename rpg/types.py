@@ -86,9 +86,9 @@ class Rollout:
         return tuple(token for turn in self.turns for token in turn.token_ids)
 
     @property
-    def sampled(self) -> tuple[bool, ...]:
-        """Which tokens of the response the policy sampled. [n]"""
-        return tuple(turn.sampled for turn in self.turns for _ in turn.token_ids)
+    def length(self) -> int:
+        """Tokens of the response, the given ones included."""
+        return sum(len(turn.token_ids) for turn in self.turns)
 
     @property
     def rollout_logprobs(self) -> tuple[float, ...]:

@@ -84,15 +84,16 @@ def collate(
 ) -> StepRollouts:
     """Lays the groups' responses end to end; `problems` has one entry a group, the others one a response."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
     sizes = [len(group.rollouts) for group in groups]
     return StepRollouts(
         prompts=tuple(np.array(group.prompt_ids, dtype=np.int64) for group in groups),
         problems=tuple(problems),
         group_ids=np.repeat(np.arange(len(groups), dtype=np.int64), sizes),
-        token_ids=np.concatenate([np.array(rollout.response_ids, dtype=np.int64) for rollout in rollouts]),
-        sampled=np.concatenate([np.array(rollout.sampled, dtype=np.bool_) for rollout in rollouts]),
-        rollout_logprobs=np.concatenate([np.array(rollout.rollout_logprobs, dtype=np.float32) for rollout in rollouts]),
-        lengths=np.array([len(rollout.response_ids) for rollout in rollouts], dtype=np.int64),
+        token_ids=np.concatenate([np.array(turn.token_ids, dtype=np.int64) for turn in turns]),
+        sampled=np.repeat([turn.sampled for turn in turns], [len(turn.token_ids) for turn in turns]),
+        rollout_logprobs=np.concatenate([np.array(turn.logprobs, dtype=np.float32) for turn in turns if turn.sampled]),
+        lengths=np.array([rollout.length for rollout in rollouts], dtype=np.int64),
         finish_reasons=tuple(rollout.finish_reason for rollout in rollouts),
         responses=tuple(responses),
         scores=tuple(scores),

@@ -84,7 +84,7 @@ def check_rollouts(
             raise ValueError(
                 f"the rollouter returned {len(group.rollouts)} rollouts to prompt {index}, not {group_size}"
             )
-        longest = max(sum(len(turn.token_ids) for turn in rollout.turns) for rollout in group.rollouts)
+        longest = max(rollout.length for rollout in group.rollouts)
         if longest > sampling.max_response_length:
             raise ValueError(
                 f"the rollouter returned a response of {longest} tokens to prompt {index}, given tokens included;"

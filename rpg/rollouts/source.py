@@ -175,7 +175,7 @@ class RolloutSource:
         if overlong is None:
             return scores
         penalties = overlong.penalty * overlong_penalties(
-            torch.tensor([len(rollout.response_ids) for rollout in rollouts]),
+            torch.tensor([rollout.length for rollout in rollouts]),
             max_response_length=self._sampling.max_response_length,
             buffer=overlong.buffer,
         )
