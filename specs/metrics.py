@@ -35,7 +35,7 @@ class Metric:
     repeatable: bool = True
     """A repeated run gives the same values; times and memory differ."""
     charted: bool = False
-    """Reports and comparisons of runs show it, in the order of this file."""
+    """Reports and comparisons of runs show it, in the order of this file; `pipelines/report/curves.py` draws it."""
     tells_outcome: bool = False
     """It says what the policy became, not how fast: a report holds its last steps side by side."""
     recorded_with: str = ""

@@ -1,9 +1,9 @@
-"""How the training ranks of a run are started: one module, or folder, for each kind of launcher.
+"""How the training ranks of a run are started: `local`, `ssh` and `slurm`, over `ranks` and `network`.
 
 A launcher is its section in `specs/schema/launchers.py` and the module here that has the name of its `type`, whose
 `LAUNCHER` keeps to `Launcher` below; that name is how `rpg run`, `doctor` and `cancel` find it. Imports processes;
-running, the services, the doctor and the command line import it. The processes on the nodes of a cluster do so
-too: no Prefect and no Pydantic here.
+running, the services, the doctor, the proof and the command line import it. The processes on the nodes of a cluster
+do so too: no Prefect and no Pydantic here.
 """
 
 import os

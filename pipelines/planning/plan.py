@@ -146,7 +146,7 @@ class _Planner:
     def _decide(
         self, run_id: str, name: str, stage: _StageIdentity, output: Path, unfinished: list[str]
     ) -> tuple[Action, str]:
-        """The action, and the reason where it lies in what is on the disk."""
+        """The action, and the reason where it lies in what is on the disk; `results.damage_of` says what is whole."""
         run = self._home.run(run_id)
         if name == "report":
             state = read_json(run / "state.json")

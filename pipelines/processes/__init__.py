@@ -1,4 +1,5 @@
 """The processes that a command starts: watched, asked to stop, and ended by the next command if this one was killed.
 
-Imports the home and its state alone; launchers, running and services import it.
+Imports the home, storage's liveness and rpg's processes; launchers, running, services, studies, the proof and the
+command line import it.
 """

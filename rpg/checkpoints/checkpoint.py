@@ -33,7 +33,7 @@ class Checkpoints:
         self._writing: _Background | None = None
 
     def path(self, step: int) -> Path:
-        """Directory of the checkpoint after a step."""
+        """Directory of the checkpoint after a step: the name that it is published under."""
         return self._directory / f"step-{step:06}"
 
     def write(self, step: int, copy: StateCopy, metrics: Mapping[str, float] | None = None) -> None:

@@ -1,4 +1,7 @@
-"""Clips of the importance ratio: which entries stop counting, on which side. Margins around ratio 1, never bounds."""
+"""Clips of the importance ratio: which entries stop counting, on which side. Margins around ratio 1, never bounds.
+
+What becomes of a marked entry's weight stands in `regularized` and `rivals`.
+"""
 
 from dataclasses import dataclass
 

@@ -2,7 +2,7 @@
 
 `rollouter` says what an environment does, `environments` holds ours, one a module, and `scoring` has responses scored
 while others are still sampled. An environment of a user's own is written as ours are, see docs/extending.md. Imports
-rewards and `types`; training and evaluation import it.
+rewards, `types`, data's seeds and the samplers' Protocol; rollouts and evaluation import it.
 """
 
 from rpg.rollouters.rollouter import Rollouter, SeededPrompt

@@ -1,5 +1,6 @@
-"""From prompts to scored responses: what the loop asks for a step's batch.
+"""A step's batch of scored responses, as the loop asks for it: made in step with training or ahead of it.
 
-Sampling in step with training or ahead of it, scoring, and the groups that dynamic sampling throws away. Imports
-samplers, rewards, data and batches; only the trainer and what stands above it import this room.
+The responses come from `rollouters`; here they are shared between ranks, and groups that dynamic sampling throws away
+are replaced. Imports rollouters, samplers, rewards, data, batches, checkpoints' pieces and `parts`; the keeper, the
+trainer and `train` import it.
 """

@@ -2,7 +2,7 @@
 
 What is true of an engine is said by its class in `specs.schema.rollout`; how it is opened by `open_sampler` of its
 module here, which `opening` looks up by name. The sentinel proves that an engine apart has the learner's weights.
-Imports processes, batches and the files' helpers, and never the trainer.
+Imports processes, `types` and the schema, and never the trainer.
 """
 
 from rpg.samplers.base import SamplerSettings

@@ -36,7 +36,7 @@ def probe_of(prompt: Sequence[int], *, max_length: int) -> Probe:
 
 
 def open_sentinel(rollout: Rollout, probe: Probe, *, precision: str, device_type: str) -> "Sentinel | None":
-    """The check of the spec's sampler after each load of weights; None for a sampler that needs none.
+    """The check of the spec's sampler after each load of weights; None where its `logprob_tolerance` is None.
 
     On a GPU an engine apart computes in the type of the base model's weights, whatever the learner's precision is.
     """

@@ -148,7 +148,7 @@ class SamplerSection(Spec):
         return ["rollout.max_concurrent", *(["training.microbatch_tokens"] if self.max_staleness else [])]
 
     def logprob_tolerance(self, *, exact: bool) -> float | None:  # noqa: ARG002  # for samplers that are checked
-        """Nats by which its logprobs may differ from the learner's after weights were loaded; None: it is not checked.
+        """Nats by which its logprobs may differ from the learner's after a load of weights; None: no sentinel.
 
         Args:
             exact: sampler and learner both compute in float32 on a CPU.
