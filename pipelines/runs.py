@@ -32,14 +32,6 @@ def find_run(home: Home, text: str) -> str:
     raise NoSuchRunError(_unknown(home, text, known))
 
 
-def find_runs(home: Home, text: str) -> list[str]:
-    """Ids of the runs that a user names: those of an experiment, by its name, or one run as for `find_run`."""
-    if (home.experiment(text) / "experiment.json").is_file():
-        listed = read_json(home.experiment(text) / "experiment.json").get("runs", [])
-        return [run_id for run_id in listed if home.run(run_id).is_dir()]
-    return [find_run(home, text)]
-
-
 def status_of(home: Home, run_id: str) -> str:
     """pending, running, finished, failed, cancelled, or crashed: recorded as running, and its process is gone."""
     from storage import liveness

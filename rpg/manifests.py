@@ -7,12 +7,14 @@ hashes every file whatever is noted, finds what a failing disk changed without c
 """
 
 import contextlib
+import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rpg.files import DiskError, digest, read_json, write_json
+from rpg.files import digest, read_json
 
 NOTES = ".verified.json"
 """{file: [bytes, time of change in ns, SHA-256]}: no part of what is published."""
@@ -27,7 +29,9 @@ def list_files(directory: Path, names: Iterable[str]) -> dict[str, dict[str, Any
     """A manifest's entries for files of a directory, hashed now: {name: {"sha256": hexadecimal, "bytes": size}}."""
     notes: dict[str, Any] = {}
     entries = {
-        name: {"sha256": _hash(directory, name, notes), "bytes": (directory / name).stat().st_size} for name in names
+        name: {"sha256": _hash(directory, name, notes), "bytes": (directory / name).stat().st_size}
+        for name in names
+        if Path(name).name != NOTES
     }
     if notes:
         _keep(directory, notes)
@@ -55,10 +59,18 @@ def find_damage(directory: Path, entries: Mapping[str, Any], *, full: bool = Fal
 
 
 def _file_damage(directory: Path, name: str, entry: Any, notes: dict[str, Any]) -> str:
-    file = directory / name
     expected = entry if isinstance(entry, dict) else {"sha256": entry}
-    if not file.is_file():
+    try:
+        return _difference(directory, name, expected, notes)
+    except FileNotFoundError:  # or removed meanwhile
         return f"{name} is missing"
+
+
+def _difference(directory: Path, name: str, expected: Mapping[str, Any], notes: dict[str, Any]) -> str:
+    """Raises FileNotFoundError where there is no such file."""
+    file = directory / name
+    if not file.is_file():
+        raise FileNotFoundError(file)
     status = file.stat()
     if status.st_size != expected.get("bytes", status.st_size):
         return f"{name} has {status.st_size} bytes instead of {expected['bytes']}"
@@ -80,9 +92,14 @@ def _hash(directory: Path, name: str, notes: dict[str, Any]) -> str:
 
 
 def _keep(directory: Path, notes: dict[str, Any]) -> None:
+    """Writes the notes; never makes the directory, which another process may be removing or replacing."""
+    aside = directory / f"{NOTES}.{os.getpid()}.partial"
     try:
-        write_json(directory / NOTES, notes, durable=False)
-    except (OSError, DiskError):  # not ours to write to, or a full disk
+        aside.write_text(json.dumps(notes), encoding="utf-8")
+        aside.replace(directory / NOTES)
+    except OSError:  # gone, not ours to write to, or a full disk
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
         _noted_here[directory] = notes
 
 

@@ -40,6 +40,11 @@ class Interval:
     high: float
     """Upper end of the interval; NaN where the observations give none."""
 
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval."""
+        return not math.isnan(self.low)
+
     def excludes(self, value: float) -> bool:
         """Whether the interval lies wholly to one side of `value`."""
         return self.low > value or self.high < value
@@ -257,7 +262,7 @@ def _share(mean: float, half: float, factor: float, problems: int) -> Interval:
     few = problems * min(mean, 1 - mean)
     wider = math.hypot(half, factor * math.sqrt(chance / (problems + 1) / (1 + few))) / chance
     at = math.log(centre / (1 - centre))
-    low, high = (1 / (1 + math.exp(-end)) for end in (at - wider, at + wider))
+    low, high = ((1 + math.tanh(end / 2)) / 2 for end in (at - wider, at + wider))
     return Interval(mean, min(low, mean), max(high, mean))
 
 
@@ -294,7 +299,9 @@ def _dunnett(count: int, freedom: float, confidence: float) -> float:
         inside = (special.ndtr(common + reach) - special.ndtr(common - reach)) ** count
         return float(of_scale @ inside @ of_common) - confidence
 
-    return float(optimize.brentq(uncovered, _student(freedom, confidence), 1000.0, xtol=1e-6))
+    # Bonferroni's factor holds together too, and is never smaller.
+    bonferroni = _student(freedom, 1 - (1 - confidence) / count)
+    return float(optimize.brentq(uncovered, _student(freedom, confidence), 1.01 * bonferroni, xtol=1e-6))
 
 
 def _table(scores: ArrayLike, name: str) -> Table:

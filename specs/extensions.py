@@ -93,6 +93,10 @@ def _loaded(kind: Kind, entry: "EntryPoint") -> Kind:
         hint = f"an entry point of {kind.group} names a subclass of {kind.__module__}.{kind.__name__} with {methods}"
         raise _at_tag(kind, entry.name, f"{package} offers something else: {entry.value}", hint)
     offered: Kind = variant
+    if offered.__module__.startswith(f"{kind.package}.") or offered.distribution not in ("", package):
+        raise _at_tag(
+            kind, entry.name, f"{package} offers a {kind.tag} that is not its own: {entry.value}", "derive one"
+        )
     offered.distribution = package
     return offered
 

@@ -29,7 +29,8 @@ def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
 
 def is_about_files(error: duckdb.Error) -> bool:
     """Whether a file is at fault and not the statement."""
-    return type(error) in _OF_FILES or ".parquet" in str(error)
+    text = str(error)
+    return not any(part in text for part in _SHUT) and (type(error) in _OF_FILES or ".parquet" in text)
 
 
 def _missing_table(connection: duckdb.DuckDBPyConnection, name: str) -> str:

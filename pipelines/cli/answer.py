@@ -43,7 +43,8 @@ def outcome_line(outcome: "Outcome", *, several: bool) -> str:
 
 
 def _interval(interval: "Interval", sign: str = "") -> str:
-    return f"{interval.value:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+    ends = f" [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]" if interval.known else ""
+    return f"{interval.value:{sign}.3f}{ends}"
 
 
 def next_lines(document: "Document", outcomes: Sequence[RunOutcome]) -> list[str]:

@@ -12,6 +12,8 @@ from pipelines.runs import log_files, status_of
 from rpg.files import read_json
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from storage import Store
 
 _LIST = """
@@ -134,10 +136,24 @@ def spec_differences(spec: Mapping[str, Any]) -> dict[str, Any]:
     from specs.schema.experiment import Experiment
 
     try:
-        kept = Experiment.model_validate(spec).model_dump(mode="json", exclude_defaults=True)
+        kept = _set_fields(Experiment.model_validate(spec))
     except ValidationError:
         kept = dict(spec)
     return dict(_leaves(kept, "")) if kept else {}
+
+
+def _set_fields(section: "BaseModel") -> dict[str, Any]:
+    """A section's fields that are not at their defaults, as plain data; a default may be given as plain data too."""
+    kept = section.model_dump(mode="json", exclude_defaults=True)
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if name not in kept or not hasattr(value, "model_dump"):
+            continue
+        if value.model_dump(mode="json") == field.default:
+            del kept[name]
+        elif not isinstance(field.default, Mapping):
+            kept[name] = _set_fields(value)
+    return kept
 
 
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:

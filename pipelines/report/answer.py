@@ -92,7 +92,8 @@ def points(interval: Interval) -> str:
         >>> points(Interval(0.152, 0.11, 0.2))
         '+15.2 points [+11.0, +20.0]'
     """
-    return f"{100 * interval.value:+.1f} points [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+    value = f"{100 * interval.value:+.1f} points"
+    return f"{value} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]" if interval.known else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,8 @@ def answer(home: Home, record: Record) -> str:
     if gap := _difference(home, record, baseline, best):
         seeds = len(best["run_ids"]) + len(baseline["run_ids"])
         sure = "" if gap.excludes(0) and seeds > 2 else ", which may be chance"
-        against = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}] against the experiment's own values{sure}"
+        ends = f" [{gap.low:+.3f}, {gap.high:+.3f}]" if gap.known else ""
+        against = f"{gap.value:+.3f}{ends} against the experiment's own values{sure}"
     return f"The best {result}, with {_values(best)}: {against}."
 
 

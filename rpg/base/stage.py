@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from rpg.data.loading import load_problems
+from rpg.manifests import NOTES
 from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
@@ -26,7 +27,7 @@ _FROM_TOKENIZER = ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
 """Fields of a config that follow from the tokenizer."""
 
 
-_WRITTEN_HERE = ("summary.json", "manifest.json")
+_WRITTEN_HERE = ("summary.json", "manifest.json", NOTES)
 """A link of this name would have the stage, or who publishes it, write into the model's own directory."""
 
 

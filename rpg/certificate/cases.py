@@ -20,8 +20,6 @@ SIZES = tuple((vocabulary, length) for vocabulary in (3, 4, 5) for length in (1,
 SEEDS = (0, 1)
 SITUATIONS = tuple((policy, reference) for policy in ("on_policy", "off_policy") for reference in ("sampler", "apart"))
 """Whether the policy is the sampler, and whether the reference is."""
-TRUTHS = ("reward", "reverse", "forward")
-"""What exact gradients are held of, at each level: the expected reward, and either divergence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,3 +131,25 @@ def test_a_missing_and_a_truncated_file_are_named(directory: Path) -> None:
     assert find_damage(directory, entries) == "small has 2 bytes instead of 3"
     (directory / "large").unlink()
     assert find_damage(directory, entries) == "large is missing"
+
+
+def test_the_notes_are_never_among_the_files(directory: Path) -> None:
+    (directory / NOTES).write_text("{}")
+    assert set(list_files(directory, ["large", "small", NOTES])) == {"large", "small"}
+
+
+def test_a_directory_that_is_removed_meanwhile_stays_away(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entries = list_files(directory, ["large", "small"])
+    (directory / NOTES).unlink()
+    digest = manifests.digest
+
+    def remove_after(path: Path) -> str:
+        sha256 = digest(path)
+        directory.rename(tmp_path.with_name(f"{tmp_path.name}-removed"))
+        return sha256
+
+    monkeypatch.setattr(manifests, "digest", remove_after)
+    assert find_damage(directory, entries) == "small is missing"
+    assert not directory.exists()

@@ -162,3 +162,18 @@ def test_problems_that_do_not_pair_are_refused() -> None:
         arms_against_first([[0.0, 1.0], [0.0, 1.0, 1.0]])
     with pytest.raises(ValueError, match="needs two"):
         arms_against_first([[0.0, 1.0]])
+
+
+def test_a_level_near_one_and_one_degree_of_freedom_have_an_interval() -> None:
+    assert mean_interval([0.0, 1.0], confidence=0.999).high <= 1
+    arms = [[[0.1, 0.9, 0.4]]] * 15 + [[[0.2, 0.8, 0.4], [0.4, 0.9, 0.6]]]
+    widest = arms_against_first(arms, confidence=0.999)[-1]
+    assert widest.known
+    assert widest.low < widest.high
+
+
+def test_one_problem_gives_a_gain_without_an_interval() -> None:
+    interval = gain_interval([0.0], [0.5])
+    assert interval.value == 0.5
+    assert not interval.known
+    assert not interval.excludes(0)

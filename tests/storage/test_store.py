@@ -69,6 +69,14 @@ def test_a_file_that_is_gone_moves_the_snapshot_on_and_says_so(home: Path) -> No
         assert store.query("select max(step) from tokens").warnings == ()
 
 
+def test_a_query_for_a_file_elsewhere_moves_no_snapshot(home: Path) -> None:
+    with Store.open(home) as store:
+        store.query("select count(*) from tokens")
+        with pytest.raises(QueryError, match="outside the store"):
+            store.query("select * from 'elsewhere.parquet'")
+        assert store.query("select count(*) from tokens").warnings == ()
+
+
 def test_threads_may_share_a_store(home: Path) -> None:
     with Store.open(home) as store, ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda _: store.query(JOINED).rows, range(16)))

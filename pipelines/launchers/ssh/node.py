@@ -155,7 +155,8 @@ def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
 
 def machine_versions() -> dict[str, str]:
     """Of all that must be the same on every machine of a run; what is not installed is left out."""
-    sources = sorted(path for package in ("rpg", "specs") for path in (_ROOT / package).rglob("*.py"))
+    rooms = ("rpg", "specs", "pipelines/launchers")
+    sources = sorted(path for room in rooms for path in (_ROOT / room).rglob("*.py"))
     code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     return {"python": platform.python_version(), "code": code, **versions_of(*_PACKAGES)}
 
