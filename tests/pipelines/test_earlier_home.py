@@ -146,6 +146,7 @@ def figures(page: Path) -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_running_it_again_runs_nothing(moved: Lab) -> None:
     before = {run_id: moved.state(run_id) for run_id in moved.run_ids()}
     flow_runs = prefect_rows(moved, "SELECT count(*) FROM flow_run")

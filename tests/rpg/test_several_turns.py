@@ -157,6 +157,7 @@ def test_a_replay_gives_back_what_training_recorded(home: Home, run: str) -> Non
         assert place["token_id"] == token["token_id"]
 
 
+@pytest.mark.long
 def test_two_ranks_sample_and_learn_the_same(home: Home, inputs: Path, tmp_path: Path) -> None:
     two = make_run(inputs, tmp_path / "two", rollout=TWO_TURNS, training={"steps": 1, "ranks": 2})
     finish(start(local_command(two, 2, free_port())))
