@@ -60,7 +60,7 @@ def lab(trained: Path) -> Lab:
 
 def install(patch: pytest.MonkeyPatch, directory: Path) -> None:
     """For the processes started from here on."""
-    patch.setenv("PYTHONPATH", os.pathsep.join([str(directory / "packages"), os.environ["PYTHONPATH"]]))
+    patch.setenv("PYTHONPATH", str(directory / "packages"), prepend=os.pathsep)
 
 
 def test_each_term_is_recorded_and_the_reward_is_their_sum(lab: Lab):
