@@ -1,17 +1,22 @@
 """StudyDocument: a study's file as read, its experiment, and the checks that the two fit each other."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specs.document import Document
 from specs.errors import Issue, Path, Position, Positions, SpecError, locate, plain_positions, read_positions, refuse
+from specs.metrics import BY_NAME
 from specs.reading.files import misplaced
 from specs.reading.validate import parse, show
 from specs.schema.experiment import Experiment
-from specs.schema.fields import no_such_item, split, unknown
-from specs.schema.study import Choice, FloatRange, IntRange, Study
+from specs.schema.fields import nearest, no_such_item, split, unknown
+from specs.schema.study import Cases, Choice, Constraint, FloatRange, Goal, IntRange, Study
+
+EVALUATED = re.compile(r"(mean|pass|maj)@[1-9][0-9]{0,3}")
+"""What an evaluation measures; other measures are training metrics."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,16 @@ def checked_study(
     if study.overrides:
         experiment = experiment.with_values(study.overrides, positions[("overrides",)])
     document = StudyDocument(study, experiment, source, positions)
-    refuse(list(_goal(study, experiment.experiment)) or list(_ends(document)), positions)
+    refuse(list(_goals(study, experiment.experiment)) or list(_ends(document)), positions)
     return document
+
+
+def places_of_goals(study: Study) -> Iterator[tuple[Path, Goal | Constraint]]:
+    """Each goal and constraint with its place in the file."""
+    if study.goal is not None:
+        yield ("goal",), study.goal
+    yield from ((("goals", index), goal) for index, goal in enumerate(study.goals))
+    yield from ((("constraints", index), constraint) for index, constraint in enumerate(study.constraints))
 
 
 def _path_issues(study: Study, check: Callable[[str, str], Issue | None]) -> list[Issue]:
@@ -102,23 +115,43 @@ def _fixed(section: str, path: str) -> Issue | None:
     return None
 
 
-def _goal(study: Study, experiment: Experiment) -> Iterator[Issue]:
+def _goals(study: Study, experiment: Experiment) -> Iterator[Issue]:
     if experiment.matrix is not None:
         hint = "a study varies fields itself; write overrides: {matrix: null}"
         yield Issue("the experiment has a matrix", ("experiment",), hint=hint)
+    for place, goal in places_of_goals(study):
+        yield from _measured(place, goal, experiment)
+
+
+def _measured(place: Path, goal: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
+    """What is wrong with what a goal or a constraint measures."""
+    if not EVALUATED.fullmatch(goal.metric):
+        yield from _trained(place, goal)
+        return
     evaluated = experiment.evaluation.datasets or tuple(source.name for source in experiment.data.evaluation)
-    if study.goal.dataset not in evaluated:
+    if goal.dataset not in evaluated:
         allowed = ", ".join(evaluated) or "none: data.evaluation is empty"
-        yield Issue("no such evaluation set", ("goal", "dataset"), show(study.goal.dataset), allowed)
-    measure, _, digits = study.goal.metric.partition("@")
+        yield Issue("no such evaluation set", (*place, "dataset"), show(goal.dataset), allowed)
+    measure, _, digits = goal.metric.partition("@")
     k, samples = int(digits), experiment.evaluation.samples_per_problem
+    at = (*place, "metric")
     if k > samples:
         hint = "raise evaluation.samples_per_problem"
-        yield Issue("more samples than are taken", ("goal", "metric"), study.goal.metric, f"k at most {samples}", hint)
+        yield Issue("more samples than are taken", at, goal.metric, f"k at most {samples}", hint)
     elif measure != "mean" and k != samples and k & (k - 1):
         powers = [2**exponent for exponent in range(samples.bit_length())]
         allowed = ", ".join(f"{measure}@{size}" for size in sorted({*powers, samples}))
-        yield Issue("is not among the measures that are taken", ("goal", "metric"), study.goal.metric, allowed)
+        yield Issue("is not among the measures that are taken", at, goal.metric, allowed)
+
+
+def _trained(place: Path, goal: Goal | Constraint) -> Iterator[Issue]:
+    """What is wrong with a goal that is a training metric."""
+    known = list(BY_NAME)
+    if goal.metric not in known:
+        allowed = "mean@k, pass@k, maj@k or a metric of training (docs/metrics.md)"
+        yield Issue("no such measure", (*place, "metric"), show(goal.metric), allowed, nearest(goal.metric, known))
+    elif goal.dataset:
+        yield Issue("a training metric is of no evaluation set", (*place, "dataset"), show(goal.dataset))
 
 
 def _ends(document: StudyDocument) -> Iterator[Issue]:
@@ -138,9 +171,11 @@ def _ends(document: StudyDocument) -> Iterator[Issue]:
                     yield _at_parameter(issue, values)
 
 
-def _candidates(item: FloatRange | IntRange | Choice) -> list[Any]:
+def _candidates(item: FloatRange | IntRange | Choice | Cases) -> list[Any]:
     if isinstance(item, Choice):
         return list(item.choice)
+    if isinstance(item, Cases):
+        return list(item.cases.values())
     return list(item.float if isinstance(item, FloatRange) else item.int)
 
 

@@ -52,10 +52,10 @@ def open_study(home: Home, document: StudyDocument) -> "optuna.Study":
         SpecError: the stored one has another search space, goal or experiment.
     """
     study = document.study
-    stored = load_study(home, study.name, direction=study.goal.direction)
+    stored = load_study(home, study.name, direction=study.targets[0].direction)
     about = {
         "parameters": space.plain(study.parameters),
-        "goal": study.goal.model_dump(mode="json"),
+        "goal": study.targets[0].model_dump(mode="json"),
         "experiment": experiment_digest(document),
     }
     before = stored.user_attrs
@@ -87,7 +87,7 @@ def load_study(home: Home, name: str, direction: Literal["maximize", "minimize"]
 
 def write_record(home: Home, study: Study, stored: "optuna.Study") -> dict[str, Any]:
     """Writes study.json, from which the tables `studies` and `trials` come, and returns it."""
-    goal = study.goal
+    goal = study.targets[0]
     record = {
         "name": study.name,
         "question": study.question,
@@ -143,7 +143,7 @@ def _trial(trial: "optuna.trial.FrozenTrial", study: Study) -> dict[str, Any]:
         "value_low": known.get("value_low"),
         "value_high": known.get("value_high"),
         "baseline": known.get("baseline", False),
-        "params": {path: space.restored(path, value, study.parameters) for path, value in trial.params.items()},
+        "params": {path: space.restored(value, study.parameters[path]) for path, value in trial.params.items()},
         "reason": known.get("reason", ""),
         # Optuna's own times are local and do not say so.
         "started_at": known.get("started_at"),

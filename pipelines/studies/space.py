@@ -1,52 +1,139 @@
-"""A study's search space as Optuna sees it: suggestions, the file's own values, and what may change between calls.
+"""A study's search space: distributions, suggestions, the experiment's own values, what may change between calls.
 
-Optuna keeps plain values only and compares a choice by position, so a choice travels as its JSON text.
+A trial's *params* are what is recorded of it: path -> value, of `cases` the case's name; a parameter whose `when` does
+not hold has none. Optuna keeps plain values only and compares a choice by position, so there a choice is JSON text.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from specs.errors import Issue
-from specs.schema.study import Choice, FloatRange, IntRange
+from specs.errors import Issue, SpecError
+from specs.schema.study import Cases, Choice, FloatRange, IntRange
+from specs.study_document import StudyDocument
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
 
-Space = Mapping[str, FloatRange | IntRange | Choice]
+Range = FloatRange | IntRange | Choice | Cases
+Space = Mapping[str, Range]
+Params = dict[str, Any]
 
 
-def suggest(trial: "Trial", space: Space) -> dict[str, Any]:
-    """The trial's value of each parameter; one that it has already stays as it is."""
-    values: dict[str, Any] = {}
-    for path, searched in space.items():
-        if isinstance(searched, FloatRange):
-            values[path] = trial.suggest_float(path, *searched.float, log=searched.log)
-        elif isinstance(searched, IntRange):
-            values[path] = trial.suggest_int(path, *searched.int, step=searched.step, log=searched.log)
+def distribution(searched: Range) -> "BaseDistribution":
+    """The range as Optuna has it."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(searched, FloatRange):
+        return FloatDistribution(*searched.float, log=searched.log, step=searched.step or None)
+    if isinstance(searched, IntRange):
+        return IntDistribution(*searched.int, log=searched.log, step=searched.step)
+    return CategoricalDistribution([stored(name, searched) for name in names(searched)])
+
+
+def names(searched: Choice | Cases) -> list[Any]:
+    """The candidates as params have them."""
+    return list(searched.choice) if isinstance(searched, Choice) else list(searched.cases)
+
+
+def stored(value: Any, searched: Range) -> Any:
+    """A param as Optuna keeps it."""
+    return _text(value) if isinstance(searched, Choice) else value
+
+
+def restored(value: Any, searched: Range) -> Any:
+    """What `stored` made of a param, undone."""
+    return json.loads(value) if isinstance(searched, Choice) else value
+
+
+def in_order(space: Space) -> list[str]:
+    """The paths, each after those that its `when` names."""
+    ordered: list[str] = []
+    while len(ordered) < len(space):
+        ready = [path for path in space if path not in ordered and set(space[path].when) <= set(ordered)]
+        assert ready, "conditions in a circle are refused when the study is read"
+        ordered += ready
+    return ordered
+
+
+def is_active(searched: Range, params: Mapping[str, Any]) -> bool:
+    """Whether the parameter is searched where others have these params."""
+    return all(
+        path in params and _text(params[path]) in [_text(value) for value in _several(wanted)]
+        for path, wanted in searched.when.items()
+    )
+
+
+def suggest(trial: "Trial", space: Space) -> Params:
+    """The params that a trial's sampler proposes."""
+    params: Params = {}
+    for path in in_order(space):
+        if is_active(space[path], params):
+            value = trial._suggest(path, distribution(space[path]))
+            params[path] = restored(value, space[path])
+    return {path: params[path] for path in space if path in params}
+
+
+def combinations(space: Space) -> Iterator[Params]:
+    """Every combination of the params once, the last path fastest. Every range is finite."""
+    seen: set[str] = set()
+    for row in product(*(_candidates(searched) for searched in space.values())):
+        every = dict(zip(space, row, strict=True))
+        params: Params = {}
+        for path in in_order(space):
+            if is_active(space[path], params):
+                params[path] = every[path]
+        params = {path: params[path] for path in space if path in params}
+        if (text := _text(params)) not in seen:
+            seen.add(text)
+            yield params
+
+
+def settings(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    """What the params set in the experiment: path -> value."""
+    return {
+        path: searched.cases[value] if isinstance(searched := space[path], Cases) else value
+        for path, value in params.items()
+    }
+
+
+def own_params(document: StudyDocument) -> tuple[Params, list[str]]:
+    """The params that give the experiment as it is, and the paths whose own value the space does not hold."""
+    space = document.study.parameters
+    experiment = document.experiment.experiment.model_dump(mode="json")
+    params: Params = {}
+    outside: list[str] = []
+    for path in in_order(space):
+        searched = space[path]
+        if not is_active(searched, params):
+            continue
+        own = _at(experiment, path)
+        if isinstance(searched, (Choice, Cases)):
+            values = {_text(name): (name, setting) for name, setting in _settings_of(searched)}
+            held = [name for name, value in values.values() if value == own or _changes_nothing(document, path, value)]
         else:
-            values[path] = json.loads(trial.suggest_categorical(path, [_text(value) for value in searched.choice]))
-    return values
+            held = [own] if holds(searched, own) else []
+        if held:
+            params[path] = held[0]
+        else:
+            outside.append(path)
+    return {path: params[path] for path in space if path in params}, outside
 
 
-def stored(path: str, value: Any, space: Space) -> Any:
-    """A value as Optuna keeps it."""
-    return _text(value) if isinstance(space[path], Choice) else value
-
-
-def restored(path: str, value: Any, space: Space) -> Any:
-    """What `stored` made of a value, undone."""
-    return json.loads(value) if isinstance(space.get(path), Choice) else value
-
-
-def own_values(experiment: Mapping[str, Any], space: Space) -> dict[str, Any] | None:
-    """The experiment's own values of the parameters, if the space holds them all: the baseline of the study.
-
-    Args:
-        experiment: as plain data.
-    """
-    values = {path: _at(experiment, path) for path in space}
-    return values if all(_holds(space[path], value) for path, value in values.items()) else None
+def holds(searched: Range, value: Any) -> bool:
+    """Whether a range has the param."""
+    if isinstance(searched, (Choice, Cases)):
+        return _text(value) in [_text(name) for name in names(searched)]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if isinstance(searched, FloatRange):
+        low, high = searched.float
+        steps = (value - low) / searched.step if searched.step else 0.0
+        return low <= value <= high and abs(steps - round(steps)) < 1e-8
+    low, high = searched.int
+    return isinstance(value, int) and low <= value <= high and (value - low) % searched.step == 0
 
 
 def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:
@@ -88,28 +175,48 @@ _HINT = "give the study another name: values found in different spaces do not co
 
 def _fixed(searched: Mapping[str, Any]) -> dict[str, Any]:
     """What may not change of one range."""
-    kind: Iterable[str] = ("choice",) if "choice" in searched else ("log",)
-    return {"type": next(key for key in ("float", "int", "choice") if key in searched)} | {
-        key: list(searched[key]) if key == "choice" else searched[key] for key in kind
-    }
+    kind = next(key for key in ("float", "int", "choice", "cases") if key in searched)
+    fixed = {"type": kind, kind: searched[kind]} if kind in ("choice", "cases") else {"type": kind}
+    if "log" in searched:
+        fixed["log"] = searched["log"]
+    return fixed | ({"when": searched["when"]} if searched.get("when") else {})
 
 
-def _holds(searched: FloatRange | IntRange | Choice, value: Any) -> bool:
-    if isinstance(searched, Choice):
-        return _text(value) in [_text(choice) for choice in searched.choice]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def _candidates(searched: Range) -> list[Any]:
+    if isinstance(searched, (Choice, Cases)):
+        return names(searched)
+    if isinstance(searched, IntRange):
+        return list(range(searched.int[0], searched.int[1] + 1, searched.step))
+    low, high = searched.float
+    return [low + index * searched.step for index in range(int((high - low) / searched.step + 1e-9) + 1)]
+
+
+def _settings_of(searched: Choice | Cases) -> Iterable[tuple[Any, Any]]:
+    return searched.cases.items() if isinstance(searched, Cases) else ((value, value) for value in searched.choice)
+
+
+def _changes_nothing(document: StudyDocument, path: str, value: Any) -> bool:
+    """Whether a section written otherwise says the same: with the defaults that it leaves out."""
+    if not isinstance(value, dict):
         return False
-    if isinstance(searched, FloatRange):
-        return searched.float[0] <= value <= searched.float[1]
-    low, high = searched.int
-    return isinstance(value, int) and low <= value <= high and (value - low) % searched.step == 0
+    try:
+        return document.trial({path: value}).experiment == document.experiment.experiment
+    except SpecError:
+        return False
+
+
+def _several(wanted: Any) -> list[Any]:
+    return list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
 
 
 def _at(tree: Any, path: str) -> Any:
     for part in path.split("."):
-        if not isinstance(tree, Mapping) or part not in tree:
+        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        elif isinstance(tree, Mapping) and part in tree:
+            tree = tree[part]
+        else:
             return None
-        tree = tree[part]
     return tree
 
 

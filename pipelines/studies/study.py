@@ -89,7 +89,7 @@ def measured(study: Study, run_ids: Sequence[str], home: Home, *, confidence: fl
     mean@k is the mean over all samples there are: its expected value does not depend on k. Its interval is over
     problems and seeds; that of other measures is the recorded one, or Student's over several seeds.
     """
-    goal = study.goal
+    goal = study.targets[0]
     metric = "mean@%" if goal.metric.startswith("mean@") else goal.metric
     with Store.open(home.root) as store:
         rows = store.query(
@@ -120,9 +120,9 @@ def _last_scores(store: Store, run_ids: Sequence[str], dataset: str) -> list[lis
 def _enqueue_baseline(stored: "optuna.Study", document: StudyDocument) -> None:
     """The first trial has the experiment's own values, where the space holds them: what the others have to beat."""
     searched = document.study.parameters
-    own = space.own_values(document.experiment.experiment.model_dump(mode="json"), searched)
-    if own is not None and not stored.get_trials(deepcopy=False):
-        kept = {path: space.stored(path, value, searched) for path, value in own.items()}
+    own, outside = space.own_params(document)
+    if not outside and not stored.get_trials(deepcopy=False):
+        kept = {path: space.stored(value, searched[path]) for path, value in own.items()}
         stored.enqueue_trial(kept, user_attrs={"baseline": True})
 
 
@@ -162,7 +162,9 @@ def _run_trial(document: StudyDocument, values: Mapping[str, Any], home: Home, e
     if unfinished := [outcome for outcome in outcomes if outcome.status != "finished"]:
         return TrialResult(run_ids, None, f"{unfinished[0].run.run_id} {unfinished[0].status}: {unfinished[0].error}")
     value = measured(study, run_ids, home, confidence=outcomes[0].run.experiment.evaluation.confidence)
-    return TrialResult(run_ids, value, "" if value else f"no finite {study.goal.metric} on {study.goal.dataset}")
+    return TrialResult(
+        run_ids, value, "" if value else f"no finite {study.targets[0].metric} on {study.targets[0].dataset}"
+    )
 
 
 def _blames(error: SpecError, values: Mapping[str, Any]) -> bool:

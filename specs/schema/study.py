@@ -1,14 +1,15 @@
-"""Study: which fields of an experiment to search, over which ranges, for the best value of which measure."""
+"""Study: which fields of an experiment to search, over which ranges, for the best values of which measures."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from specs.schema.base import Spec, names_path
+from specs.schema.base import Spec, execution, names_path
 
 Bounds = tuple[float, float]
 WholeBounds = tuple[int, int]
 Positive = Annotated[int, Field(ge=1)]
+Distance = Annotated[float, Field(ge=0)]
 
 
 class FloatRange(Spec):
@@ -16,16 +17,22 @@ class FloatRange(Spec):
 
     float: Bounds
     """Lowest and highest value, both included."""
+    step: Distance = 0.0
+    """Distance between two candidates, counted from the lowest; 0: any number between."""
     log: bool = False
-    """Search the logarithm: for values that span orders of magnitude."""
+    """Search the logarithm: for values that span orders of magnitude; needs step 0."""
+    when: dict[str, Any] = Field(default_factory=dict)
+    """Search it only while other parameters have these values: path -> value or list of values; of cases, the names."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> "FloatRange":
+    def _ordered(self) -> Self:
         low, high = self.float
         if low >= high:
             raise ValueError("the lower end must come first")
         if self.log and low <= 0:
             raise ValueError("a logarithmic range must be above 0")
+        if self.log and self.step:
+            raise ValueError("a logarithmic range takes no step")
         return self
 
 
@@ -38,9 +45,11 @@ class IntRange(Spec):
     """Distance between two candidates."""
     log: bool = False
     """Search the logarithm; needs step 1."""
+    when: dict[str, Any] = Field(default_factory=dict)
+    """Search it only while other parameters have these values, as for float."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> "IntRange":
+    def _ordered(self) -> Self:
         low, high = self.int
         if low >= high:
             raise ValueError("the lower end must come first")
@@ -54,41 +63,164 @@ class Choice(Spec):
 
     choice: tuple[Any, ...] = Field(min_length=2)
     """The candidates."""
+    when: dict[str, Any] = Field(default_factory=dict)
+    """Search it only while other parameters have these values, as for float."""
+
+
+class Cases(Spec):
+    """One of several values that have names, where a value is a whole section: a kind of reference, an objective."""
+
+    cases: dict[str, Any] = Field(min_length=2)
+    """Name -> value. Records, pages and `when` call a case by its name."""
+    when: dict[str, Any] = Field(default_factory=dict)
+    """Search it only while other parameters have these values, as for float."""
 
 
 def _kind(value: Any) -> str | None:
     if isinstance(value, dict):
-        return next((kind for kind in ("float", "int", "choice") if kind in value), None)
-    kinds = {FloatRange: "float", IntRange: "int", Choice: "choice"}
+        return next((kind for kind in ("float", "int", "choice", "cases") if kind in value), None)
+    kinds = {FloatRange: "float", IntRange: "int", Choice: "choice", Cases: "cases"}
     return next((kind for model, kind in kinds.items() if isinstance(value, model)), None)
 
 
 Range = Annotated[
-    Annotated[FloatRange, Tag("float")] | Annotated[IntRange, Tag("int")] | Annotated[Choice, Tag("choice")],
+    Annotated[FloatRange, Tag("float")]
+    | Annotated[IntRange, Tag("int")]
+    | Annotated[Choice, Tag("choice")]
+    | Annotated[Cases, Tag("cases")],
     Discriminator(_kind),
 ]
 
 
 class Goal(Spec):
-    """What a trial is judged by: one measure of its last checkpoint, its seeds averaged."""
+    """What a trial is judged by: a measure of its last checkpoint, or a training metric, over its seeds."""
 
-    dataset: str = Field(min_length=1)
-    """An evaluation set of the experiment."""
-    metric: str = Field("mean@1", pattern=r"^(mean|pass|maj)@[1-9][0-9]{0,3}$")
-    """mean@k, pass@k or maj@k; k at most evaluation.samples_per_problem."""
+    dataset: str = ""
+    """An evaluation set of the experiment, for mean@k, pass@k and maj@k; empty for a training metric."""
+    metric: str = "mean@1"
+    """mean@k, pass@k or maj@k, k at most evaluation.samples_per_problem; or a metric that training records, such as
+    kl/reverse: its mean over the last ten steps."""
     direction: Literal["maximize", "minimize"] = "maximize"
     """Whether more or less of it is better."""
+    over_seeds: Literal["mean", "lower_bound"] = "mean"
+    """A trial's value: the mean over its seeds, or the cautious end of the mean's interval."""
+
+
+class Constraint(Spec):
+    """A bound that the best trial has to keep: a divergence budget, a share of truncated responses."""
+
+    metric: str
+    """As in a goal."""
+    dataset: str = ""
+    """As in a goal."""
+    max: float | None = None
+    """The mean over the trial's seeds may not be above it."""
+    min: float | None = None
+    """Nor below it."""
+
+    @model_validator(mode="after")
+    def _acts(self) -> Self:
+        if self.max is None and self.min is None:
+            raise ValueError("says nothing: give max or min")
+        return self
 
 
 class SearchSampler(Spec):
     """Proposes the values of the next trial."""
 
-    type: Literal["tpe", "random"] = "tpe"
-    """tpe: tree-structured Parzen estimator; random: independent draws."""
+    type: Literal["tpe", "gp", "cma", "nsga2", "qmc", "random", "grid"] = "tpe"
+    """tpe: tree-structured Parzen estimator; gp: Gaussian process; cma: CMA-ES, numbers only; nsga2: genetic, for
+    several goals; qmc: a low-discrepancy sequence; random: independent draws; grid: every combination once."""
     seed: int = Field(0, ge=0, lt=2**32)
     """The same seed proposes the same values after the same results."""
     startup_trials: int = Field(8, ge=1)
-    """Random trials before tpe starts to model."""
+    """Random trials before tpe, gp or cma starts to model."""
+
+
+class NoPruner(Spec):
+    """Every trial is trained to its end."""
+
+    type: Literal["none"] = "none"
+
+
+class SuccessiveHalving(Spec):
+    """Asynchronous successive halving with promotion, Li 2020, arXiv:1810.05934: every trial is trained to the first
+    rung, and the best share of a rung goes on from its checkpoints to the next."""
+
+    type: Literal["asha"] = "asha"
+    rungs: tuple[Positive, ...] = Field(min_length=1)
+    """Steps at which trials are evaluated and held against each other, rising, below training.steps."""
+    eta: int = Field(2, ge=2)
+    """One of eta trials goes on from a rung."""
+
+
+class Hyperband(Spec):
+    """Successive halving whose trials begin at different rungs in turn, Li 2018, arXiv:1603.06560."""
+
+    type: Literal["hyperband"] = "hyperband"
+    rungs: tuple[Positive, ...] = Field(min_length=1)
+    """As for asha; a trial of bracket b meets the rungs from number b on."""
+    eta: int = Field(2, ge=2)
+    """As for asha."""
+
+
+class MedianRule(Spec):
+    """A trial stops at a rung where it is worse than the median of the trials that were there before."""
+
+    type: Literal["median"] = "median"
+    rungs: tuple[Positive, ...] = Field(min_length=1)
+    """Steps at which trials are evaluated, rising, below training.steps."""
+    startup_trials: int = Field(4, ge=1)
+    """Trials that are never stopped, the first ones."""
+
+
+class Patience(Spec):
+    """A trial stops where it has not become better for several rungs."""
+
+    type: Literal["patient"] = "patient"
+    rungs: tuple[Positive, ...] = Field(min_length=1)
+    """Steps at which trials are evaluated, rising, below training.steps."""
+    patience: int = Field(1, ge=1)
+    """Rungs without an improvement after which it stops."""
+    min_delta: float = Field(0.0, ge=0)
+    """What counts as one, in the goal's unit."""
+
+
+Pruner = Annotated[
+    NoPruner | SuccessiveHalving | Hyperband | MedianRule | Patience,
+    Field(discriminator="type"),
+]
+
+
+class Budget(Spec):
+    """Ends the search once it is spent, beside `trials`; 0: no limit. Confirmation is not counted."""
+
+    tokens: float = Field(0, ge=0)
+    """Response tokens sampled for training, over all trials and seeds."""
+    gpu_hours: float = Field(0, ge=0)
+    """Hours of training and evaluation, times the ranks."""
+    hours: float = Field(0, ge=0)
+    """Hours since the first trial began."""
+
+
+class Confirmation(Spec):
+    """After the search: the best trials and the baseline again on seeds that no trial had, and intervals of it."""
+
+    candidates: int = Field(2, ge=1)
+    """The best trials by their value."""
+    seeds: int = Field(5, ge=2)
+    """Fresh seeds of each, the same for all."""
+    dataset: str = ""
+    """The evaluation set that confirms, best one that no trial was judged by; empty: the goal's."""
+
+
+class WarmStart(Spec):
+    """Results from elsewhere that the sampler learns from; marked as foreign, they are no trials of the study."""
+
+    studies: tuple[str, ...] = ()
+    """Names of studies in the same home."""
+    runs: tuple[str, ...] = ()
+    """Ids of finished runs in the same home."""
 
 
 class Study(Spec):
@@ -103,12 +235,45 @@ class Study(Spec):
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Fields of the experiment that every trial has otherwise; keys are paths such as training.steps."""
     parameters: dict[str, Range] = Field(min_length=1)
-    """What varies: path of a field -> {float: [low, high], log}, {int: [low, high], step, log} or {choice: [...]}."""
-    goal: Goal
+    """What varies: path of a field -> {float: [low, high], step, log}, {int: [low, high], step, log},
+    {choice: [...]} or {cases: {name: value}}; each with `when` if it depends on others."""
+    goal: Goal | None = None
     """What a trial is judged by."""
+    goals: tuple[Goal, ...] = ()
+    """Several of them instead of `goal`; the answer is the set of trials of which none is worse in all."""
+    constraints: tuple[Constraint, ...] = ()
+    """Bounds that the best trial has to keep."""
     sampler: SearchSampler = SearchSampler()
     """What proposes a trial's values."""
+    pruner: Pruner = NoPruner()
+    """Which trials are trained to their end."""
     trials: int = Field(ge=1)
-    """Trials in all, those of earlier calls included."""
+    """Trials in all, those of earlier calls included, without those that confirm."""
+    seeds_per_trial: int = Field(0, ge=0)
+    """The first of the experiment's seeds, so many; 0: all of them."""
+    budget: Budget = Budget()
+    """Other limits of the search."""
+    confirm: Confirmation | None = None
+    """How the best is confirmed; without it the best is a candidate and no claim is made of it."""
+    warm_start: WarmStart = WarmStart()
+    """Results from elsewhere that the sampler learns from."""
+    parallel: int = execution(1, ge=1)
+    """Trials at a time on this machine. With 1 the same study proposes the same trials again."""
     on_failure: Literal["record", "stop"] = "record"
     """A trial that fails: recorded as failed, and the study goes on; or the study ends there."""
+
+    @model_validator(mode="after")
+    def _one_way_to_say_goals(self) -> Self:
+        if (self.goal is None) == (not self.goals):
+            raise ValueError("give goal, or several as goals")
+        return self
+
+    @property
+    def targets(self) -> tuple[Goal, ...]:
+        """The goals, however they are written."""
+        return self.goals or ((self.goal,) if self.goal else ())
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Steps at which the pruner looks at a trial; empty without one."""
+        return () if isinstance(self.pruner, NoPruner) else self.pruner.rungs

@@ -89,7 +89,7 @@ def test_a_range_whose_end_cannot_be_is_told_at_the_parameter():
         ("held_out", "heldout", "goal.dataset: no such evaluation set"),
         ("mean@8", "mean@9", "goal.metric: more samples than are taken"),
         ("mean@8", "pass@3", "goal.metric: is not among the measures that are taken"),
-        ("mean@8", "best@8", "goal.metric: is not written as it must be"),
+        ("mean@8", "best@8", "goal.metric: no such measure"),
         ("base.yaml", "bse.yaml", "no such file"),
         ("trials: 8", "trials: 0", "trials: must be at least 1"),
     ],
