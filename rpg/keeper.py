@@ -21,6 +21,7 @@ from rpg.certificate.certificate import certify
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import StateCopy, load_values
 from rpg.checkpoints.retention import Means
+from rpg.evaluation.records import Answered, Recorder
 from rpg.files import files_under, publish_directory, versions_of, write_json
 from rpg.manifests import list_files
 from rpg.parts import Parts
@@ -28,7 +29,7 @@ from rpg.processes import ranks
 from rpg.recording.rows import write_metrics, write_rollouts, write_tokens
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.source import RolloutSource
-from specs.records import CheckpointRow
+from specs.records import CheckpointRow, Int32
 
 _COUNTERS = "trainer.json"
 _PACKAGES = ("torch", "transformers", "deepspeed", "numpy", "pyarrow")
@@ -46,6 +47,8 @@ class TrainingState:
     """Optimizer updates done."""
     policy_version: int = 0
     """Number of times that the sampler has loaded weights."""
+    evaluated: int = 0
+    """The last step whose policy was evaluated."""
 
     def copy(self, parts: Parts, source: RolloutSource) -> StateCopy:
         """The whole state of training, copied to host memory. All ranks call; each gets the part that it writes.
@@ -78,6 +81,7 @@ class TrainingState:
         parts.schedule.load_state_dict(record["reference"])
         parts.guards.load_state_dict(record.get("guards", {}))
         self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
+        self.evaluated = record.get("evaluated", 0)
         parts.give_sampler_weights(self.policy_version)
 
 
@@ -128,6 +132,18 @@ class Keeper:
         failed = [score.error for score in rollouts.scores if score.error]
         if failed:
             self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
+
+    def evaluation(self, step: int, answered: list[list[Answered]]) -> None:
+        """Records the present policy's answers to the evaluation problems, written with the step's other rows."""
+        if self._first:
+            spec, inputs, writer = self._parts.spec.evaluation, self._parts.run.inputs(), self._writer
+            fingerprint = inputs.get("evaluation", "")
+            Recorder(writer, spec, inputs["run_id"], fingerprint, Int32(writer.attempt)).record(step, answered)
+
+    def flush(self) -> None:
+        """Puts the rows so far on disk."""
+        if self._first:
+            self._writer.flush()
 
     def save(self, state: TrainingState, *, stopping: bool) -> None:
         """Exports weights and copies the state where that is due; `finish_step` then has the copy written."""
@@ -181,6 +197,7 @@ class Keeper:
         if self._first:
             self._writer.flush()
             self._writer = SegmentWriter(run.path, run.inputs()["run_id"], run.new_attempt(step))
+            run.pause.unlink(missing_ok=True)
         state.load(self._parts, self._source, self._checkpoints.path(step))
         self._copy, self._means, self._ending = None, Means(), False
         return step
@@ -190,9 +207,9 @@ class Keeper:
         run = self._parts.run
         if not ranks.from_first((run.weights / f"step-{state.step:06}").is_dir()):
             self._export(state.step)  # lost or damaged since an earlier attempt wrote it with the last checkpoint
+        self.flush()
         if not self._first:
             return
-        self._writer.flush()
         write_json(run.path / "certificate.json", certify(self._parts.spec.objective).as_json(), allow_nan=True)
         exported = sorted(path for path in run.weights.glob("step-*"))
         files = [str(file.relative_to(run.path)) for path in exported for file in files_under(path)]
@@ -208,11 +225,19 @@ class Keeper:
         }
         write_json(run.manifest, record)
 
+    def pause(self, step: int) -> None:
+        """Notes that training has paused at a step, with its rows and its checkpoint on disk."""
+        run = self._parts.run
+        if self._first:
+            inputs = run.inputs()
+            write_json(
+                run.pause, {"step": step} | {name: inputs.get(name, "") for name in ("fingerprint", "evaluation")}
+            )
+
     def close(self) -> None:
         """Writes the rows that an unfinished step left."""
         self._checkpoints.close()
-        if self._first:
-            self._writer.flush()
+        self.flush()
 
     def _export(self, step: int) -> None:
         final = self._parts.run.weights / f"step-{step:06}"

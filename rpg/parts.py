@@ -12,7 +12,9 @@ import torch
 
 from rpg.data.loading import encode_prompts, load_problems
 from rpg.data.order import PromptOrder, seed_of
-from rpg.evaluation.inputs import evaluation_inputs
+from rpg.evaluation.answers import answers
+from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
+from rpg.evaluation.records import Answered
 from rpg.guards import Guards
 from rpg.learner.deepspeed import Learner
 from rpg.processes import ranks
@@ -43,6 +45,8 @@ class Parts:
     prompts: Sequence[Sequence[int]]
     """Token ids of each problem's prompt."""
     order: PromptOrder
+    evaluation: EvaluationInputs | None
+    """The evaluation sets; None where the spec names none."""
     sampler: Sampler
     scorer: Scorer
     learner: Learner
@@ -63,6 +67,12 @@ class Parts:
         """Raises StaleEngineError where sampler and learner do not give the same logprobs. All ranks call it."""
         if self.sentinel:
             self.sentinel.check(self.sampler, self.learner.probe)
+
+    def evaluate(self) -> list[list[Answered]]:
+        """The sampler's answers to each evaluation problem. All ranks call it while the sampler is idle."""
+        if self.evaluation is None:
+            return []
+        return answers(self.spec, self.evaluation, self.tokenizer, self.sampler, self.scorer, self.device)
 
     def sentinel_metrics(self) -> dict[str, float]:
         """The last check's metric: how far this rank's sampler was from the learner, nats. Empty without a sentinel."""
@@ -87,8 +97,10 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     max_length = max(map(len, prompts), default=0) + spec.rollout.max_response_length
     _check(spec, base, max_length)
-    if spec.data.evaluation:
-        evaluation_inputs(spec, data, base, tokenizer)  # so that what is wrong with them shows before training
+    # Loaded where training does not evaluate either, so that what is wrong with them shows before training.
+    evaluation = evaluation_inputs(spec, data, base, tokenizer) if spec.data.evaluation else None
+    if evaluation and (spec.evaluation.every_steps or inputs.get("until")):
+        max_length = max(max_length, evaluation.max_length)
     learner = Learner(
         base,
         spec.training,
@@ -117,6 +129,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
             problems=problems,
             prompts=prompts,
             order=PromptOrder(len(problems), seed=seed_of(seed, 0)),
+            evaluation=evaluation,
             sampler=sampler,
             scorer=closing.enter_context(open_scorer(spec.reward)),
             learner=learner,

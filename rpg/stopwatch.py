@@ -9,6 +9,7 @@ import torch
 from rpg.batches.batch import StepRollouts
 
 PHASES = ("rollout", "reward", "logprobs", "update", "sync", "checkpoint")
+"""Of every step. A phase of some steps only, such as `evaluate`, has a metric in those."""
 
 
 class Stopwatch:
@@ -37,7 +38,7 @@ class Stopwatch:
         start, outer, self._within = now(), self._within, 0.0
         yield
         taken = now() - start
-        self._seconds[phase] += taken - self._within
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + taken - self._within
         self._within = outer + taken
 
     def seconds(self, phase: str) -> float:

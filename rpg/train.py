@@ -1,7 +1,7 @@
 """The trainer process: `python -m rpg.train RUN_DIR`, alone or as one of several ranks.
 
-Exit codes: 0 trained to the end; 1 a failure; 2 spec, data or model are wrong, as RUN_DIR/problems.json says;
-143 stopped when asked to, its state saved.
+Exit codes: 0 trained to the end, or paused at the step at which it was to, as RUN_DIR/paused.json then says; 1 a
+failure; 2 spec, data or model are wrong, as RUN_DIR/problems.json says; 143 stopped when asked to, its state saved.
 """
 
 import os
@@ -129,6 +129,10 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
         raise
     finally:
         checkpoints.close()
+    if not done and trainer.paused:
+        keeper.pause(state.step)
+        progress.say(f"paused at step {state.step}; its state is saved")
+        return 0
     if not done:
         note_exit(run.path, EarlyExit("preempted" if stop.by_signal else "stopped"))
         progress.say(f"stopped after step {state.step}, as asked; its state is saved")

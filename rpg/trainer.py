@@ -62,16 +62,19 @@ class Trainer:
         self.spec = parts.spec
         self.training = parts.spec.training
         self.until: int = parts.run.inputs().get("until", 0)
-        """The step after which training stops as if it had been asked to; 0: the last one."""
+        """The step at which training pauses, its policy evaluated and its state saved; 0: none."""
         self.clock: Stopwatch | None = None
         """Of the step under way."""
         self.largest_pass = 0
         """Tokens of the largest forward pass so far, padding included."""
 
     def train(self, stop: StopAfterStep) -> bool:
-        """Trains to the last step. Returns False where it was asked to stop before that; its state is then saved."""
+        """Trains to the last step. Returns False where it paused or was asked to stop; its state is then saved."""
         with stop.between_steps_only():
-            while self.state.step < self.training.steps:
+            if self.evaluation_is_due():  # the attempt before was asked to stop before it could evaluate
+                self.evaluate()
+                self.keeper.flush()
+            while self.state.step < self.training.steps and not self.pausing:
                 try:
                     stopping = self.step(stop)
                 except RollBackRequested as request:
@@ -79,7 +82,17 @@ class Trainer:
                     continue
                 if stopping and self.state.step < self.training.steps:
                     return False
-        return True
+        return self.state.step == self.training.steps
+
+    @property
+    def pausing(self) -> bool:
+        """Whether training has come to the step at which it pauses."""
+        return 0 < self.until <= self.state.step < self.training.steps
+
+    @property
+    def paused(self) -> bool:
+        """Whether training has come to that step and has evaluated the policy there."""
+        return self.pausing and not self.evaluation_is_due()
 
     def step(self, stop: StopAfterStep) -> bool:
         """Samples one batch of rollouts, scores it, trains on it, records it. Returns whether to stop now."""
@@ -123,7 +136,11 @@ class Trainer:
             self.keeper.finish_step(self.state, metrics | clock.metrics(rollouts, num_trained=num_trained))
             raise exception
         self.move_reference(metrics["kl/reverse"])
-        stopping = stop.agreed(self.parts.run.cancel) or self.state.step == self.until
+        stopping = stop.agreed(self.parts.run.cancel)
+        if not stopping and self.evaluation_is_due():
+            with clock("evaluate"):
+                self.evaluate()
+        stopping = stopping or self.pausing
         if not stopping:
             self.source.go_on(self.state.step)
         with clock("checkpoint"):
@@ -223,6 +240,18 @@ class Trainer:
         self.state.policy_version += 1
         self.source.rest()
         self.parts.give_sampler_weights(self.state.policy_version)
+
+    def evaluation_is_due(self) -> bool:
+        """Whether the policy is to be evaluated now and was not yet. After the last step the evaluate stage does it."""
+        step, every = self.state.step, self.spec.evaluation.every_steps
+        due = self.pausing or (every > 0 and step > 0 and step % every == 0)
+        return due and step < self.training.steps and self.state.evaluated != step
+
+    def evaluate(self) -> None:
+        """Has the sampler, which is idle and holds the policy, answer the evaluation sets. Training goes on as if it
+        had not: the answers follow from seeds of their own."""
+        self.keeper.evaluation(self.state.step, self.parts.evaluate())
+        self.state.evaluated = self.state.step
 
     def check_guards(self, metrics: dict[str, float]) -> Exception | None:
         """Records the guards that warn. Returns what ends the step, where a guard stops the run or rolls it back."""

@@ -383,6 +383,15 @@ METRICS: tuple[Metric, ...] = (
         repeatable=False,
     ),
     Metric(
+        name="time/evaluate",
+        title="Time to evaluate",
+        meaning="Sampling and scoring the answers to the evaluation sets, in the steps that are evaluated.",
+        unit="seconds",
+        better="lower",
+        repeatable=False,
+        recorded_with="evaluation.every_steps",
+    ),
+    Metric(
         name="time/step",
         title="Time of a step",
         meaning="The whole step, from the end of the one before.",

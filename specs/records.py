@@ -1,6 +1,6 @@
 """The recorded rows, as plain classes: the one description that the trainer writes by and the store reads by.
 
-Every row of a segment carries `run_id` and `attempt` (which start of the writing process wrote it) as columns.
+Every row of a segment carries `run_id` and `attempt` (which start of the trainer wrote it) as columns.
 Times are UTC. Column types follow from the annotations: int -> BIGINT, float -> DOUBLE, Float32 -> FLOAT,
 Int32 -> INTEGER, str -> VARCHAR, bool -> BOOLEAN, datetime -> TIMESTAMP WITH TIME ZONE; `| None` marks a column that
 may be NULL.
@@ -89,7 +89,7 @@ class EvaluationRow:
 
     run_id: str
     fingerprint: str
-    """Of the evaluation stage that measured it; the run's state names the current one."""
+    """Of the evaluate stage whose settings it was measured with; the run's state names the current one."""
     step: Int32
     dataset: str
     metric: str
@@ -99,6 +99,8 @@ class EvaluationRow:
     ci_high: float
     num_problems: Int32
     samples_per_problem: Int32
+    attempt: Int32 | None = None
+    """Which start of the trainer measured it; NULL where the evaluate stage did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class EvaluationSampleRow:
     num_tokens: Int32
     finish_reason: str
     reward_error: str | None
+    attempt: Int32 | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ NATIVE = ("metrics", "events", "checkpoints", "evaluations")
 PARQUET = ("rollouts", "tokens", "evaluation_samples")
 """Tables that stay in their segments: millions of rows, or long texts."""
 EVALUATED = ("evaluations", "evaluation_samples")
-"""Tables that the evaluate stage writes; the others are the trainer's."""
-TRAINED = tuple(name for name in TABLES if name not in EVALUATED)
+"""Tables that the evaluate stage writes; the trainer writes all of them."""
 
 _TYPES: dict[Any, tuple[pa.DataType, str]] = {
     int: (pa.int64(), "BIGINT"),

@@ -64,5 +64,6 @@ CREATE TABLE recorded.evaluations (
     ci_low DOUBLE,
     ci_high DOUBLE,
     num_problems INTEGER,
-    samples_per_problem INTEGER
+    samples_per_problem INTEGER,
+    attempt INTEGER                     -- NULL: measured by the evaluate stage
 );

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from storage.columns import EVALUATED, TRAINED, arrow_schema
+from specs.records import TABLES
+from storage.columns import EVALUATED, arrow_schema
 
 _TRAIN_NAME = re.compile(r"a(\d+)-s(\d+)-(\d+)\.parquet")
 _FINGERPRINT = re.compile(r"[0-9a-f]+")
@@ -97,7 +98,7 @@ def read(root: Path, segment: Segment) -> pa.Table:
 
 def _candidates(root: Path) -> Iterator[tuple[Segment, bool]]:
     for run in run_directories(root):
-        for table in TRAINED:
+        for table in TABLES:
             for entry in _entries(run / "segments" / table):
                 yield _segment(root, entry, table, run.name), bool(_TRAIN_NAME.fullmatch(entry.name))
         for stage in _entries(run / "evaluate"):

@@ -73,12 +73,16 @@ def train_identity(experiment: Experiment) -> Identity:
     """What a run's training depends on, beside its data and its base model."""
     sections = ("rollout", "reward", "objective", "advantage", "reference", "training")
     parts: dict[str, Any] = {name: getattr(experiment, name).identity() for name in sections}
+    if every_steps := experiment.evaluation.every_steps:
+        # What training measures on its way is part of its result, and comes of training alone.
+        parts["evaluation"] = {"every_steps": every_steps}
     return flatten(parts | {"seeds": list(experiment.seeds)})
 
 
 def evaluate_identity(experiment: Experiment) -> Identity:
     """What a run's evaluation depends on, beside its data and its weights."""
     evaluation, rollout = experiment.evaluation.identity(), experiment.rollout.identity()
+    evaluation.pop("every_steps", None)
     if not experiment.evaluation.max_response_length:
         evaluation["max_response_length"] = experiment.rollout.max_response_length
     return flatten(

@@ -48,6 +48,14 @@ class StageStoppedError(Exception):
         self.request = request
 
 
+class StagePausedError(Exception):
+    """Training has come to the step at which it was to pause."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"paused at step {step}")
+        self.step = step
+
+
 @dataclass(frozen=True, slots=True)
 class Child:
     """What to start, and where it is recorded."""

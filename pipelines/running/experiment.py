@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from pipelines.home import Home
 from pipelines.planning.plan import Plan, RunPlan, make_plan
 from pipelines.processes.stop import Stop
-from pipelines.processes.supervisor import StageStoppedError
+from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.running.run import RunBusyError, RunExecution, register_experiment
 from rpg.files import read_json
@@ -15,7 +15,7 @@ from specs.errors import Issue, RpgError, SpecError
 if TYPE_CHECKING:
     from specs.loader import Document
 
-Status = Literal["finished", "failed", "cancelled", "busy"]
+Status = Literal["finished", "paused", "failed", "cancelled", "busy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +27,48 @@ class RunOutcome:
     error: Exception | None = None
     interrupted: bool = False
     """A signal to the whole command ended the run: no further run was begun."""
+    paused_at: int = 0
+    """The training step at which a paused run stands, its policy evaluated: at `until`, or where it had paused later;
+    0 of any other run."""
 
 
 def execute_experiment(
-    document: "Document", home: Home, *, progress: ProgressReporter | None = None, stop: Stop | None = None
+    document: "Document",
+    home: Home,
+    *,
+    until: int = 0,
+    progress: ProgressReporter | None = None,
+    stop: Stop | None = None,
 ) -> tuple[RunOutcome, ...]:
     """Executes all runs of an experiment and writes the experiment's report.
 
     Call it in the main thread, within `pipelines.services.server.Api.connected`. A run that fails does not keep the
     others from running, unless the fault is the user's: that one all runs share.
 
+    Args:
+        until: the training step at which every run pauses: it is evaluated there and its state saved, and a call with a
+            later `until`, or none, goes on from it as if it had not paused. On record it is `cancelled`. 0, or not
+            before the last step: no run pauses.
     Raises:
         SpecError: the spec, or data or a model that it names, is wrong. The run that met it has it on record.
     """
-    return execute_plan(make_plan(document, home), home, progress=progress, stop=stop)
+    return execute_plan(make_plan(document, home), home, until=until, progress=progress, stop=stop)
 
 
 def execute_plan(
-    plan: Plan, home: Home, *, only: str = "", progress: ProgressReporter | None = None, stop: Stop | None = None
+    plan: Plan,
+    home: Home,
+    *,
+    only: str = "",
+    until: int = 0,
+    progress: ProgressReporter | None = None,
+    stop: Stop | None = None,
 ) -> tuple[RunOutcome, ...]:
     """Executes a plan, as `execute_experiment` does the one that it makes.
 
     Args:
         only: id of the one run to execute, as when a run is resumed; the experiment's record then stays as it is.
+        until: as for `execute_experiment`.
     Raises:
         SpecError: as `execute_experiment`; or the plan no longer has the one run.
     """
@@ -62,7 +81,8 @@ def execute_plan(
     outcomes: list[RunOutcome] = []
     for position, run in enumerate(runs, start=1):
         progress.run_started(run.run_id, run.name, position, len(runs))
-        outcome = _execute_run(RunExecution(plan.document, run.run_id, home, stop=stop, progress=progress))
+        execution = RunExecution(plan.document, run.run_id, home, stop=stop, progress=progress, until=until)
+        outcome = _execute_run(execution)
         outcomes.append(outcome)
         if isinstance(outcome.error, RpgError):
             raise outcome.error
@@ -94,6 +114,8 @@ def _execute_run(execution: RunExecution) -> RunOutcome:
     with execution.stop.on_signals(), tags(*flow_tags(run)):
         state = call_flow(execution, flow_run_name(run))
     error = execution.error
+    if isinstance(error, StagePausedError):
+        return RunOutcome(run, "paused", paused_at=error.step)
     if state.is_completed():
         return RunOutcome(run, "finished")
     if isinstance(error, RunBusyError):

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -21,7 +21,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
 from pipelines.planning.plan import StagePlan
-from pipelines.processes.supervisor import StageStoppedError
+from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running import dashboard
 from pipelines.running.failures import cause_of_error, may_retry, retry_difference
 from pipelines.running.progress import training_line
@@ -31,6 +31,8 @@ from rpg.files import read_json
 from specs.errors import SpecError
 from specs.loader import Document
 
+PAUSED = "Paused"
+"""What Prefect calls the state of a stage and of a run that wait to go on: for Prefect they are completed."""
 _INGEST_SECONDS = 30.0
 _LOG_SECONDS = 10.0
 _handed_over: ContextVar[RunExecution | None] = ContextVar("handed_over", default=None)
@@ -44,22 +46,26 @@ def call_flow(execution: RunExecution, name: str) -> "State[Any]":
     """
     token = _handed_over.set(execution)
     try:
-        state: State[Any] = execute_run(name, execution.run_id, execution.document.to_json(), return_state=True)
+        document = execution.document.to_json()
+        state: State[Any] = execute_run(name, execution.run_id, document, execution.until, return_state=True)
         return state
     finally:
         _handed_over.reset(token)
 
 
 @flow(name="rpg-run", flow_run_name="{name}", validate_parameters=False, persist_result=False)
-def execute_run(name: str, run_id: str, document: dict[str, Any]) -> "State[Any]":
+def execute_run(name: str, run_id: str, document: dict[str, Any], until: int = 0) -> "State[Any]":
     """Executes one run of an experiment. A Prefect worker calls it with these parameters.
 
     Args:
         name: what the dashboard calls the flow run.
         run_id: which run of the experiment.
         document: the frozen experiment, `Document.to_json()`.
+        until: see RunExecution.
     """
-    execution = _handed_over.get() or RunExecution(Document.from_json(document), run_id, Home.from_environment())
+    execution = _handed_over.get()
+    if execution is None:
+        execution = RunExecution(Document.from_json(document), run_id, Home.from_environment(), until=until)
     get_run_logger().info("%s: %s", run_id, name)
     with _signals_noted(execution):
         try:
@@ -80,18 +86,21 @@ def _execute_and_record(execution: RunExecution) -> "State[Any]":
     execution.begin(flow_run_id=this_flow_run.id)
     try:
         dashboard.publish_plan(execution)
-        failed = _run_stages(execution)
+        early = _run_stages(execution)
     except BaseException as error:
         status = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
         execution.finish(status, f"{type(error).__name__}: {error}")
         raise
-    if failed is None:
+    if early is None:
         execution.finish("finished")
         return Completed(message=f"{execution.run_id}: all stages done")
-    status = "cancelled" if failed.is_cancelled() else "failed"
-    execution.finish(status, failed.message or "", cause=cause_of_error(execution.error))
-    ending = Cancelled if failed.is_cancelled() else Failed
-    return ending(message=failed.message)
+    if early.name == PAUSED:
+        execution.finish("cancelled", early.message or "")
+        return Completed(name=PAUSED, message=early.message)
+    status = "cancelled" if early.is_cancelled() else "failed"
+    execution.finish(status, early.message or "", cause=cause_of_error(execution.error))
+    ending = Cancelled if early.is_cancelled() else Failed
+    return ending(message=early.message)
 
 
 def _run_stages(execution: RunExecution) -> "State[Any] | None":
@@ -109,20 +118,24 @@ def _run_stages(execution: RunExecution) -> "State[Any] | None":
         upstream = [states[name] for name in stage.inputs]
         state = task_of_stage(execution, stage, wait_for=upstream, return_state=True)
         states[stage.stage] = state
-        if not state.is_completed():
+        if not state.is_completed() or state.name == PAUSED:
             return state
     return None
 
 
 @task(name="stage", persist_result=False, cache_policy=NO_CACHE)
 def run_stage(execution: RunExecution, stage: StagePlan) -> "State[Any]":
-    """Does one stage. Prefect sees Completed, Cached, Cancelled or Failed."""
+    """Does one stage. Prefect sees Completed, Cached, Paused, Cancelled or Failed."""
     if this_task_run.run_count > 1:
         _wait_before_retry(execution, stage)
     logger = get_run_logger()
     reporter = _StageReporter(execution, stage)
     try:
         outcome = perform_stage(execution, stage, reporter.tick)
+    except StagePausedError as paused:
+        execution.error = paused
+        reporter.close("paused")
+        return Completed(name=PAUSED, message=str(paused))
     except StageStoppedError as stopped:
         execution.error = stopped
         return Cancelled(message=f"{stage.stage}: {stopped}")
@@ -195,11 +208,11 @@ class _StageReporter:
             self._last_ingest = time.monotonic()
             self._ingest()
 
-    def close(self, outcome: StageOutcome) -> None:
+    def close(self, outcome: StageOutcome | Literal["paused"]) -> None:
         """Shows on the dashboard what the stage recorded."""
-        if self._progress_bar is not None:
+        if self._progress_bar is not None and outcome != "paused":
             self._progress_bar.close()
-        if outcome == "done":
+        if outcome != "cached":
             self._ingest()
         if self._stage == "train":
             dashboard.publish_learning_curve(self._execution)

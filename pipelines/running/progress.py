@@ -94,7 +94,7 @@ class ConsoleProgress:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        colour = {"done": "green", "cached": "cyan"}.get(outcome, "red")
+        colour = {"done": "green", "cached": "cyan", "paused": "yellow"}.get(outcome, "red")
         took = "" if outcome == "cached" else f"  {seconds:.1f} s"
         self._console.print(f"  {stage:<9} [{colour}]{outcome}[/]{took}")
 

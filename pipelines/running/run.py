@@ -40,7 +40,9 @@ class RunExecution:
         *,
         stop: Stop | None = None,
         progress: ProgressReporter | None = None,
+        until: int = 0,
     ) -> None:
+        """`until`: the training step at which the run pauses; 0, or not before the last step: it does not."""
         self.document = document
         self.home = home
         self.run_id = run_id
@@ -49,6 +51,7 @@ class RunExecution:
         self.error: Exception | None = None
         """What ended the run early, if anything did; for the command that waits for it."""
         self.plan = plan_run(document, run_id, home)
+        self.until = until if until < self.plan.experiment.training.steps else 0
         self.state = RunState(home, run_id)
         self._found: Record = {}
         """The state as it was before this execution changed it."""

@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 from pipelines.launchers import launcher_of
 from pipelines.planning.plan import StagePlan
-from pipelines.processes.supervisor import Child, StageError, StageStoppedError, failure, log_size, log_tail, supervise
+from pipelines.processes.supervisor import (
+    Child,
+    StageError,
+    StagePausedError,
+    StageStoppedError,
+    failure,
+    log_size,
+    log_tail,
+    supervise,
+)
 from pipelines.results import damage_of, filling, is_report_current, manifest_of, publish
 from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
 from pipelines.running.gpu_slots import slot_environment, stage_slots
@@ -38,6 +47,7 @@ def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda
         SpecError: the spec, or what it names, is wrong; with the line of the spec.
         StageError: the stage failed by no fault of the user's.
         StageStoppedError: the run was asked to stop.
+        StagePausedError: training has come to the step at which the run pauses.
     """
     _stop_if_asked(execution)
     started = time.monotonic()
@@ -48,6 +58,9 @@ def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda
         return outcome
     except StageStoppedError:
         outcome = "stopped"
+        raise
+    except StagePausedError:
+        outcome = "paused"
         raise
     finally:
         execution.progress.stage_ended(stage.stage, outcome, time.monotonic() - started)
@@ -94,8 +107,8 @@ def _recorded(execution: RunExecution, stage: StagePlan, work: Callable[[], None
     _record(execution, stage, status="running", cached=False, started_at=now(), ended_at=None)
     try:
         work()
-    except StageStoppedError as stopped:
-        execution.state.update_stage(stage.stage, status="cancelled", ended_at=now(), reason=str(stopped))
+    except (StageStoppedError, StagePausedError) as ending:
+        execution.state.update_stage(stage.stage, status="cancelled", ended_at=now(), reason=str(ending))
         raise
     except BaseException as error:
         kept = failure_record(execution, stage.stage, error)
@@ -116,6 +129,16 @@ def _record(execution: RunExecution, stage: StagePlan, **fields: Any) -> None:
 def _name_evaluation(execution: RunExecution, stage: StagePlan) -> None:
     if stage.stage == "evaluate" and execution.state.record["evaluation"] != stage.fingerprint:
         execution.state.update(evaluation=stage.fingerprint)
+
+
+def _pause_if_there(execution: RunExecution, stage: StagePlan) -> None:
+    """Raises StagePausedError where training has paused at the step at which it is to, or after it."""
+    paused = read_json(execution.directory / "paused.json")
+    named = {"fingerprint": stage.fingerprint, "evaluation": execution.plan.stage("evaluate").fingerprint}
+    if 0 < execution.until <= paused.get("step", 0) and paused.items() >= named.items():
+        newest = max((execution.directory / "checkpoints").glob("step-*"), default=None)
+        if newest and newest.name >= f"step-{paused['step']:06}":
+            raise StagePausedError(paused["step"])
 
 
 def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
@@ -145,9 +168,16 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
 
 
 def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
+    _pause_if_there(execution, stage)
     directory = execution.directory
     inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
-    named = {"run_id": execution.run_id, "fingerprint": stage.fingerprint}
+    named: dict[str, Any] = {"run_id": execution.run_id, "fingerprint": stage.fingerprint}
+    if execution.until:
+        named["until"] = execution.until
+    if execution.until or execution.plan.experiment.evaluation.every_steps:
+        evaluate = execution.plan.stage("evaluate")
+        named["evaluation"] = evaluate.fingerprint
+        _name_evaluation(execution, evaluate)
     write_json(directory / "inputs.json", named | inputs | retry_inputs(execution))
     _withdraw(execution, manifest_of("train", directory))
     (directory / "cancel").unlink(missing_ok=True)
@@ -163,6 +193,7 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
             signal_children=launcher.signal_children,
             afterwards=lambda: launcher.end(directory),
         )
+    _pause_if_there(execution, stage)
     if damage := damage_of(manifest_of("train", directory), stage.fingerprint):
         raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
 

@@ -1,6 +1,6 @@
 """What an evaluation needs, checked: its problems, and that they fit the model. Cheap enough to do before training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,11 @@ class EvaluationInputs:
     def max_length(self) -> int:
         """Tokens of the longest prompt and a whole response; 0 where there is no problem."""
         return max(map(len, self.prompts)) + self.max_response_length if self.prompts else 0
+
+    def share(self, rank: int, world_size: int) -> "EvaluationInputs":
+        """The problems of one rank; the shares of all ranks, one after another, are the whole."""
+        bounds = [len(self.problems) * part // world_size for part in (rank, rank + 1)]
+        return replace(self, problems=self.problems[slice(*bounds)], prompts=self.prompts[slice(*bounds)])
 
 
 def evaluation_inputs(

@@ -28,15 +28,17 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Writes an evaluation's rows."""
+    """Gives an evaluation's rows to a writer, which has them on disk at its next flush."""
 
     writer: SegmentWriter
     spec: Evaluation
     run_id: str
     fingerprint: str
+    attempt: Int32 | None = None
+    """See EvaluationRow."""
 
     def record(self, step: int, answered: Sequence[list[Answered]]) -> list[dict[str, Any]]:
-        """Writes one checkpoint's rows, a list per problem, and returns its part of the summary, set by set."""
+        """Records one policy's answers, a list per problem, and returns its part of the summary, set by set."""
         summary: list[dict[str, Any]] = []
         for dataset in dict.fromkeys(group[0].problem.dataset for group in answered):
             groups = [group for group in answered if group[0].problem.dataset == dataset]
@@ -49,7 +51,6 @@ class Recorder:
             summary.append(_summary(step, dataset, groups, measured, means))
             first = measured[0]
             print(f"step {step}, {dataset}: {first.metric} {first.value:.4f} [{first.ci_low:.4f}, {first.ci_high:.4f}]")
-        self.writer.flush()
         return summary
 
     def _measure(self, step: int, dataset: str, num_problems: int, measure: EvaluationMeasure) -> EvaluationRow:
@@ -61,6 +62,7 @@ class Recorder:
             **asdict(measure),
             num_problems=Int32(num_problems),
             samples_per_problem=Int32(self.spec.samples_per_problem),
+            attempt=self.attempt,
         )
 
     def _sample(self, step: int, answered: Answered) -> EvaluationSampleRow:
@@ -81,6 +83,7 @@ class Recorder:
             num_tokens=Int32(len(rollout.rollout_logprobs)),
             finish_reason=rollout.finish_reason,
             reward_error=score.error,
+            attempt=self.attempt,
         )
 
 

@@ -88,6 +88,30 @@ class Channel:
         return _gather(value, lambda: self._group)
 
 
+def gather_made(make: Callable[[], T], *, what: str, gather: Callable[[Any], list[Any]] = gather) -> list[T]:
+    """What each rank makes, in the order of the ranks. If one rank fails all do: else the others would wait for ever.
+
+    Args:
+        what: is made, in a few words, for the error of the other ranks.
+        gather: `gather`, or that of a `Channel`.
+    Raises:
+        Exception: the error of this rank.
+        RuntimeError: another rank failed; its error is in the message.
+    """
+    made, failure = None, None
+    try:
+        made = make()
+    except Exception as error:
+        failure = error
+    shares = gather((made, f"{type(failure).__name__}: {failure}" if failure else ""))
+    if failure:
+        raise failure
+    for rank_of_share, (_, message) in enumerate(shares):
+        if message:
+            raise RuntimeError(f"rank {rank_of_share} could not make its share of the {what}: {message}")
+    return [share for share, _ in shares]
+
+
 def from_first(value: T) -> T:
     """Rank 0's value on every rank."""
     if world_size() == 1:

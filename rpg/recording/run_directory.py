@@ -21,7 +21,8 @@ class RunDirectory:
         return experiment_of(json.loads((self.path / "spec.json").read_bytes()), {})
 
     def inputs(self) -> dict[str, Any]:
-        """run_id, fingerprint, where the staged data and the base model are; until: a step to stop after, if given."""
+        """run_id, fingerprint, where the staged data and the base model are; where they are given, also
+        until: a step to pause at; evaluation: fingerprint of the evaluate stage whose settings the trainer shares."""
         return dict(json.loads((self.path / "inputs.json").read_bytes()))
 
     @property
@@ -43,6 +44,11 @@ class RunDirectory:
     def guards(self) -> Path:
         """The roll-backs of the run's guards, once there is one."""
         return self.path / "guards.json"
+
+    @property
+    def pause(self) -> Path:
+        """The last step at which training paused, once it did: {step, fingerprint, evaluation}."""
+        return self.path / "paused.json"
 
     @property
     def manifest(self) -> Path:

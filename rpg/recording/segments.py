@@ -45,6 +45,7 @@ class SegmentWriter:
     """
 
     def __init__(self, run_dir: Path, run_id: str, attempt: int) -> None:
+        self.attempt = attempt
         self._root = run_dir / "segments"
         self._constants = {"run_id": run_id, "attempt": attempt}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="segments")
@@ -89,7 +90,7 @@ class SegmentWriter:
         table, parts = pending
         whole = pa.concat_tables(parts)
         steps = pc.min_max(whole.column("step"))
-        name = f"a{self._constants['attempt']:04}-s{steps['min'].as_py():06}-{steps['max'].as_py():06}.parquet"
+        name = f"a{self.attempt:04}-s{steps['min'].as_py():06}-{steps['max'].as_py():06}.parquet"
         _publish(self._root / table / name, whole)
 
 

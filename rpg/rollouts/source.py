@@ -1,7 +1,7 @@
 """Where a step's rollouts come from: prompts taken in their order, sampled in groups, scored, shared by all ranks."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -98,33 +98,15 @@ class RolloutSource:
         """The batch of a step, refilled until every group's scores vary where the spec asks for it."""
 
         def sample(taken: int, count: int) -> StepRollouts:
-            return join(self._shares(lambda: self._share(step, taken, count, clock)))
+            share = partial(self._share, step, taken, count, clock)
+            shares = ranks.gather_made(share, what="rollouts", gather=self._gather)
+            return join([part for part in shares if part])
 
         if self._dynamic is None:
             rollouts = sample(0, self._training.prompts_per_step)
         else:
             rollouts = refill(sample, groups=self._training.prompts_per_step, max_batches=self._dynamic.max_batches)
         return Waiting(step, rollouts, self._parts.order.position, clock.seconds("rollout"))
-
-    def _shares(self, make: Callable[[], StepRollouts | None]) -> list[StepRollouts]:
-        """Every rank's share. If one rank fails all do: else the others would wait for its share for ever.
-
-        Raises:
-            Exception: the error of this rank.
-            RuntimeError: another rank failed; its error is in the message.
-        """
-        share, failure = None, None
-        try:
-            share = make()
-        except Exception as error:
-            failure = error
-        shares = self._gather((share, f"{type(failure).__name__}: {failure}" if failure else ""))
-        if failure:
-            raise failure
-        for rank, (_, message) in enumerate(shares):
-            if message:
-                raise RuntimeError(f"rank {rank} could not make its share of the rollouts: {message}")
-        return [part for part, _ in shares if part]
 
     def _share(self, step: int, taken: int, count: int, clock: Stopwatch) -> StepRollouts | None:
         """Takes the next `count` prompts of the step; samples and scores those of this rank, if there are any.

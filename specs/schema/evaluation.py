@@ -13,6 +13,9 @@ class Evaluation(Spec):
 
     checkpoints: Literal["initial_and_final", "final", "all"] = "initial_and_final"
     """initial is the base model; all adds every exported step (training.export_every_steps)."""
+    every_steps: int = addition(0, ge=0)
+    """Steps between evaluations during training, by the trainer itself; 0: none. The base model and the last step are
+    evaluated after training in any case."""
     datasets: tuple[str, ...] = ()
     """Names of evaluation sets; empty: all."""
     samples_per_problem: int = Field(8, ge=1)

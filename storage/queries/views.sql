@@ -30,15 +30,20 @@ SELECT r.* EXCLUDE (attempt)
 FROM recorded.events AS r
 WHERE kind = 'rolled_back' OR NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
 
+-- Of a step that was measured more than once the last measuring counts; the evaluate stage comes after all training.
 CREATE VIEW evaluations AS
-SELECT e.* EXCLUDE (fingerprint)
+SELECT e.* EXCLUDE (fingerprint, attempt)
 FROM recorded.evaluations AS e
-WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint);
+WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
+AND NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = e.run_id AND s.attempt = e.attempt AND e.step > s.valid_through)
+QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
 
 CREATE VIEW evaluation_samples AS
-SELECT e.* EXCLUDE (fingerprint)
+SELECT e.* EXCLUDE (fingerprint, attempt)
 FROM recorded.evaluation_samples AS e
-WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint);
+WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
+AND NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = e.run_id AND s.attempt = e.attempt AND e.step > s.valid_through)
+QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
 
 -- One row per run and step: what one plots first.
 CREATE VIEW learning_curves AS

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -71,11 +72,13 @@ class Lab:
 
     def start(self, *arguments: str, overrides: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         """`rpg ...` in the background, in a session of its own."""
-        command = [sys.executable, "-c", "from pipelines.cli import main; main()", *arguments]
-        for override in overrides:
-            command += ["--set", override]
+        sets = [word for override in overrides for word in ("--set", override)]
+        return self.start_program("from pipelines.cli import main; main()", *arguments, *sets)
+
+    def start_program(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+        """A Python program in the background, in a session of its own."""
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-c", program, *arguments],
             env=os.environ | {"RPG_HOME": str(self.root), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -122,6 +125,11 @@ class Lab:
     def query(self, sql: str) -> list[Any]:
         with Store.open(self.root) as store:
             return list(store.query(sql).rows)
+
+    def prefect_rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """From Prefect's own database."""
+        with sqlite3.connect(self.home.prefect / "prefect.db") as connection:
+            return connection.execute(sql).fetchall()
 
     def clean_up(self) -> None:
         """Ends whatever a failed test left."""

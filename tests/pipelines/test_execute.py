@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import sqlite3
 import time
 from pathlib import Path
 
@@ -23,11 +22,6 @@ def done(prepared_home: Path, tmp_path: Path):
     lab.clean_up()
 
 
-def prefect_rows(lab: Lab, sql: str) -> list[tuple]:
-    with sqlite3.connect(lab.home.prefect / "prefect.db") as connection:
-        return connection.execute(sql).fetchall()
-
-
 def outcomes(err: str) -> dict[str, str]:
     """Stage -> how it ended, from the progress lines."""
     words = [line.split() for line in err.splitlines() if line.startswith("  ")]
@@ -37,12 +31,12 @@ def outcomes(err: str) -> dict[str, str]:
 def test_the_first_run_shows_the_answer_its_graph_and_its_artifacts(done):
     (run_id,) = done.run_ids()
     assert done.state(run_id)["status"] == "finished"
-    assert prefect_rows(done, "select name, state_name from flow_run") == [("tiny: seed 0", "Completed")]
-    tasks = prefect_rows(done, "select name, state_name from task_run order by expected_start_time")
+    assert done.prefect_rows("select name, state_name from flow_run") == [("tiny: seed 0", "Completed")]
+    tasks = done.prefect_rows("select name, state_name from task_run order by expected_start_time")
     assert tasks == [(name, "Completed") for name in ("data", "base", "train", "evaluate", "report")]
-    ((inputs,),) = prefect_rows(done, "select task_inputs from task_run where name = 'evaluate'")
+    ((inputs,),) = done.prefect_rows("select task_inputs from task_run where name = 'evaluate'")
     assert len(json.loads(inputs)["wait_for"]) == 2
-    keys = {key.removeprefix(f"{run_id}-") for (key,) in prefect_rows(done, "select key from artifact")}
+    keys = {key.removeprefix(f"{run_id}-") for (key,) in done.prefect_rows("select key from artifact")}
     assert keys == {"plan", "training", "learning-curve", "results"}
 
 
@@ -51,7 +45,7 @@ def test_a_second_call_finds_everything_cached_and_answers_again(done):
     result = done.rpg("run", str(done.spec))
     assert result.code == 0, result.err
     assert outcomes(result.err) == dict.fromkeys(("data", "base", "train", "evaluate", "report"), "cached")
-    states = prefect_rows(done, "select state_name from task_run order by expected_start_time desc limit 5")
+    states = done.prefect_rows("select state_name from task_run order by expected_start_time desc limit 5")
     assert states == [("Cached",)] * 5
     assert "held_out  before " in result.out
     assert "report  " in result.out

@@ -1,0 +1,102 @@
+"""A policy's answers to the evaluation sets, sampled and scored: after training, and in the middle of it."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from rpg.evaluation.inputs import EvaluationInputs
+from rpg.evaluation.records import Answered
+from rpg.processes import ranks
+from rpg.rewards import Scorer
+from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
+from rpg.rollouters.scoring import Scoring
+from rpg.samplers.base import Sampler
+from rpg.samplers.out_of_memory import memory_of_sampler
+from rpg.types import Problem, Sampling
+from specs.schema.experiment import Experiment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def answers(
+    spec: Experiment,
+    asked: EvaluationInputs,
+    tokenizer: "PreTrainedTokenizerBase",
+    sampler: Sampler,
+    scorer: Scorer,
+    device: torch.device,
+) -> list[list[Answered]]:
+    """Each problem's responses, scored, in the order of the problems. All ranks call it, share the work and get all.
+
+    A response follows from the policy, the problem and `evaluation.seed`, and nothing else is drawn: the random state
+    of this process stays as it is.
+
+    Args:
+        sampler: holds the policy's weights, and is idle.
+        device: where the sampler samples.
+    Raises:
+        SamplerOutOfMemoryError: the sampler ran out of memory.
+        RuntimeError: another rank failed.
+    """
+    share = asked.share(ranks.rank(), ranks.world_size())
+    parts = ranks.gather_made(
+        lambda: list(_answers(spec, share, tokenizer, sampler, scorer, device)), what="evaluation"
+    )
+    return [group for part in parts for group in part]
+
+
+def _answers(
+    spec: Experiment,
+    asked: EvaluationInputs,
+    tokenizer: "PreTrainedTokenizerBase",
+    sampler: Sampler,
+    scorer: Scorer,
+    device: torch.device,
+) -> Iterator[list[Answered]]:
+    samples = spec.evaluation.samples_per_problem
+    sampling = Sampling(
+        temperature=spec.evaluation.temperature,
+        top_p=spec.evaluation.top_p,
+        max_response_length=asked.max_response_length,
+        top_k=spec.evaluation.top_k,
+        stop=spec.evaluation.stop,
+    )
+    # Large enough to keep the engine full, small enough that a progress line comes now and then.
+    size = max(1, 8 * spec.rollout.max_concurrent // samples)
+    for first in range(0, len(asked.problems), size):
+        problems = asked.problems[first : first + size]
+        prompts = [
+            SeededPrompt(problem, tuple(token_ids), _seed(spec.evaluation.seed, problem))
+            for problem, token_ids in zip(problems, asked.prompts[first : first + size], strict=True)
+        ]
+        owners = [problem for problem in problems for _ in range(samples)]
+        scoring = Scoring(tokenizer, scorer, owners)
+        with memory_of_sampler(spec.rollout, device):
+            groups = spec.rollout.rollouter.generate(
+                prompts,
+                sampler,
+                tokenizer,
+                group_size=samples,
+                sampling=sampling,
+                on_response=scoring.begin,
+            )
+        check_rollouts(groups, prompts, group_size=samples, sampling=sampling)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        answered = [
+            Answered(problem, index % samples, response, rollout, score)
+            for index, (problem, response, rollout, score) in enumerate(
+                zip(owners, scoring.texts(), rollouts, scoring.scores(), strict=True)
+            )
+        ]
+        if ranks.rank() == 0:
+            print(f"{first + len(problems)} of {len(asked.problems)} problems answered", flush=True)
+        yield from (answered[at : at + samples] for at in range(0, len(answered), samples))
+
+
+def _seed(seed: int, problem: Problem) -> int:
+    """The same for a problem at every checkpoint and in any company: what differs then is the policy."""
+    text = f"{seed} {problem.dataset} {problem.problem_id}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
