@@ -29,6 +29,7 @@ def read_catalogue(root: Path) -> Rows:
         "stages": stages,
         "studies": [study | {"num_trials": len(_trials(study))} for study in studies],
         "trials": [trial | {"study": study["name"]} for study in studies for trial in _trials(study)],
+        "confirmations": [row for study in studies for row in _confirmations(study)],
         "artifacts": list(_artifacts(root)),
     }
 
@@ -87,7 +88,17 @@ def _experiment(path: Path) -> Row:
 
 
 def _trials(study: Row) -> list[Row]:
-    return [trial for trial in study.get("trials") or () if isinstance(trial, dict)]
+    return _objects(study.get("trials"))
+
+
+def _confirmations(study: Row) -> Iterator[Row]:
+    confirmation = study.get("confirmation")
+    for arm in _objects(confirmation.get("arms")) if isinstance(confirmation, dict) else ():
+        yield from (arm | unit | {"study": study["name"]} for unit in _objects(arm.get("units")))
+
+
+def _objects(items: Any) -> list[Row]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _attempt(path: Path) -> Row:

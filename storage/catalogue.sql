@@ -55,10 +55,18 @@ CREATE TABLE studies (
     question VARCHAR,
     experiment VARCHAR,
     goal VARCHAR,
+    goals JSON,                             -- of each: dataset, metric, direction, over_seeds
+    constraints JSON,                       -- of each: metric, dataset, max, min
     sampler VARCHAR,
+    pruner JSON,
     trials_wanted INTEGER,
     num_trials INTEGER,
+    seeds BIGINT[],                         -- of every trial; those that confirm are in confirmations
+    confidence DOUBLE,                      -- level of the intervals
+    status VARCHAR,                         -- searching confirming finished
     parameters JSON,
+    confirmation JSON,                      -- dataset, seeds and arms, see confirmations
+    spent STRUCT(tokens DOUBLE, gpu_hours DOUBLE, seconds DOUBLE),
     created_at TIMESTAMP WITH TIME ZONE,
     updated_at TIMESTAMP WITH TIME ZONE
 );
@@ -66,13 +74,40 @@ CREATE TABLE studies (
 CREATE TABLE trials (
     study VARCHAR,
     number INTEGER,
-    state VARCHAR,
+    state VARCHAR,                          -- finished pruned paused running pending failed
     run_id VARCHAR,
     run_ids VARCHAR[],
-    value DOUBLE,
+    value DOUBLE,                           -- of the first goal
+    value_low DOUBLE,                       -- ends of its interval
+    value_high DOUBLE,
+    "values" JSON,                          -- of each goal
+    baseline BOOLEAN,                       -- whether it has the experiment's own values
     params JSON,
+    rung INTEGER,                           -- the last step at which it was evaluated
+    rungs JSON,                             -- step -> value, low, high
+    feasible BOOLEAN,                       -- whether it keeps the constraints
+    constraints JSON,                       -- constrained metric -> value
+    reason VARCHAR,                         -- why it was pruned or failed
+    tokens DOUBLE,                          -- response tokens sampled for training, over its seeds
+    gpu_hours DOUBLE,
+    seconds DOUBLE,
+    attempts INTEGER,
     started_at TIMESTAMP WITH TIME ZONE,
     ended_at TIMESTAMP WITH TIME ZONE
+);
+
+-- One row per arm (the baseline or a candidate) and fresh seed.
+CREATE TABLE confirmations (
+    study VARCHAR,
+    label VARCHAR,                          -- baseline, or the trial
+    trial INTEGER,
+    baseline BOOLEAN,
+    params JSON,
+    seed BIGINT,
+    run_id VARCHAR,
+    state VARCHAR,                          -- finished running pending failed
+    value DOUBLE,                           -- of the first goal, on the confirmation's dataset
+    reason VARCHAR
 );
 
 CREATE TABLE artifacts (

@@ -116,7 +116,7 @@ def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[di
         return
     described = connection.execute(f"SELECT column_name, column_type FROM (DESCRIBE {table})").fetchall()
     structure = json.dumps([dict(described)])
-    names = ", ".join(f"s.{name}" for name, _ in described)
+    names = ", ".join(f's."{name}"' for name, _ in described)
     connection.execute(
         f"INSERT INTO {table} SELECT {names} FROM (SELECT unnest(from_json(?::JSON, ?)) AS s)",
         [json.dumps(rows, default=str), structure],

@@ -1,11 +1,16 @@
-"""YAML 1.2 text -> a tree of nodes that know their line. Refuses tags, deep nesting, huge files and alias bombs."""
+"""YAML 1.2 text -> a tree of nodes that know their line, and plain data -> text.
+
+Reading refuses tags, deep nesting, huge files and alias bombs.
+"""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
@@ -17,6 +22,7 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
 )
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from specs.errors import Issue, Position, SpecError
 
@@ -232,3 +238,39 @@ def resolve(text: str) -> Scalar:
     if _INFINITE.fullmatch(text):
         return float(text.replace(".", "", 1))
     return text
+
+
+def dump(data: Mapping[str, Any], *, comment: str = "") -> str:
+    """Plain data as text that `parse_text` reads back as the same data; lists of scalars stand on one line.
+
+    Args:
+        comment: lines for the top of the file, without their `#`.
+    Example:
+        >>> print(dump({"clip": {"low": 1e-5, "note": "no", "size": "08"}, "seeds": [0, 1]}, comment="Two seeds."))
+        # Two seeds.
+        clip:
+          low: 1e-05
+          note: no
+          size: "08"
+        seeds: [0, 1]
+        <BLANKLINE>
+    """
+    yaml = YAML()
+    yaml.width = 10_000  # a long text stays on one line
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    text = StringIO()
+    yaml.dump(_styled(data), text)
+    heading = "".join(f"# {line}\n" if line else "#\n" for line in comment.splitlines())
+    return heading + text.getvalue()
+
+
+def _styled(value: Any) -> Any:
+    """The data as the writer wants it: quotes where plain text would be read as a number, short lists in one line."""
+    if isinstance(value, Mapping):
+        return {_styled(key): _styled(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = CommentedSeq(_styled(item) for item in value)
+        if not any(isinstance(item, (Mapping, list, tuple)) for item in value):
+            items.fa.set_flow_style()
+        return items
+    return DoubleQuotedScalarString(value) if isinstance(value, str) and resolve(value) != value else value

@@ -1,4 +1,4 @@
-"""`rpg study run`, `submit`, `report`, `list`: hyperparameter studies."""
+"""`rpg study run`, `submit`, `report`, `list`, `best`: hyperparameter studies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pipelines.cli.options import AsJson, Output, Overrides, Profile, StudyFile
 
 if TYPE_CHECKING:
     from pipelines.home import Home
+    from pipelines.studies.results import StudyRecord
     from specs.study_document import StudyDocument
 
 Name = Annotated[str, typer.Argument(metavar="FILE-or-NAME", help="The study's file, or its name.")]
@@ -22,20 +23,21 @@ def run(file: StudyFile, overrides: Overrides = None, as_json: AsJson = False) -
     """Runs the trials that are still wanted; called again, goes on where it stopped."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
-    from pipelines.studies.report import answer, best_trial, command, write_study_report
+    from pipelines.studies.report import answer, best_trial, write_study_report
     from specs.loader import load_study_document
 
     home = Home.from_environment()
     record = _run_here(load_study_document(file, overrides or ()), home)
-    page, best = write_study_report(home, record["name"]), best_trial(record)
+    name, found = record["name"], best_trial(record)
+    page = write_study_report(home, name)
     if as_json:
         print_json(record)
     else:
         typer.echo(answer(home, record))
-        if best is not None:
-            typer.echo(f"\n  {command(record, best)}\n")
+        if found is not None:
+            typer.echo(f"\n  rpg study best {name} -o {name}-best.yaml\n")
         typer.echo(f"report: {page}")
-    if best is None or len(_ended(record)) < record["trials_wanted"]:
+    if found is None or len(_ended(record)) < record["trials_wanted"]:
         raise typer.Exit(1)
 
 
@@ -62,11 +64,36 @@ def report(name: Name, output: Output = None) -> None:
     typer.echo(write_study_report(Home.from_environment(), _name(name), output))
 
 
+@group.command()
+def best(
+    name: Name,
+    trial: Annotated[int | None, typer.Option("--trial", metavar="N", help="This trial instead of the best.")] = None,
+    output: Output = None,
+) -> None:
+    """Prints the best spec as YAML, ready for `rpg run`: the best that fresh seeds confirm, else the best candidate."""
+    from pipelines.home import Home
+    from pipelines.studies.best import best_spec
+    from pipelines.studies.results import read_study
+    from rpg.files import replacing
+
+    home = Home.from_environment()
+    spec = best_spec(home, read_study(home, _name(name)), trial)
+    for warning in spec.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if output is None:
+        typer.echo(spec.text, nl=False)
+        return
+    with replacing(output, durable=False) as aside:
+        aside.write_text(spec.text, encoding="utf-8")
+    typer.echo(output)
+
+
 @group.command("list")
 def list_studies(as_json: AsJson = False) -> None:
-    """Lists the studies with their best value."""
+    """Lists the studies: how far they are, what they cost, and the best value, a candidate or confirmed."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
+    from pipelines.studies.results import StudyRecord
 
     records = _records(Home.from_environment())
     if as_json:
@@ -75,9 +102,10 @@ def list_studies(as_json: AsJson = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("study", "trials", "goal", "best", "with", box=None, pad_edge=False)
+    columns = ("study", "status", "trials", "goal", "best", "", "with", "spent")
+    table = Table(*columns, box=None, pad_edge=False)
     for record in records:
-        table.add_row(*_row(record))
+        table.add_row(*_row(StudyRecord.of(record)))
     Console(highlight=False, soft_wrap=True).print(table if records else "no studies yet")
 
 
@@ -108,17 +136,22 @@ def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
 def _records(home: Home) -> list[dict[str, Any]]:
     from rpg.files import read_json
 
-    return [read_json(path) for path in sorted(home.root.glob("studies/*/study.json"))]
+    return [record for path in sorted(home.root.glob("studies/*/study.json")) if (record := read_json(path))]
 
 
-def _row(record: dict[str, Any]) -> tuple[str, ...]:
+def _row(record: StudyRecord) -> tuple[str, ...]:
     from pipelines.report.evidence import cell_label
-    from pipelines.studies.report import best_trial
+    from pipelines.studies.results import best_of, cost_words, pareto_front
 
-    best = best_trial(record)
-    counts = f"{len(_ended(record))}/{record['trials_wanted']}"
-    best_columns = (f"{best['value']:.4f}", cell_label(best["params"])) if best else ("-", "")
-    return record["name"], counts, record["goal"], *best_columns
+    counts = [f"{record.num_ended}/{record.trials_wanted}"]
+    counts += [f"{number} {state}" for state in ("pruned", "failed") if (number := record.count(state))]
+    best_columns = ("-", "", "")
+    if best := best_of(record):
+        label = "the experiment's own values" if best.baseline else cell_label(best.params)
+        best_columns = (f"{best.value:.4f}", best.standing, label)
+    elif front := pareto_front(record):
+        best_columns = ("-", "", f"Pareto front: trials {', '.join(str(trial.number) for trial in front)}")
+    return record.name, record.status, ", ".join(counts), record.goal, *best_columns, cost_words(**record.spent)
 
 
 def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,113 @@
+"""The best spec of a study, or that of any of its trials, as an experiment's file that `rpg run` takes."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pipelines.home import Home
+from pipelines.report.evidence import differences, show
+from pipelines.studies.results import Best, StudyRecord, Trial, best_of, pareto_front
+from rpg.files import read_json
+from specs.document import Document
+from specs.errors import Issue, Position, SpecError
+from specs.loader import load_document
+from specs.reading.yaml import dump
+from specs.schema.experiment import Experiment
+
+_SUFFIX = "-best"
+_LONGEST_NAME = 63
+_TELLS_RUNS_APART = ("name", "question", "seeds", "matrix")
+
+
+@dataclass(frozen=True, slots=True)
+class BestSpec:
+    """An experiment's file with a trial's settings in it."""
+
+    text: str
+    """YAML, paths absolute, so that it may lie anywhere."""
+    warnings: tuple[str, ...]
+    """How it may differ from what the trial was."""
+
+
+def best_spec(home: Home, record: StudyRecord, number: int | None = None) -> BestSpec:
+    """The experiment of the study's best, or of the trial with a number.
+
+    Raises:
+        SpecError: nothing has finished; of several goals no trial was chosen; the trial has not finished; or the
+            experiment's file is gone or does not take the settings any more.
+    """
+    best = _best(record) if number is None else _of_trial(record, number)
+    title = "The best of" if number is None else f"Trial {number} of"
+    document = _document(record, best)
+    warnings = _changes_since(home, record, best, document.experiment)
+    source = {key: value for key, value in document.source.items() if value is not None}
+    comment = [f"{title} study {record.name}: {_ground(record, best)}", *_setting_lines(best), *warnings]
+    return BestSpec(dump(source, comment="\n".join(comment)), tuple(warnings))
+
+
+def _best(record: StudyRecord) -> Best:
+    if best := best_of(record):
+        return best
+    if len(record.goals) > 1 and (front := pareto_front(record)):
+        allowed = "; ".join(f"{trial.number} ({_values(record, trial)})" for trial in front)
+        message = "of several goals there is no one best trial"
+        raise SpecError(Issue(message, given=record.name, allowed=allowed, hint="choose one with --trial N"))
+    hint = "no finished trial keeps the constraints" if record.finished else "no trial has finished"
+    raise SpecError(Issue("the study has no best trial yet", given=record.name, hint=hint))
+
+
+def _of_trial(record: StudyRecord, number: int) -> Best:
+    finished = {trial.number: trial for trial in record.finished}
+    if number not in finished:
+        allowed = ", ".join(map(str, finished)) or "none yet"
+        raise SpecError(Issue("no such finished trial", given=f"--trial {number}", allowed=allowed))
+    trial = finished[number]
+    return Best(number, trial.params, trial.value, trial.baseline, "candidate")
+
+
+def _document(record: StudyRecord, best: Best) -> Document:
+    name = record.name[: _LONGEST_NAME - len(_SUFFIX)].rstrip("-") + _SUFFIX
+    named = {"name": name} | ({"question": record.question} if record.question else {})
+    at = Position(f"study {record.name}", 0, "")
+    document = load_document(record.experiment).with_values(record.overrides, at)
+    return document.with_values({**record.settings(best.params), **named}, at)
+
+
+def _ground(record: StudyRecord, best: Best) -> str:
+    """How good it is, and whether fresh seeds say so."""
+    who = "the experiment's own values" if best.baseline else f"trial {best.trial}"
+    if best.standing == "confirmed" and record.confirmation:
+        measure = replace(record.first, dataset=record.confirmation.dataset).measure
+        runs = f"{measure} is {best.value:.4g} over {len(record.confirmation.seeds)} fresh seeds"
+        return f"{who}, confirmed: {runs}" + (", and no candidate came out above it." if best.baseline else ".")
+    trial = next(trial for trial in record.trials if trial.number == best.trial)
+    return f"{who}, a candidate: {_values(record, trial)}, not confirmed on fresh seeds."
+
+
+def _setting_lines(best: Best) -> list[str]:
+    return [f"{path}: {show(value)}" for path, value in best.params.items()]
+
+
+def _values(record: StudyRecord, trial: Trial) -> str:
+    """`mean@4 on held_out 0.65 [0.6, 0.7], kl/reverse 0.03`."""
+    parts = [f"{goal.measure} {value:.4g}" for goal, value in zip(record.goals, trial.values, strict=True)]
+    if trial.interval is not None and not math.isnan(trial.interval.low):
+        parts[0] += f" [{trial.interval.low:.4g}, {trial.interval.high:.4g}]"
+    return ", ".join(parts)
+
+
+def _changes_since(home: Home, record: StudyRecord, best: Best, experiment: Experiment) -> list[str]:
+    """A line where the file now gives another experiment than the one that the trial was trained with."""
+    trial = next((trial for trial in record.trials if trial.number == best.trial), None)
+    for run_id in trial.run_ids if trial else ():
+        try:
+            trained = Experiment.model_validate(read_json(home.run(run_id) / "spec.json"))
+        except ValidationError:  # of another version, or gone
+            continue
+        changed = differences([trained.identity(), experiment.identity()], ignore=_TELLS_RUNS_APART)
+        if changed:
+            file, number = Path(record.experiment).name, best.trial
+            return [f"{file} has changed since trial {number} was trained: {', '.join(changed)}"]
+    return []

@@ -1,0 +1,382 @@
+"""A study's record, study.json, as its readers see it: the trials, what confirmed them, and which is best.
+
+A record that an earlier version wrote lacks the newer keys; they have their defaults here.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipelines.home import Home
+from pipelines.report.charts import number
+from pipelines.report.statistics import Interval
+from rpg.files import read_json
+from specs.errors import Issue, SpecError
+
+Params = dict[str, Any]
+"""Path -> value; of `cases` the name. A parameter whose `when` does not hold is left out."""
+SHARES = ("mean@", "pass@", "maj@")
+"""Measures that are shares between 0 and 1, shown in percentage points."""
+_ENDED = ("finished", "pruned", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the trials are judged by."""
+
+    dataset: str
+    """Empty for a training metric."""
+    metric: str
+    direction: Literal["maximize", "minimize"]
+
+    @property
+    def measure(self) -> str:
+        """As a sentence names it: `mean@4 on held_out`, `kl/reverse`."""
+        return f"{self.metric} on {self.dataset}" if self.dataset else self.metric
+
+    @property
+    def is_share(self) -> bool:
+        """Whether its values are shares between 0 and 1."""
+        return self.metric.startswith(SHARES)
+
+    def better(self, value: float) -> float:
+        """The value with the sign that makes the better of two the larger."""
+        return value if self.direction == "maximize" else -value
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One point of the search space and what came of it."""
+
+    number: int
+    state: str
+    """finished, pruned, paused, running, pending or failed."""
+    params: Params
+    baseline: bool
+    """Whether it has the experiment's own values."""
+    run_ids: tuple[str, ...]
+    """One a seed."""
+    values: tuple[float, ...]
+    """One a goal; empty where the trial has not finished."""
+    interval: Interval | None
+    """Of the first goal's value."""
+    rungs: dict[int, Interval]
+    """Step -> the first goal's value there."""
+    constraints: dict[str, float]
+    """What was measured of each constrained metric."""
+    feasible: bool
+    """Whether it keeps the constraints."""
+    reason: str
+    """Why it was pruned or failed."""
+    tokens: float
+    """Response tokens sampled for training, over its seeds."""
+    gpu_hours: float
+    seconds: float
+    attempts: int
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was trained to its end and has a value."""
+        return self.state == "finished" and bool(self.values)
+
+    @property
+    def value(self) -> float:
+        """Of the first goal; NaN where the trial has not finished."""
+        return self.values[0] if self.values else math.nan
+
+    @property
+    def last(self) -> Interval | None:
+        """The first goal's value at its end, or at the last rung that it reached."""
+        return self.interval or (self.rungs[max(self.rungs)] if self.rungs else None)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Trial":
+        """The trial of a record's entry."""
+        value = data.get("value")
+        return cls(
+            number=data["number"],
+            state=data["state"],
+            params=dict(data.get("params") or {}),
+            baseline=bool(data.get("baseline")),
+            run_ids=tuple(data.get("run_ids") or ()),
+            values=tuple(data.get("values") or (() if value is None else (value,))),
+            interval=None if value is None else _interval(value, data.get("value_low"), data.get("value_high")),
+            rungs=dict(sorted((int(step), _rung(rung)) for step, rung in (data.get("rungs") or {}).items())),
+            constraints={name: at for name, at in (data.get("constraints") or {}).items() if at is not None},
+            feasible=data.get("feasible") is not False,
+            reason=data.get("reason") or "",
+            tokens=float(data.get("tokens") or 0),
+            gpu_hours=float(data.get("gpu_hours") or 0),
+            seconds=float(data.get("seconds") or 0),
+            attempts=int(data.get("attempts") or 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One run of the confirmation: an arm with a fresh seed."""
+
+    seed: int
+    run_id: str
+    state: str
+    value: float | None
+    """None unless it has finished."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """The baseline or a candidate, run again on the fresh seeds."""
+
+    label: str
+    """`baseline` or `trial 7`."""
+    trial: int | None
+    baseline: bool
+    params: Params
+    units: tuple[Unit, ...]
+
+    @property
+    def finished(self) -> tuple[Unit, ...]:
+        """The runs that have a value."""
+        return tuple(unit for unit in self.units if unit.value is not None)
+
+    @property
+    def mean(self) -> float:
+        """Over the fresh seeds; NaN where no run has finished."""
+        values = [unit.value for unit in self.units if unit.value is not None]
+        return statistics.fmean(values) if values else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The best candidates and the baseline on seeds that no trial had."""
+
+    dataset: str
+    seeds: tuple[int, ...]
+    arms: tuple[Arm, ...]
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The runs of all arms."""
+        return tuple(unit for arm in self.arms for unit in arm.units)
+
+    @property
+    def over(self) -> bool:
+        """Whether every run has ended."""
+        return bool(self.units) and all(unit.state in _ENDED for unit in self.units)
+
+    @property
+    def measured(self) -> tuple[Arm, ...]:
+        """The arms that can be held against each other, the baseline first: those with two seeds or more.
+
+        Empty while runs are to come, and where the baseline or every candidate failed.
+        """
+        arms = [arm for arm in self.arms if len(arm.finished) > 1]
+        baselines = [arm for arm in arms if arm.baseline]
+        candidates = [arm for arm in arms if not arm.baseline]
+        return (*baselines, *candidates) if self.over and baselines and candidates else ()
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Confirmation":
+        """The confirmation of a record's entry."""
+        arms = tuple(
+            Arm(arm["label"], arm.get("trial"), bool(arm.get("baseline")), dict(arm.get("params") or {}), _units(arm))
+            for arm in data.get("arms") or ()
+        )
+        return cls(data.get("dataset") or "", tuple(data.get("seeds") or ()), arms)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What the study holds for best, and on which ground."""
+
+    trial: int | None
+    """None: the experiment's own values, where no trial has them."""
+    params: Params
+    value: float
+    """Of the first goal: on fresh seeds if confirmed, else the trial's own."""
+    baseline: bool
+    standing: Literal["confirmed", "candidate"]
+    """confirmed: best of those that ran on fresh seeds. candidate: best of the search, which flatters itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRecord:
+    """All that is recorded of a study."""
+
+    name: str
+    question: str
+    experiment: str
+    """The experiment's file."""
+    goal: str
+    """The goals in words."""
+    goals: tuple[Goal, ...]
+    constraints: tuple[Mapping[str, Any], ...]
+    """As the spec has them: metric, dataset, max, min."""
+    sampler: str
+    pruner: Mapping[str, Any]
+    """type and what belongs to it; `none` without one."""
+    trials_wanted: int
+    seeds: tuple[int, ...]
+    confidence: float
+    status: str
+    """searching, confirming or finished."""
+    parameters: Mapping[str, Mapping[str, Any]]
+    """The ranges: path -> {float | int | choice | cases, log, step, when}."""
+    overrides: Params
+    spent: Mapping[str, float]
+    """tokens, gpu_hours and seconds of all trials."""
+    trials: tuple[Trial, ...]
+    confirmation: Confirmation | None
+
+    @property
+    def first(self) -> Goal:
+        """The goal, or the first of several."""
+        return self.goals[0]
+
+    @property
+    def finished(self) -> tuple[Trial, ...]:
+        """The trials that have a value, in their order."""
+        return tuple(trial for trial in self.trials if trial.finished)
+
+    @property
+    def baseline(self) -> Trial | None:
+        """The finished trial with the experiment's own values."""
+        return next((trial for trial in self.finished if trial.baseline), None)
+
+    @property
+    def num_ended(self) -> int:
+        """Trials that nothing more will come of."""
+        return sum(trial.state in _ENDED for trial in self.trials)
+
+    def count(self, state: str) -> int:
+        """Trials in a state."""
+        return sum(trial.state == state for trial in self.trials)
+
+    def settings(self, params: Params) -> Params:
+        """What params set in the experiment: path -> value."""
+        cases = {path: self.parameters.get(path, {}).get("cases") for path in params}
+        return {path: named[value] if (named := cases[path]) else value for path, value in params.items()}
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "StudyRecord":
+        """The record that study.json holds."""
+        trials = tuple(Trial.of(trial) for trial in data.get("trials") or ())
+        wanted, confirmation = int(data.get("trials_wanted") or 0), data.get("confirmation")
+        ended = sum(trial.state in _ENDED for trial in trials)
+        spent = data.get("spent") or {}
+        return cls(
+            name=data["name"],
+            question=data.get("question") or "",
+            experiment=data["experiment"],
+            goal=data["goal"],
+            goals=_goals(data),
+            constraints=tuple(data.get("constraints") or ()),
+            sampler=data.get("sampler") or "",
+            pruner=data.get("pruner") or {"type": "none"},
+            trials_wanted=wanted,
+            seeds=tuple(data.get("seeds") or ()),
+            confidence=data.get("confidence") or 0.95,
+            status=data.get("status") or ("finished" if ended >= wanted else "searching"),
+            parameters=data.get("parameters") or {},
+            overrides=dict(data.get("overrides") or {}),
+            spent={name: float(spent.get(name) or 0) for name in ("tokens", "gpu_hours", "seconds")},
+            trials=trials,
+            confirmation=Confirmation.of(confirmation) if confirmation else None,
+        )
+
+
+def read_study(home: Home, name: str) -> StudyRecord:
+    """A study's record. Raises SpecError where there is none."""
+    data = read_json(home.study(name) / "study.json")
+    if not data:
+        raise SpecError(Issue("no such study", given=name, hint="`rpg study list` lists them"))
+    return StudyRecord.of(data)
+
+
+def best_of(record: StudyRecord) -> Best | None:
+    """What the study holds for best; None where nothing has finished, and of several goals before confirmation.
+
+    An arm that was confirmed on fresh seeds comes before any trial of the search, and the baseline before a candidate
+    that is no better. A trial that breaks a constraint is never best.
+    """
+    measured = record.confirmation.measured if record.confirmation else ()
+    if measured:
+        arm = max(measured, key=lambda arm: record.first.better(arm.mean))
+        return Best(arm.trial, arm.params, arm.mean, arm.baseline, "confirmed")
+    if len(record.goals) > 1 or (trial := best_trial(record)) is None:
+        return None
+    return Best(trial.number, trial.params, trial.value, trial.baseline, "candidate")
+
+
+def best_trial(record: StudyRecord) -> Trial | None:
+    """The finished trial that keeps the constraints and has the best value of the first goal; the first of equals."""
+    return max(_eligible(record), key=lambda trial: (record.first.better(trial.value), -trial.number), default=None)
+
+
+def pareto_front(record: StudyRecord) -> list[Trial]:
+    """The trials of which none other is at least as good in every goal and better in one, by the first goal."""
+    trials = sorted(_eligible(record), key=lambda trial: _merits(record, trial), reverse=True)
+    front: list[tuple[Trial, tuple[float, ...]]] = []
+    for trial in trials:
+        merits = _merits(record, trial)
+        # Sorted so, nothing later is better than a trial that came before; equal ones stand side by side.
+        if not any(_dominates(other, merits) for _, other in front):
+            front.append((trial, merits))
+    return [trial for trial, _ in front]
+
+
+def cost_words(tokens: float, gpu_hours: float, seconds: float) -> str:
+    """Tokens, GPU hours and seconds in a few words; what is 0 is not known and left out.
+
+    Example:
+        >>> cost_words(1_234_567, 0.0, 5400)
+        '1.235M tokens, 1.5 h'
+    """
+    parts = [f"{number(tokens)} tokens"] if tokens else []
+    parts += [f"{gpu_hours:.3g} GPU hours"] if gpu_hours else []
+    if seconds:
+        parts.append(f"{seconds / 3600:.3g} h" if seconds >= 3600 else f"{seconds / 60:.3g} min")
+    return ", ".join(parts)
+
+
+def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one != other and all(left >= right for left, right in zip(one, other, strict=True))
+
+
+def _merits(record: StudyRecord, trial: Trial) -> tuple[float, ...]:
+    return tuple(goal.better(value) for goal, value in zip(record.goals, trial.values, strict=True))
+
+
+def _eligible(record: StudyRecord) -> list[Trial]:
+    return [trial for trial in record.finished if trial.feasible]
+
+
+def _goals(data: Mapping[str, Any]) -> tuple[Goal, ...]:
+    if goals := data.get("goals"):
+        return tuple(Goal(goal.get("dataset") or "", goal["metric"], goal["direction"]) for goal in goals)
+    direction, _, measure = data["goal"].partition(" ")
+    metric, _, dataset = measure.partition(" on ")
+    return (Goal(dataset, metric, direction),)
+
+
+def _units(arm: Mapping[str, Any]) -> tuple[Unit, ...]:
+    return tuple(
+        Unit(unit["seed"], unit.get("run_id") or "", unit["state"], _value_of_unit(unit), unit.get("reason") or "")
+        for unit in arm.get("units") or ()
+    )
+
+
+def _value_of_unit(unit: Mapping[str, Any]) -> float | None:
+    return unit.get("value") if unit["state"] == "finished" else None
+
+
+def _rung(data: Mapping[str, Any]) -> Interval:
+    value = data.get("value")
+    return _interval(math.nan if value is None else value, data.get("low"), data.get("high"))
+
+
+def _interval(value: float, low: float | None, high: float | None) -> Interval:
+    return Interval(value, math.nan if low is None else low, math.nan if high is None else high)
