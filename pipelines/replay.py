@@ -160,7 +160,8 @@ def replay_run(
     with Store.open(home.root) as store:
         losses = dict(store.query(_LOSSES, [run_id]).rows)
         for step in _recorded_steps(store, run_id, first, last, only):
-            recorded, other = replay_step(step, result.recorded), replay_step(step, result.replayed)
+            recorded = replay_step(step, result.recorded.at_step(step.step))
+            other = replay_step(step, result.replayed.at_step(step.step))
             entry = _step_entry(step.step, recorded, other, training.minibatches)
             result.steps.append(entry)
             _reproduce(reproduction, step, recorded, losses.get(step.step), entry)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from rpg.objectives.kl import reward_penalties
 from specs.schema.objective import Advantage, Objective, Rival
+from specs.schema.schedule import constant
 
 EPSILON = 1e-4
 """Reward units, added to a standard deviation before dividing by it, as in TRL."""
@@ -67,7 +68,7 @@ def token_advantages(
     if isinstance(objective, Rival) and objective.penalizes_reward:
         if old_logprobs is None or ref_logprobs is None:
             raise ValueError("kl_in reward needs old_logprobs and ref_logprobs")
-        penalties = objective.kl_coef * reward_penalties(
+        penalties = constant(objective.kl_coef) * reward_penalties(
             old_logprobs - ref_logprobs, lengths, estimator=objective.kl_estimator, credit=objective.kl_credit
         )
         if objective.kl_credit == "to_go":

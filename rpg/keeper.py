@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rpg.batches.batch import StepRollouts
 from rpg.batches.ledger import TokenLedger
-from rpg.certificate.certificate import certify
+from rpg.certificate.certificate import certificate_record, certify_over_training
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import StateCopy, load_values
 from rpg.checkpoints.retention import Means
@@ -210,7 +210,8 @@ class Keeper:
         self.flush()
         if not self._first:
             return
-        write_json(run.path / "certificate.json", certify(self._parts.spec.objective).as_json(), allow_nan=True)
+        certificates = certify_over_training(self._parts.spec.objective)
+        write_json(run.path / "certificate.json", certificate_record(certificates), allow_nan=True)
         exported = sorted(path for path in run.weights.glob("step-*"))
         files = [str(file.relative_to(run.path)) for path in exported for file in files_under(path)]
         record = {

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from rpg.batches.batch import Microbatch, StepRollouts
 from rpg.processes import ranks
+from specs.schema.experiment import Experiment
+from specs.schema.schedule import schedules_in
 
 TOKEN_MEANS = {
     "kl/reverse": "kl_reverse",
@@ -27,6 +29,13 @@ TOKEN_MEANS = {
     "clip_fraction/rollout": "corrected",
 }
 """Metric -> the per-token tensor whose mean it is."""
+SCHEDULED: Mapping[tuple[str, ...], str] = {
+    ("objective", "kl_coef"): "kl_coef",
+    ("objective", "clip", "low"): "clip/low",
+    ("objective", "clip", "high"): "clip/high",
+    ("reference", "update", "every_steps"): "reference/every_steps",
+}
+"""The spec's field that takes a schedule -> the metric that its value is recorded as."""
 _MAXIMA = {"ratio/max": "ratio", "rollout_ratio/max": "rollout_ratio"}
 """Metric -> the per-token tensor whose maximum it is."""
 _SQUARED = ("ratio", "weight")
@@ -132,6 +141,11 @@ def staleness_metrics(step: StepRollouts, trained_version: int) -> dict[str, flo
     """How many steps the policy had been trained for since it sampled the step's responses."""
     steps = float(trained_version - step.policy_version)
     return {"staleness/mean": steps, "staleness/max": steps}
+
+
+def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
+    """What the spec's schedules give at a step; empty where nothing is scheduled."""
+    return {SCHEDULED[path]: schedule.at(step) for path, schedule in schedules_in(spec)}
 
 
 def peak_memory_gib(device: torch.device) -> float:

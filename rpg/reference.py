@@ -14,6 +14,7 @@ from rpg.learner.adapters import has_adapters, without_adapters
 from rpg.learner.shards import shard_of
 from rpg.processes import ranks
 from specs.schema.reference import Reference, Update
+from specs.schema.schedule import value_at
 
 _STEM = "reference"
 
@@ -135,7 +136,12 @@ class Snapshot:
 
 
 class ReferenceSchedule:
-    """Counts steps since the last move and says when the next is due. Its state is part of every checkpoint."""
+    """Counts steps and updates since the last move and says when the next is due. Its state is part of every
+    checkpoint.
+
+    The reference's logprobs are computed once a step, before its first update, so it moves between steps alone: it is
+    always a policy that a step ended with.
+    """
 
     def __init__(self, *, follows: bool, update: Update | None) -> None:
         self._follows = follows
@@ -144,6 +150,8 @@ class ReferenceSchedule:
         """Moves so far; with source behaviour, one a step."""
         self.age_steps = 0
         """Steps finished since the last move, or since the start."""
+        self.age_updates = 0
+        """Optimizer updates since then."""
         self.steps = 0
         """Steps finished."""
         self.reason = ""
@@ -161,19 +169,24 @@ class ReferenceSchedule:
         policy."""
         return self._update.ema_decay if self._update else 0.0
 
-    def after_step(self, kl_reverse: float) -> bool:
-        """Counts a finished step, with its mean `kl/reverse` in nats. Returns whether the weights are to move now.
+    def after_step(self, kl_reverse: float, *, updates: int) -> bool:
+        """Counts a finished step. Returns whether the weights are to move now.
+
+        Args:
+            kl_reverse: the step's mean `kl/reverse`, nats.
+            updates: optimizer updates that the step made.
 
         With source behaviour the version goes up, but there are no weights to move, so the result is False.
         """
         self.steps += 1
         self.age_steps += 1
+        self.age_updates += updates
         self._recent.append(kl_reverse)
         reason = "another policy samples" if self._follows else self._due()
         if not reason:
             return False
         self.version += 1
-        self.age_steps = 0
+        self.age_steps = self.age_updates = 0
         self.reason = reason
         self._recent.clear()
         return not self._follows
@@ -187,9 +200,12 @@ class ReferenceSchedule:
             mean = sum(self._recent) / update.kl_window
             if mean > update.kl_above:
                 return f"mean kl/reverse {mean:.4g} over {update.kl_window} steps exceeds {update.kl_above:.4g}"
-        if update.every_steps and self.age_steps >= update.every_steps:
+        every_steps = value_at(update.every_steps, self.steps)
+        if every_steps and self.age_steps >= every_steps:
             return f"{self.age_steps} steps since the last move"
-        if update.ema_decay and not update.every_steps and not update.kl_above:
+        if update.every_updates and self.age_updates >= update.every_updates:
+            return f"{self.age_updates} updates since the last move"
+        if update.ema_decay and not (update.every_steps or update.every_updates or update.kl_above):
             return "every step"
         return ""
 
@@ -198,6 +214,7 @@ class ReferenceSchedule:
         return {
             "version": self.version,
             "age_steps": self.age_steps,
+            "age_updates": self.age_updates,
             "steps": self.steps,
             "reason": self.reason,
             "recent": list(self._recent),
@@ -207,6 +224,7 @@ class ReferenceSchedule:
         """Restores a `state_dict` of the same reference section."""
         self.version = int(state["version"])
         self.age_steps = int(state["age_steps"])
+        self.age_updates = int(state.get("age_updates", 0))  # older checkpoints did not count them
         self.steps = int(state["steps"])
         self.reason = str(state["reason"])
         self._recent.clear()

@@ -14,6 +14,7 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
 - With `rollout.max_staleness` an earlier policy samples a batch while training goes on with others. Its `old_logprobs`
   are the sampler's own, so that every ratio is over the policy that sampled, in the first update too.
 - With `training.skip_zero_advantage` responses without a gradient are not computed; they stay in every denominator.
+- With a schedule in `objective` the loss changes over the steps: one objective for all updates of a step.
 - Minibatches follow the order of the prompts; there is no further shuffling.
 - Dropout is off: the ratio compares two passes over the same tokens.
 - With Schedule-Free AdamW the policy is the average of the iterates wherever it is sampled, compared, saved or
@@ -33,7 +34,7 @@ from rpg.batches.minibatches import Minibatch, cut, trained_fraction
 from rpg.batches.step_loss import pass_loss, step_advantages
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
 from rpg.keeper import Keeper, TrainingState
-from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, staleness_metrics
+from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, scheduled_values, staleness_metrics
 from rpg.objectives import TokenBatch
 from rpg.parts import Parts
 from rpg.processes import ranks
@@ -63,6 +64,8 @@ class Trainer:
         self.training = parts.spec.training
         self.until: int = parts.run.inputs().get("until", 0)
         """The step at which training pauses, its policy evaluated and its state saved; 0: none."""
+        self.spec_now = parts.spec
+        """The spec with the objective of the step under way, see `Experiment.at_step`."""
         self.clock: Stopwatch | None = None
         """Of the step under way."""
         self.largest_pass = 0
@@ -98,6 +101,7 @@ class Trainer:
         """Samples one batch of rollouts, scores it, trains on it, records it. Returns whether to stop now."""
         self.clock = clock = Stopwatch(self.parts.device, self.clock)
         self.state.step += 1
+        self.spec_now = self.spec.at_step(self.state.step)
         rollouts = self.source.take(self.state.step, clock)
         trained_version = self.state.policy_version
         ledger = TokenLedger(len(rollouts.rollout_logprobs))
@@ -122,6 +126,7 @@ class Trainer:
             "learning_rate": rate,
             "reference/version": float(schedule.version),
             "reference/age_steps": float(schedule.age_steps),
+            **scheduled_values(self.spec, self.state.step),
         }
         self.keeper.rollouts(
             self.state.step,
@@ -176,7 +181,7 @@ class Trainer:
             known = ledger.gather()
             old_logprobs = known["old_logprobs"]
             ref_logprobs = known["ref_logprobs"] if self.parts.reference else old_logprobs
-        return step_advantages(self.spec, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+        return step_advantages(self.spec_now, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
 
     def update(
         self, minibatches: list[Minibatch], advantage: Tensor, ledger: TokenLedger
@@ -190,7 +195,7 @@ class Trainer:
                     if epoch == number == 0 and self.spec.first_pass_gives_old_logprobs:
                         ledger.write(batch, old_logprobs=logprobs)
                     tokens = self.tokens(batch, logprobs, advantage, ledger)
-                    result = pass_loss(self.spec, minibatch, batch, tokens, entropies)
+                    result = pass_loss(self.spec_now, minibatch, batch, tokens, entropies)
                     self.parts.learner.backward(result.loss)
                     per_token = {name: batch.pick(values) for name, values in result.diagnostics().items()}
                     metrics.add(batch, {**per_token, "entropy": entropies.detach()}, result.loss)
@@ -291,7 +296,8 @@ class Trainer:
 
     def move_reference(self, kl_reverse: float) -> None:
         """Moves the reference to the present policy if its schedule says so. `kl_reverse`: the step's metric."""
-        if self.parts.schedule.after_step(kl_reverse) and self.parts.reference:
+        updates = self.training.minibatches * self.training.epochs
+        if self.parts.schedule.after_step(kl_reverse, updates=updates) and self.parts.reference:
             self.parts.reference.move(ema_decay=self.parts.schedule.ema_decay)
             version = self.parts.schedule.version
             self.keeper.event(

@@ -129,7 +129,7 @@ def _type(annotation: Any) -> str:
         return " or ".join(_type(argument) for argument in arguments if argument is not type(None))
     if origin in (list, tuple, dict):
         kinds = [_type(argument) for argument in arguments if argument is not ...]
-        return f"list of {kinds[0]}" if origin is not dict else f"mapping to {kinds[1]}"
+        return f"list of {' and '.join(dict.fromkeys(kinds))}" if origin is not dict else f"mapping to {kinds[1]}"
     if arguments:
         return " or ".join(f"`{argument}`" for argument in arguments)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

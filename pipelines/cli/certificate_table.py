@@ -59,6 +59,12 @@ def by_kind(heading: str, objectives: Sequence[Objective]) -> dict[str, list[tup
     return kinds
 
 
+def by_step(name: str, certificates: Mapping[int, Certificate]) -> list[Row]:
+    """The rows of one objective; where it changes over training, a row for each step that it was certified at."""
+    many = len(certificates) > 1
+    return [(f"{name} at step {step}" if many else name, each) for step, each in certificates.items()]
+
+
 def table(rows: Sequence[Row]) -> list[str]:
     """Lines of at most 100 columns."""
     return [_line(COLUMNS), *(line for name, certificate in rows for line in _lines(name, certificate))]

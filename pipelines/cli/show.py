@@ -92,16 +92,16 @@ def print_run(run: dict[str, Any]) -> None:
     _table(
         "Evaluations", run["evaluations"], ("dataset", "metric", "step", "value", "ci_low", "ci_high", "num_problems")
     )
-    _certificate(run["certificate"])
+    certificate = run["certificate"]
+    for step, at_step in certificate.get("steps", {"": certificate} if certificate else {}).items():
+        _certificate(at_step, f" at step {step}" if step else "")
     _table("Trouble", run["trouble"], ("recorded_at", "step", "kind", "message"))
     _table("Last events", run["events"], ("recorded_at", "step", "kind", "message"))
     _section("Files", run["files"])
 
 
-def _certificate(certificate: Mapping[str, Any]) -> None:
-    """How the objective's gradient compares with the exact one; nothing before the run has ended."""
-    if not certificate:
-        return
+def _certificate(certificate: Mapping[str, Any], when: str) -> None:
+    """How the objective's gradient compares with the exact one. `when`: at which step, of an objective that changes."""
     findings = [
         {
             "policy": finding["policy"].replace("_", " "),
@@ -117,7 +117,7 @@ def _certificate(certificate: Mapping[str, Any]) -> None:
     ]
     claim = {"always": "exact always", "on_policy": "exact on policy", "never": "no claim"}[certificate["claim"]]
     verdict = "" if certificate["claim"] == "never" else ", holds" if certificate["holds"] else ", DOES NOT HOLD"
-    title = f"Certificate: {claim}{verdict}; held against {certificate['claimed']}"
+    title = f"Certificate{when}: {claim}{verdict}; held against {certificate['claimed']}"
     _table(title, findings, tuple(findings[0]))
 
 

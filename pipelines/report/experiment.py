@@ -88,12 +88,14 @@ def _appendix(groups: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
-    """(the cells that share it, certificate) of each objective that was trained to the end."""
+    """(the cells that share it, certificate) of each objective that was trained to the end, and of each step at which
+    one that schedules change was certified."""
     labels: dict[str, list[str]] = {}
     for group in groups:
-        certificates = [certificate for run in group.runs if (certificate := run.read("certificate.json"))]
-        if certificates:
-            labels.setdefault(json.dumps(certificates[0]), []).append(group.label)
+        recorded = next((recorded for run in group.runs if (recorded := run.read("certificate.json"))), {})
+        for step, certificate in recorded.get("steps", {"": recorded} if recorded else {}).items():
+            label = f"{group.label}, step {step}" if step else group.label
+            labels.setdefault(json.dumps(certificate), []).append(label)
     return [("; ".join(sharing), json.loads(text)) for text, sharing in labels.items()]
 
 

@@ -1,6 +1,7 @@
 """A certificate says how far an objective's expected gradient is from the exact gradient of what it claims to
 optimise."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
 from rpg.objectives import token_losses
 from rpg.objectives.kl import reward_penalties
 from specs.schema.objective import Objective, Rival
+from specs.schema.schedule import at_step, constant, schedules_in
 
 TOLERANCE = 1e-10
 """The largest relative error of a gradient that is claimed to be exact, in float64."""
@@ -110,6 +112,19 @@ def certify(objective: Objective) -> Certificate:
     )
 
 
+def certify_over_training(objective: Objective) -> dict[int, Certificate]:
+    """Step -> the certificate of the objective as it is then: at the first step, and at each point and in the middle of
+    each ramp of its schedules. Of the first step alone where nothing is scheduled."""
+    steps = {1}.union(*(schedule.phases() for _, schedule in schedules_in(objective)))
+    return {step: certify(at_step(objective, step)) for step in sorted(steps)}
+
+
+def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:
+    """What a run keeps of its objective's certificates: the only one, or {"steps": {step: certificate}}."""
+    plain = {str(step): certificate.as_json() for step, certificate in certificates.items()}
+    return {"steps": plain} if len(plain) > 1 else plain["1"]
+
+
 @cache
 def _cases() -> Cases:
     return enumerated_cases()
@@ -135,7 +150,7 @@ def _advantages(objective: Objective, cases: Cases) -> Tensor:
     mask = cases.response_mask
     penalties = torch.zeros_like(cases.logprobs)
     if isinstance(objective, Rival) and objective.penalizes_reward:
-        penalties[mask] = objective.kl_coef * reward_penalties(
+        penalties[mask] = constant(objective.kl_coef) * reward_penalties(
             (cases.old_logprobs - cases.ref_logprobs)[mask],
             mask.sum(-1),
             estimator=objective.kl_estimator,

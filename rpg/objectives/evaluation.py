@@ -11,6 +11,7 @@ from rpg.objectives.kl import penalty, token_divergences
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import TERMS, Terms, TokenBatch, token_terms
 from specs.schema.objective import Objective, Rival
+from specs.schema.schedule import constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ def token_losses(
     """The loss of each token, to be minimised; not masked, not averaged: see aggregate.py.
 
     Args:
-        objective: from a spec, or from `specs.parse_objective`.
+        objective: from a spec, or from `specs.parse_objective`; where schedules change it over training, what
+            `specs.schema.schedule.at_step` makes of it.
         logprobs: [batch, time], log π(y_t | x, y_<t) under the policy being trained, nats. The only differentiable
             input.
         old_logprobs: the same tokens under the policy that the step counts as its sampler, nats. Constant.
@@ -101,7 +103,7 @@ def token_losses(
         sequence. A ratio whose logarithm exceeds 60 nats is held there, so the loss and its gradient stay finite; a
         differentiated ratio passes no gradient there. Small ratios underflow to 0.
     Raises:
-        ValueError: shapes that differ.
+        ValueError: shapes that differ, or a knob that is still a schedule.
     """
     batch = TokenBatch(logprobs, old_logprobs, ref_logprobs, advantages, response_mask)
     return _losses(objective, batch.prepared())[0]
@@ -115,5 +117,5 @@ def _losses(objective: Objective, batch: TokenBatch) -> tuple[Tensor, Clipped, T
     losses, clipped = equation(objective, terms)
     if isinstance(objective, Rival) and objective.penalizes_loss:
         estimate = penalty(tokens, estimator=objective.kl_estimator, weighted=objective.kl_weighted)
-        losses = losses + objective.kl_coef * estimate
+        losses = losses + constant(objective.kl_coef) * estimate
     return losses, clipped, terms, tokens

@@ -22,6 +22,7 @@ from rpg.objectives.divergence import LOSSES, WEIGHTS
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import Terms, bounded_exp
 from specs.schema.objective import Divergence, RegularizedObjective
+from specs.schema.schedule import constant
 
 
 @equation.register
@@ -39,19 +40,20 @@ def regularized_policy_gradient(objective: RegularizedObjective, terms: Terms) -
 
 def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
     """m under the objective's clip."""
-    clip, divergence, kl_coef = objective.clip, objective.divergence, objective.kl_coef
+    clip, divergence, kl_coef = objective.clip, objective.divergence, constant(objective.kl_coef)
     if clip.type == "none":
         weight = plain_weight(terms, divergence=divergence, kl_coef=kl_coef)
         return weight, nothing_clipped(terms.ratio)
+    low, high = constant(clip.low), constant(clip.high)
     if clip.type == "truncate":
-        return truncated_clip(terms, divergence=divergence, kl_coef=kl_coef, low=clip.low, high=clip.high)
+        return truncated_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
     rule = rpg_style_clip if clip.branch == "raw" else algorithm_2_clip
     return rule(
         terms,
         divergence=divergence,
         kl_coef=kl_coef,
-        low=clip.low,
-        high=clip.high,
+        low=low,
+        high=high,
         dual=clip.dual,
         keep_divergence=clip.keep_divergence,
     )
@@ -59,12 +61,13 @@ def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tens
 
 def _clipped_loss(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
     """The differentiable loss of each entry under the objective's clip."""
-    clip, divergence, kl_coef = objective.clip, objective.divergence, objective.kl_coef
+    clip, divergence, kl_coef = objective.clip, objective.divergence, constant(objective.kl_coef)
     if clip.type != "dual":  # the schema refuses truncate with this estimator
         losses = differentiable_loss(terms, divergence=divergence, kl_coef=kl_coef)
         return losses, nothing_clipped(terms.ratio)
     rule = dual_clip_loss if clip.branch == "raw" else algorithm_1_loss
-    return rule(terms, divergence=divergence, kl_coef=kl_coef, low=clip.low, high=clip.high, dual=clip.dual)
+    low, high = constant(clip.low), constant(clip.high)
+    return rule(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
 
 
 def plain_weight(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:

@@ -11,6 +11,7 @@ from rpg.objectives.clipping import Clipped, ppo_clipped, ppo_surrogate
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import Terms, bounded_exp
 from specs.schema.objective import Cispo, ClippedRival
+from specs.schema.schedule import constant
 
 
 @equation.register
@@ -23,7 +24,7 @@ def clipped_surrogate(objective: ClippedRival, terms: Terms) -> tuple[Tensor, Cl
     Source: Schulman 2017, arXiv:1707.06347, eq. 7; GSPO, Zheng 2025, arXiv:2507.18071, eq. 5.
     """
     clip = objective.clip
-    low, high, dual = clip.low, clip.high, clip.dual or float("inf")
+    low, high, dual = constant(clip.low), constant(clip.high), clip.dual or float("inf")
     losses = ppo_surrogate(bounded_exp(terms.log_ratio), terms.advantages, low=low, high=high, dual=dual)
     return terms.per_token(losses), ppo_clipped(terms.ratio, terms.advantages, low=low, high=high, dual=dual)
 

@@ -89,6 +89,8 @@ def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
 
     Ratios, weights and clips are taken in float32, as in training.
 
+    Args:
+        experiment: as it is at this step, see `Experiment.at_step`.
     Raises:
         ValueError: as `token_advantages`.
     """

@@ -11,19 +11,20 @@ from pydantic_core import ErrorDetails
 
 from specs.errors import Issue, IssueError, Path
 from specs.extensions import find_variant, our_names
-from specs.schema.base import OpenSection, is_open
-from specs.schema.fields import choose, is_model, literal_of, members, names, nearest, tag_of
-
-KINDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    dict: "a mapping",
-    list: "a list",
-    tuple: "a list",
-}
-SIGNS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+from specs.schema.base import OpenSection, is_open, item_of
+from specs.schema.fields import (
+    SIGNS,
+    choose,
+    describe,
+    is_model,
+    kind_of,
+    literal_of,
+    members,
+    names,
+    nearest,
+    number,
+    tag_of,
+)
 
 
 def parse(schema: Any, data: Any) -> tuple[Any, list[Issue]]:
@@ -79,6 +80,8 @@ class Place:
         model = choose(self.annotation, parts[0])
         if model is None:
             self.in_plain_union = True
+            plain = [part for part in alternatives if not is_model(part)]
+            self.annotation = plain[0] if len(plain) == 1 else self.annotation
             return False
         self.annotation = model
         parts.pop(0)
@@ -97,7 +100,7 @@ class Place:
         elif get_origin(here) is dict:
             self._item(get_args(here)[1])
         elif get_origin(here) in (list, tuple):
-            self._item(get_args(here)[0])
+            self._item(item_of(here, int(part)))
         else:
             self.field, self.annotation = None, None
 
@@ -182,53 +185,3 @@ def show(value: Any) -> str:
     """A value as a user would write it, cut where it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, float) else number(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def number(value: float) -> str:
-    """Without a needless `.0`."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
-
-
-def kind_of(annotation: Any) -> str:
-    """What a value must be, in words."""
-    words: list[str] = []
-    for part in members(annotation):
-        if get_origin(part) is not None and str(get_origin(part)) == "typing.Literal":
-            word = "one of the values allowed"
-        elif is_model(part):
-            word = "a mapping of fields"
-        else:
-            word = KINDS.get(get_origin(part) or part, "another value")
-        if word not in words:
-            words.append(word)
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "another value"
-
-
-def describe(annotation: Any, field: FieldInfo | None) -> str:
-    """What a field may be: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a section's fields."""
-    if field and (values := literal_of(field)):
-        return ", ".join(str(value) for value in values)
-    models = [part for part in members(annotation) if is_model(part)]
-    if models:
-        return "the fields " + ", ".join(names(models))
-    return kind_of(annotation) + bounds_of(field)
-
-
-def bounds_of(field: FieldInfo | None) -> str:
-    """` in (0, 1)`, `, at least 1`, ` like /^[a-z]+$/`, or nothing."""
-    bounds: dict[str, Any] = {}
-    for rule in field.metadata if field else ():
-        for name in (*SIGNS, "min_length", "pattern"):
-            if getattr(rule, name, None) is not None:
-                bounds[name] = getattr(rule, name)
-    low = next((name for name in ("gt", "ge") if name in bounds), None)
-    high = next((name for name in ("lt", "le") if name in bounds), None)
-    if low and high:
-        brackets = "(" if low == "gt" else "[", ")" if high == "lt" else "]"
-        return f" in {brackets[0]}{number(bounds[low])}, {number(bounds[high])}{brackets[1]}"
-    if low or high:
-        name = str(low or high)
-        return f", {SIGNS[name]} {number(bounds[name])}"
-    if "pattern" in bounds:
-        return f" like {bounds['pattern']}"
-    return f", at least {bounds['min_length']} long" if "min_length" in bounds else ""

@@ -8,6 +8,8 @@ from specs.rules import guards, objective, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
+from specs.schema.objective import RegularizedObjective
+from specs.schema.schedule import largest, schedules_in, value_at
 
 
 def issues_of(experiment: Experiment) -> list[Issue]:
@@ -155,11 +157,10 @@ def _launcher(experiment: Experiment) -> Iterator[Issue]:
 
 def _idle_divergence(experiment: Experiment) -> Iterator[Issue]:
     objective = experiment.objective
-    divergence, kl_coef = getattr(objective, "divergence", None), getattr(objective, "kl_coef", None)
-    if divergence is None or kl_coef is None:
+    if not isinstance(objective, RegularizedObjective):
         return
-    path = ("objective", "kl_coef")
-    if divergence == "none":
+    kl_coef, path = largest(objective.kl_coef), ("objective", "kl_coef")
+    if objective.divergence == "none":
         if kl_coef and "kl_coef" in objective.model_fields_set:
             yield Issue("kl_coef has no effect", path, given="divergence none", hint="leave one of the two out")
     elif kl_coef == 0:
@@ -179,14 +180,32 @@ def _idle_reference(experiment: Experiment) -> Iterator[Issue]:
         given = "divergence none" if getattr(experiment.objective, "divergence", "") == "none" else "kl_coef 0"
         hint = "leave reference out: a second model costs memory"
         yield Issue("nothing reads the reference", ("reference", "source"), given=given, hint=hint)
-    every_steps = getattr(reference.update, "every_steps", None)
-    if every_steps and every_steps >= training.steps and not getattr(reference.update, "kl_above", None):
-        yield Issue(
-            "the reference never moves",
-            ("reference", "update", "every_steps"),
-            given=f"every {every_steps} steps of {training.steps}",
-            hint="lower every_steps or raise training.steps",
-        )
+    update, updates = reference.update, training.minibatches * training.epochs
+    if update is None or update.kl_above:
+        return
+    for unit, in_a_step in (("steps", 1), ("updates", updates)):
+        every = getattr(update, f"every_{unit}")
+        moves = (0 < value_at(every, step) <= in_a_step * step for step in range(1, training.steps))
+        if largest(every) and not any(moves):
+            yield Issue(
+                "the reference never moves",
+                ("reference", "update", f"every_{unit}"),
+                given=f"every {every} {unit} of {in_a_step * training.steps}",
+                hint=f"lower every_{unit} or raise training.steps",
+            )
+
+
+def _unfinished_schedules(experiment: Experiment) -> Iterator[Issue]:
+    steps = experiment.training.steps
+    for path, schedule in schedules_in(experiment):
+        last = schedule.schedule[-1][0]
+        if last > steps and len(schedule.schedule) > 1:
+            yield Issue(
+                "training ends before the schedule does",
+                (*path, "schedule", len(schedule.schedule) - 1, 0),
+                given=f"step {last}, of {steps}",
+                hint="raise training.steps, or let the schedule end earlier",
+            )
 
 
 def _idle_groups(experiment: Experiment) -> Iterator[Issue]:
@@ -252,6 +271,7 @@ IDLE_KNOBS = (
     _idle_groups,
     _idle_evaluation,
     _idle_schedule,
+    _unfinished_schedules,
     *objective.IDLE_KNOBS,
     *rollout.IDLE_KNOBS,
     *vllm.IDLE_KNOBS,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.objective import DualClip, RegularizedObjective, Rival
+from specs.schema.schedule import largest
 
 
 def idle_penalty(experiment: Experiment) -> Iterator[Issue]:
@@ -12,7 +13,8 @@ def idle_penalty(experiment: Experiment) -> Iterator[Issue]:
     objective = experiment.objective
     if not isinstance(objective, Rival):
         return
-    if objective.kl_coef == 0:
+    kl_coef = largest(objective.kl_coef)
+    if kl_coef == 0:
         for name in ("kl_estimator", "kl_in", "kl_weighted"):
             if getattr(objective, name) != type(objective).model_fields[name].default:
                 yield Issue(f"{name} has no effect", ("objective", name), given="kl_coef 0", hint="raise kl_coef")
@@ -23,11 +25,11 @@ def idle_penalty(experiment: Experiment) -> Iterator[Issue]:
             given="reward, where the policy that sampled is compared with the reference: with source behaviour, itself",
             hint="take reference.source initial or snapshot, or write kl_in: loss",
         )
-    elif objective.kl_coef < 1e-2 and experiment.reference.source == "behaviour":
+    elif kl_coef < 1e-2 and experiment.reference.source == "behaviour":
         yield Issue(
             "the divergence is invisible beside the reward",
             ("objective", "kl_coef"),
-            given=f"{objective.kl_coef:g} from the behaviour policy, which moves every step",
+            given=f"{kl_coef:g} from the behaviour policy, which moves every step",
             hint="1e-2 or more, or a reference that stays: source snapshot or initial",
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
+from specs.schema.schedule import largest
 
 
 def offload(experiment: Experiment) -> Iterator[Issue]:
@@ -45,7 +46,7 @@ def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
     """No response can be left out under a loss that has a gradient for each."""
     training = experiment.training
     if training.skip_zero_advantage and not experiment.skips_zero_advantage:
-        kl_coef, entropy_coef = experiment.objective.kl_coef, training.entropy_coef
+        kl_coef, entropy_coef = largest(experiment.objective.kl_coef), training.entropy_coef
         given = f"entropy_coef {entropy_coef:g}" if entropy_coef else f"kl_coef {kl_coef:g}"
         yield Issue(
             "every response is computed: the loss has a gradient where the advantage is 0 as well",

@@ -2,6 +2,7 @@
 
 from abc import ABC
 from collections.abc import Iterator, Mapping
+from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin
 
 from pydantic import (
@@ -64,8 +65,15 @@ class Spec(BaseModel):
 def _as_written(value: Any, annotation: Any) -> Any:
     kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if isinstance(value, list) and get_origin(kind) is tuple:
-        return tuple(_as_written(item, get_args(kind)[0]) for item in value)
-    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
+        return tuple(_as_written(item, item_of(kind, index)) for index, item in enumerate(value))
+    alternatives = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    return int(value) if int in alternatives and isinstance(value, float) and value.is_integer() else value
+
+
+def item_of(annotation: Any, index: int) -> Any:
+    """What may stand at a place of a list: of one kind throughout, or, as in [step, value], of one kind each."""
+    kinds = get_args(annotation)
+    return kinds[min(index, len(kinds) - 1)] if ... not in kinds else kinds[0]
 
 
 def _plain(value: Any) -> Any:

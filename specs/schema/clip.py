@@ -5,6 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from specs.schema.base import Spec
+from specs.schema.schedule import Schedulable, ValueSchedule
+
+LowerMargin = Annotated[float | ValueSchedule, Schedulable(gt=0, lt=1)]
+UpperMargin = Annotated[float | ValueSchedule, Schedulable(gt=0)]
 
 
 class NoClip(Spec):
@@ -17,9 +21,9 @@ class DualClip(Spec):
     """RPG-Style Clip with the REINFORCE estimator, PPO's dual clip on the reward part with the differentiable one."""
 
     type: Literal["dual"] = "dual"
-    low: float = Field(0.2, gt=0, lt=1)
+    low: LowerMargin = 0.2
     """Margin below ratio 1: with a negative advantage a token stops counting under 1 - low."""
-    high: float = Field(0.28, gt=0)
+    high: UpperMargin = 0.28
     """Margin above ratio 1: with a positive advantage a token stops counting from 1 + high."""
     dual: float = Field(10.0, gt=1)
     """Bound on the ratio when the advantage is negative."""
@@ -36,9 +40,9 @@ class TruncateClip(Spec):
     REINFORCE only."""
 
     type: Literal["truncate"] = "truncate"
-    low: float = Field(0.2, gt=0, lt=1)
+    low: LowerMargin = 0.2
     """Margin below ratio 1."""
-    high: float = Field(0.28, gt=0)
+    high: UpperMargin = 0.28
     """Margin above ratio 1."""
 
 
@@ -48,9 +52,9 @@ Clip = Annotated[NoClip | DualClip | TruncateClip, Field(discriminator="type")]
 class EqualMargins(Spec):
     """PPO's clip: margins on both sides of ratio 1."""
 
-    low: float = Field(0.2, gt=0, lt=1)
+    low: LowerMargin = 0.2
     """Margin below ratio 1: with a negative advantage a token stops counting under 1 - low."""
-    high: float = Field(0.2, gt=0)
+    high: UpperMargin = 0.2
     """Margin above ratio 1: with a positive advantage a token stops counting over 1 + high."""
     dual: float = Field(0.0, ge=0)
     """Bound on the ratio when the advantage is negative, over 1; 0: none."""
@@ -65,14 +69,14 @@ class EqualMargins(Spec):
 class HigherMargins(EqualMargins):
     """DAPO's clip-higher."""
 
-    high: float = Field(0.28, gt=0)
+    high: UpperMargin = 0.28
     """Margin above ratio 1: with a positive advantage a token stops counting over 1 + high."""
 
 
 class ResponseMargins(EqualMargins):
     """GSPO's, around the geometric mean of a response's ratios, which moves far less than a token's."""
 
-    low: float = Field(3e-4, gt=0, lt=1)
+    low: LowerMargin = 3e-4
     """Margin below ratio 1: with a negative advantage a response stops counting under 1 - low."""
-    high: float = Field(4e-4, gt=0)
+    high: UpperMargin = 4e-4
     """Margin above ratio 1: with a positive advantage a response stops counting over 1 + high."""

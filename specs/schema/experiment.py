@@ -1,6 +1,6 @@
 """Experiment: the root of a spec file. Fields stand in the order a file has them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from specs.schema.published import with_published
 from specs.schema.reference import Reference
 from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, TransformersRollout
+from specs.schema.schedule import at_step
 from specs.schema.training import Training
 
 
@@ -84,6 +85,11 @@ class Experiment(Spec):
             or self.training.optimizer.type == "schedule_free_adamw"
             or self.objective.penalizes_reward
         )
+
+    def at_step(self, step: int) -> Self:
+        """The spec with the objective as it is at a step of training; itself where nothing of it is scheduled."""
+        objective = at_step(self.objective, step)
+        return self if objective is self.objective else self.model_copy(update={"objective": objective})
 
     @property
     def skips_zero_advantage(self) -> bool:

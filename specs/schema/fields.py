@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from specs.errors import Issue, IssueError, Path
 from specs.extensions import find_variant, variants
-from specs.schema.base import is_open
+from specs.schema.base import is_open, item_of
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
@@ -79,7 +79,7 @@ def below(annotations: Iterable[Any], part: str | int) -> tuple[Any, ...]:
         elif get_origin(annotation) is dict:
             alternatives += members(get_args(annotation)[1])
         elif get_origin(annotation) in (list, tuple) and isinstance(part, int):
-            alternatives += members(get_args(annotation)[0])
+            alternatives += members(item_of(annotation, part))
     return tuple(alternatives)
 
 
@@ -165,12 +165,78 @@ def unknown(root: type[BaseModel], path: Path) -> Issue | None:
 
 
 def no_such_item(data: Any, path: Path) -> Issue | None:
-    """The issue with a path that goes beyond the end of a list of `data`; None where it does not."""
+    """The issue with a path that goes beyond the end of a list of `data`, or into one that is not there; else None."""
     for index, part in enumerate(path):
         if isinstance(data, list):
             if not isinstance(part, int) or part >= len(data):
                 return Issue("no such item", path[: index + 1], allowed=f"0 to {len(data) - 1}")
             data = data[part]
+        elif isinstance(part, int) and not isinstance(data, dict):
+            return Issue(
+                "no such item", path[: index + 1], allowed="none: there is no list", hint="give the list first"
+            )
         else:
             data = data.get(str(part)) if isinstance(data, dict) else None
     return None
+
+
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    dict: "a mapping",
+    list: "a list",
+    tuple: "a list",
+}
+SIGNS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def number(value: float) -> str:
+    """Without a needless `.0`."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
+
+
+def kind_of(annotation: Any) -> str:
+    """What a value must be, in words."""
+    words: list[str] = []
+    for part in members(annotation):
+        if get_origin(part) is not None and str(get_origin(part)) == "typing.Literal":
+            word = "one of the values allowed"
+        elif is_model(part):
+            word = "a mapping of fields"
+        else:
+            word = KINDS.get(get_origin(part) or part, "another value")
+        if word not in words:
+            words.append(word)
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "another value"
+
+
+def describe(annotation: Any, field: FieldInfo | None) -> str:
+    """What a field may be: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a section's fields."""
+    if field and (values := literal_of(field)):
+        return ", ".join(str(value) for value in values)
+    models = [part for part in members(annotation) if is_model(part)]
+    if models:
+        return "the fields " + ", ".join(names(models))
+    return kind_of(annotation) + bounds_of(field)
+
+
+def bounds_of(field: FieldInfo | None) -> str:
+    """` in (0, 1)`, `, at least 1`, ` like /^[a-z]+$/`, or nothing."""
+    bounds: dict[str, Any] = {}
+    for rule in field.metadata if field else ():
+        for name in (*SIGNS, "min_length", "pattern"):
+            if getattr(rule, name, None) is not None:
+                bounds[name] = getattr(rule, name)
+    low = next((name for name in ("gt", "ge") if name in bounds), None)
+    high = next((name for name in ("lt", "le") if name in bounds), None)
+    if low and high:
+        brackets = "(" if low == "gt" else "[", ")" if high == "lt" else "]"
+        return f" in {brackets[0]}{number(bounds[low])}, {number(bounds[high])}{brackets[1]}"
+    if low or high:
+        name = str(low or high)
+        return f", {SIGNS[name]} {number(bounds[name])}"
+    if "pattern" in bounds:
+        return f" like {bounds['pattern']}"
+    return f", at least {bounds['min_length']} long" if "min_length" in bounds else ""

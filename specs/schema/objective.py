@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from specs.schema.base import Spec
 from specs.schema.clip import Clip, DualClip, EqualMargins, HigherMargins, NoClip, ResponseMargins, TruncateClip
+from specs.schema.schedule import Schedulable, ValueSchedule, largest
 
 __all__ = [
     "Advantage",
@@ -32,6 +33,7 @@ Level = Literal["token", "sequence"]
 KlEstimator = Literal["k1", "k2", "k3"]
 RatioOver = Literal["token", "sequence", "geometric_mean"]
 """What an importance ratio is of: a token; a whole response; the geometric mean of a response's tokens."""
+Weight = Annotated[float | ValueSchedule, Schedulable(ge=0)]
 Claim = Literal["always", "on_policy", "never"]
 """When the expected gradient is exactly that of the objective named: always; where the policy is the sampler; never."""
 
@@ -101,7 +103,7 @@ class RegularizedObjective(BaseObjective):
     """reinforce: -SG(weight) log pi; differentiable: the surrogate itself."""
     level: Level = "token"
     """What the importance ratio and the divergence are taken over."""
-    kl_coef: float = Field(1e-4, ge=0)
+    kl_coef: Weight = 1e-4
     """Weight of the divergence."""
     clip: Clip = DualClip()
     aggregation: Aggregation = "token_mean"
@@ -129,7 +131,7 @@ class RegularizedObjective(BaseObjective):
     @property
     def needs_reference(self) -> bool:
         """Whether there is a divergence."""
-        return self.divergence != "none" and self.kl_coef > 0
+        return self.divergence != "none" and largest(self.kl_coef) > 0
 
     @property
     def ratio_over(self) -> RatioOver:
@@ -163,7 +165,7 @@ class Rival(BaseObjective):
     kl_credit: ClassVar[Literal["response", "to_go"]] = "response"
     """With kl_in reward: what a token answers for, its whole response's penalty or that of itself and what follows."""
 
-    kl_coef: float = Field(0.0, ge=0)
+    kl_coef: Weight = 0.0
     """Weight of the divergence; 0: none, and no reference policy is held."""
     kl_estimator: KlEstimator = "k3"
     """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients in the loss:
@@ -184,23 +186,23 @@ class Rival(BaseObjective):
     @property
     def needs_reference(self) -> bool:
         """Whether there is a penalty."""
-        return self.kl_coef > 0
+        return largest(self.kl_coef) > 0
 
     @property
     def penalizes_reward(self) -> bool:
         """Whether there is a penalty, and in the reward."""
-        return self.kl_in == "reward" and self.kl_coef > 0
+        return self.kl_in == "reward" and largest(self.kl_coef) > 0
 
     @property
     def penalizes_loss(self) -> bool:
         """Whether there is a penalty, and in the loss."""
-        return self.kl_in == "loss" and self.kl_coef > 0
+        return self.kl_in == "loss" and largest(self.kl_coef) > 0
 
     @property
     def claim(self) -> Claim:
         """Exact on policy at most, since the ratio is clipped; with a penalty only where its estimator has the
         divergence's gradient."""
-        if self.kl_coef == 0:
+        if largest(self.kl_coef) == 0:
             return "on_policy"
         if self.kl_in == "reward":
             return "on_policy" if self.kl_estimator == "k1" else "never"
@@ -243,7 +245,7 @@ class Grpo(ClippedRival):
     certified: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"kl_weighted": True})
 
     type: Literal["grpo"] = "grpo"
-    kl_coef: float = Field(0.04, ge=0)
+    kl_coef: Weight = 0.04
     """Weight of the divergence; 0: none, and no reference policy is held."""
     aggregation: Aggregation = "sequence_mean"
     """How token losses become the loss of an update."""
@@ -301,7 +303,7 @@ class Rloo(ClippedRival):
     }
 
     type: Literal["rloo"] = "rloo"
-    kl_coef: float = Field(0.05, ge=0)
+    kl_coef: Weight = 0.05
     """Weight of the divergence; 0: none, and no reference policy is held."""
     kl_estimator: KlEstimator = "k1"
     """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients: k1."""
@@ -326,7 +328,7 @@ class ReinforcePlusPlus(ClippedRival):
     kl_credit: ClassVar[Literal["response", "to_go"]] = "to_go"
 
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
-    kl_coef: float = Field(0.01, ge=0)
+    kl_coef: Weight = 0.01
     """Weight of the divergence; 0: none, and no reference policy is held."""
     kl_estimator: KlEstimator = "k1"
     """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients: k1."""
@@ -344,7 +346,7 @@ class ReinforcePlusPlusBaseline(ClippedRival):
     }
 
     type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
-    kl_coef: float = Field(1e-3, ge=0)
+    kl_coef: Weight = 1e-3
     """Weight of the divergence; 0: none, and no reference policy is held."""
     kl_estimator: KlEstimator = "k2"
     """k1: log r; k2: half of log r squared; k3: 1/r - 1 + log r; r = policy / reference. Exact gradients in the loss:

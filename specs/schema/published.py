@@ -33,6 +33,9 @@ def _without_divergence(objective: Any) -> bool:
     if isinstance(objective, BaseModel):
         return not getattr(objective, "needs_reference", True)
     kl_coef = objective.get("kl_coef")
+    if isinstance(kl_coef, Mapping):
+        points = kl_coef.get("schedule")
+        return isinstance(points, list) and all(isinstance(point, list) and point[1:] == [0] for point in points)
     return isinstance(kl_coef, (int, float)) and kl_coef == 0
 
 

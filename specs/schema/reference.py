@@ -1,17 +1,22 @@
 """The reference policy of the divergence, and the schedule that moves it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from specs.schema.base import Spec
+from specs.schema.base import Spec, addition
+from specs.schema.schedule import Schedulable, ValueSchedule, largest
 
 
 class Update(Spec):
-    """When a snapshot reference becomes the current policy. With several conditions, whichever comes first."""
+    """When a snapshot reference becomes the current policy: after a step, if a condition holds then. With several
+    conditions, whichever comes first. Of a schedule the value at the step just finished counts."""
 
-    every_steps: int = Field(0, ge=0)
+    every_steps: Annotated[int | ValueSchedule, Schedulable(ge=0)] = 0
     """Steps between two moves; 0: not by count."""
+    every_updates: int = addition(0, ge=0)
+    """Optimizer updates: it moves after the step in which those since its last move reach this number; 0: not by
+    updates."""
     kl_above: float = Field(0.0, ge=0)
     """Nats: it moves when the mean of kl/reverse over the last kl_window steps exceeds this; 0: not by divergence."""
     kl_window: int = Field(1, ge=1)
@@ -24,8 +29,8 @@ class Update(Spec):
 
     @model_validator(mode="after")
     def _acts(self) -> "Update":
-        if not (self.every_steps or self.kl_above or self.ema_decay):
-            raise ValueError("says never: give every_steps, kl_above or ema_decay")
+        if not (largest(self.every_steps) or self.every_updates or self.kl_above or self.ema_decay):
+            raise ValueError("says never: give every_steps, every_updates, kl_above or ema_decay")
         if self.kl_window > 1 and not self.kl_above:
             raise ValueError("kl_window cannot act without kl_above")
         return self

@@ -19,6 +19,7 @@ from rpg.replay.tally import Tally
 from rpg.rewards.score import Score
 from specs.errors import SpecError
 from specs.loader import with_objective
+from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
 OBJECTIVE = {"type": "rpg", "kl_coef": 0.1, "divergence": "reverse"}
@@ -95,6 +96,19 @@ def test_so_does_one_with_nothing_beside_it(tmp_path: Path) -> None:
     found = replay_run(home, "tiny", "").as_json()
     assert_given_back(home, found)
     assert found["left_out"] == []
+
+
+def test_each_step_is_replayed_with_the_values_that_its_schedules_had_then(tmp_path: Path) -> None:
+    ramps = {
+        "kl_coef": {"schedule": [[1, 0.02], [3, 0.5]], "between": "linear"},
+        "clip": {"type": "dual", "high": {"schedule": [[1, 0.5], [3, 0.001]], "between": "cosine"}},
+    }
+    home = recorded(tmp_path, PLAIN | {"objective": OBJECTIVE | ramps})
+    assert_given_back(home, replay_run(home, "tiny", "").as_json())
+    spec = home.run("tiny") / "spec.json"
+    first = Experiment.model_validate_json(spec.read_text()).at_step(1)
+    spec.write_text(first.model_dump_json())
+    assert not replay_run(home, "tiny", "").reproduction.holds, "with the values of the first step at every step"
 
 
 def test_another_objective_is_weighed_on_the_same_tokens(replayed: Replayed) -> None:

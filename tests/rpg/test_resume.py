@@ -19,8 +19,13 @@ from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
 STEPS = 30
 CHANGES: dict[str, dict[str, Any]] = {
     "training": {"steps": STEPS, "checkpoint": {"every_steps": 2}, "export_every_steps": 10},
-    "reference": {"source": "snapshot", "update": {"every_steps": 4}},
+    "reference": {"source": "snapshot", "update": {"every_steps": {"schedule": [[1, 2], [8, 4], [20, 3]]}}},
+    "objective": {
+        "kl_coef": {"schedule": [[1, 0.02], [STEPS, 0.3]], "between": "cosine"},
+        "clip": {"type": "dual", "low": {"schedule": [[1, 0.01], [STEPS, 0.3]], "between": "linear"}},
+    },
 }
+"""Two values rise from the first step to the last, so that whatever happens, happens in the middle of a ramp."""
 VLLM = {**CHANGES, "rollout": {"engine": "vllm"}}
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
 """Of the moments; a failing test names it, and setting it gives the same moments again."""

@@ -28,13 +28,14 @@ def certify(
 
     import torch
 
-    from pipelines.cli.certificate_table import catalogue_table
-    from rpg.certificate.certificate import certify as certificate_of
+    from pipelines.cli.certificate_table import by_step, catalogue_table
+    from rpg.certificate.certificate import certify_over_training
 
     torch.set_num_threads(1)  # tensors of some kilobytes: threads would wait for each other longer than they work
     headings = _catalogue() if file is None else {str(file): _of_spec(file, overrides or [])}
     certificates = {
-        heading: [(name, certificate_of(objective)) for name, objective in items] for heading, items in headings.items()
+        heading: [row for name, objective in items for row in by_step(name, certify_over_training(objective))]
+        for heading, items in headings.items()
     }
     everything = [certificate for rows in certificates.values() for _, certificate in rows]
     if as_json:

@@ -59,6 +59,7 @@ def as_data(made: Plan) -> dict[str, Any]:
                 "batch": asdict(batch_algebra(run.experiment)),
                 "memory": _memory(run.experiment),
                 "gpu_hours": _gpu_hours(run.experiment),
+                "schedules": _schedules(run.experiment),
                 "stages": [
                     {
                         "stage": stage.stage,
@@ -73,6 +74,13 @@ def as_data(made: Plan) -> dict[str, Any]:
             for run in made.runs
         ],
     }
+
+
+def _schedules(experiment: Experiment) -> dict[str, str]:
+    """Path -> schedule, in words, of each field that changes over training."""
+    from specs.schema.schedule import schedules_in
+
+    return {".".join(path): str(schedule) for path, schedule in schedules_in(experiment)}
 
 
 def _memory(experiment: Experiment) -> dict[str, int] | None:
@@ -152,6 +160,8 @@ def _algebra(made: Plan) -> list[str]:
                 f"{hours.training:,.0f} to train, on H100s at {SAMPLING_SHARE:.0%} of their bandwidth and "
                 f"{TRAINING_SHARE:.0%} of their bfloat16 peak; {hours.total * len(made.runs):,.0f} for all runs"
             )
+    changing = dict.fromkeys(entry for run in made.runs for entry in _schedules(run.experiment).items())
+    lines += [f"changes {path} {schedule}" for path, schedule in changing]
     others = sum(batch_algebra(run.experiment) != batch for run in made.runs)
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")

@@ -1,0 +1,157 @@
+"""Values that change over training: where a number may stand, `{schedule: [[1, 0.1], [200, 0.3]], between: linear}`."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+
+from pydantic import Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
+
+from specs.errors import Issue, IssueError
+from specs.schema.base import Spec
+from specs.schema.fields import SIGNS, describe, number
+
+
+class ValueSchedule(Spec):
+    """A value that changes over training. It depends on the step alone, so that a resumed run goes on as it was."""
+
+    schedule: tuple[tuple[Annotated[int, Field(ge=0)], float], ...] = Field(min_length=1)
+    """Points of [step, value], steps increasing. They are the run's own steps, whose first is 1, as in every record.
+    Before the first point the value is the first point's; after the last one it is the last point's."""
+    between: Literal["step", "linear", "cosine"] = "step"
+    """step: a point's value holds until the next point; linear: straight from one to the next; cosine: half a wave,
+    level at both."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        for index, ((step, _), (following, _)) in enumerate(pairwise(self.schedule), 1):
+            if following <= step:
+                raise IssueError(Issue("steps must increase", ("schedule", index, 0), f"{following} after {step}"))
+        return self
+
+    def at(self, step: int) -> float:
+        """The value at a step.
+
+        Example: half-way up a ramp.
+            >>> ValueSchedule(schedule=((1, 0.25), (201, 0.75)), between="linear").at(101)
+            0.5
+        """
+        if step <= self.schedule[0][0]:
+            return self.schedule[0][1]
+        for (start, value), (end, following) in pairwise(self.schedule):
+            if step < end:
+                return value + self._share((step - start) / (end - start)) * (following - value)
+        return self.schedule[-1][1]
+
+    def _share(self, progress: float) -> float:
+        """Of the way from one value to the next, after this share of the steps between them."""
+        if self.between == "step":
+            return 0.0
+        return progress if self.between == "linear" else (1 - math.cos(math.pi * progress)) / 2
+
+    def phases(self) -> set[int]:
+        """The steps of the points, and those in the middle of each ramp."""
+        points = [max(1, step) for step, _ in self.schedule]
+        ramps = pairwise(points) if self.between != "step" else ()
+        return {*points, *((start + end) // 2 for start, end in ramps)}
+
+    def __str__(self) -> str:
+        values, steps = zip(*((f"{value:g}", str(step)) for step, value in self.schedule), strict=True)
+        if len(values) == 1:
+            return f"{values[0]}"
+        way = "held" if self.between == "step" else self.between
+        return f"{' -> '.join(values)} ({way}, steps {', '.join(steps)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedulable:
+    """Stands in the annotation of a field that takes a number or a ValueSchedule: the bounds of the number, which every
+    value of the schedule keeps too."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        kind = next(kind for kind in get_args(source) if kind is not ValueSchedule)
+        bounds = {name: bound for name, bound in asdict(self).items() if bound is not None}
+
+        def check(schedule: ValueSchedule) -> ValueSchedule:
+            errors = [
+                InitErrorDetails(
+                    type="value_error", loc=("schedule", index, 1), input=value, ctx={"error": IssueError(issue)}
+                )
+                for index, (_, value) in enumerate(schedule.schedule)
+                if (issue := self._issue(value, kind))
+            ]
+            if errors:
+                raise ValidationError.from_exception_data("schedule", errors)
+            return schedule
+
+        scheduled = core_schema.no_info_after_validator_function(check, handler.generate_schema(ValueSchedule))
+        return core_schema.tagged_union_schema(
+            {"number": handler.generate_schema(Annotated[kind, Field(**bounds)]), "schedule": scheduled},
+            lambda value: "schedule" if isinstance(value, (dict, ValueSchedule)) else "number",
+        )
+
+    def _issue(self, value: float, kind: type) -> Issue | None:
+        """What is wrong with one value of a schedule, in the words for a number of this kind."""
+        message = ""
+        if kind is int and not value.is_integer():
+            message = "must be a whole number"
+        for name, holds in (("gt", value.__gt__), ("ge", value.__ge__), ("lt", value.__lt__)):
+            bound = getattr(self, name)
+            if bound is not None and not holds(bound):
+                message = message or f"must be {SIGNS[name]} {number(bound)}"
+        bounded: Any = Annotated[kind, self]
+        allowed = describe(kind, FieldInfo.from_annotation(bounded))
+        return Issue(message, given=number(value), allowed=allowed) if message else None
+
+
+def value_at(value: float | ValueSchedule, step: int) -> float:
+    """The value of a field at a step."""
+    return value.at(step) if isinstance(value, ValueSchedule) else value
+
+
+def largest(value: float | ValueSchedule) -> float:
+    """The largest value that a field ever has."""
+    return max(point for _, point in value.schedule) if isinstance(value, ValueSchedule) else value
+
+
+def constant(value: float | ValueSchedule) -> float:
+    """The number of a field whose section has gone through `at_step`.
+
+    Raises:
+        ValueError: it has not, and the field is scheduled.
+    """
+    if isinstance(value, ValueSchedule):
+        raise ValueError(f"the value changes over training ({value}): take at_step(objective, step)")
+    return value
+
+
+Section = TypeVar("Section", bound=Spec)
+
+
+def at_step(section: Section, step: int) -> Section:
+    """The section with a number in place of each schedule; the section itself where nothing is scheduled."""
+    changed: dict[str, Any] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, ValueSchedule):
+            changed[name] = value.at(step)
+        elif isinstance(value, Spec) and (inner := at_step(value, step)) is not value:
+            changed[name] = inner
+    return section.model_copy(update=changed) if changed else section
+
+
+def schedules_in(section: Spec) -> Iterator[tuple[tuple[str, ...], ValueSchedule]]:
+    """Path and schedule of each scheduled field of a section and of the sections inside it."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, ValueSchedule):
+            yield (name,), value
+        elif isinstance(value, Spec):
+            yield from (((name, *path), schedule) for path, schedule in schedules_in(value))

@@ -1,0 +1,178 @@
+"""Training with values that change over the steps: the record, the weights, the reference, the certificate."""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rpg.certificate.certificate import certify
+from rpg.objectives import token_losses
+from specs import parse_objective
+from specs.schema.objective import Objective
+from specs.schema.schedule import at_step, schedules_in
+from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start
+
+STEPS = 4
+PLAIN: dict[str, Any] = {
+    "objective": {"type": "rpg", "kl_coef": 0.1, "clip": {"type": "dual", "low": 0.01, "high": 0.02}},
+    "reference": {"source": "snapshot", "update": {"every_steps": 2}},
+}
+POINTS: dict[str, Any] = {
+    "objective": {
+        "kl_coef": {"schedule": [[1, 0.1]], "between": "cosine"},
+        "clip": {"type": "dual", "low": {"schedule": [[3, 0.01]]}, "high": {"schedule": [[0, 0.02], [9, 0.02]]}},
+    },
+    "reference": {"source": "snapshot", "update": {"every_steps": {"schedule": [[1, 2]]}}},
+}
+RAMPS: dict[str, Any] = {
+    "objective": {
+        "kl_coef": {"schedule": [[2, 0], [4, 0.4]], "between": "linear"},
+        "clip": {"type": "dual", "low": 0.01, "high": {"schedule": [[1, 0.02], [3, 1e-3]], "between": "step"}},
+    },
+    "reference": {"source": "snapshot", "update": {"every_updates": 3}},
+}
+IN_THE_REWARD: dict[str, Any] = {"objective": {"type": "rloo", "kl_coef": {"schedule": [[1, 0], [3, 2]]}}}
+RUNS = {"plain": PLAIN, "points": POINTS, "ramps": RAMPS, "reward": IN_THE_REWARD}
+SCHEDULED = ("kl_coef", "clip/low", "clip/high", "reference/every_steps")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with each run, and with the ramps gone on from step 2, called `ramps-again`."""
+    inputs, place = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("runs")
+    make_inputs(inputs)
+    training = {"steps": STEPS, "checkpoint": {"every_steps": 2}, "optimizer": {"learning_rate": 0.03}}
+    made = [str(make_run(inputs, place / name, training=training, **changes)) for name, changes in RUNS.items()]
+    ramps = place / "ramps"
+    finish(start([sys.executable, "-m", "tests.rpg.train_worker", *made, f"{ramps}:{ramps}-again"]), seconds=400)
+    return place
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / f"weights/step-{STEPS:06}/model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], two[name]) for name in one | two)
+
+
+def metrics(run: Path) -> dict[str, list[float]]:
+    """Name -> the values of the steps, from 1."""
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for row in sorted(rows(run, "metrics"), key=lambda row: row["step"]):
+        by_name[row["name"]].append(row["value"])
+    return by_name
+
+
+def test_schedules_of_one_value_train_the_weights_of_the_plain_numbers_bit_for_bit(runs: Path) -> None:
+    assert same(weights(runs / "plain"), weights(runs / "points"))
+    assert not same(weights(runs / "plain"), weights(runs / "ramps"))
+    plain, points = (
+        {name: values for name, values in metrics(runs / run).items() if not name.startswith(("time", "tokens", "mem"))}
+        for run in ("plain", "points")
+    )
+    assert plain == {name: values for name, values in points.items() if name not in SCHEDULED}
+
+
+def test_what_is_scheduled_is_on_record_at_every_step_and_nothing_else_is(runs: Path) -> None:
+    recorded = {run: {name: metrics(runs / run)[name] for name in SCHEDULED} for run in ("plain", "points", "ramps")}
+    assert not any(recorded["plain"].values())
+    assert recorded["points"] == {
+        "kl_coef": [0.1] * STEPS,
+        "clip/low": [0.01] * STEPS,
+        "clip/high": [0.02] * STEPS,
+        "reference/every_steps": [2.0] * STEPS,
+    }
+    assert recorded["ramps"] == {
+        "kl_coef": pytest.approx([0, 0, 0.2, 0.4]),
+        "clip/low": [],
+        "clip/high": [0.02, 0.02, 0.001, 0.001],
+        "reference/every_steps": [],
+    }
+
+
+def test_a_run_that_goes_on_in_the_middle_of_a_ramp_is_the_run_that_did_not_stop(runs: Path) -> None:
+    assert same(weights(runs / "ramps"), weights(runs / "ramps-again"))
+    assert metrics(runs / "ramps")["kl_coef"] == metrics(runs / "ramps-again")["kl_coef"]
+
+
+def test_a_divergence_in_the_reward_follows_its_weight(runs: Path) -> None:
+    rollouts, tokens = rows(runs / "reward", "rollouts"), rows(runs / "reward", "tokens")
+    for step, weight in ((2, 0.0), (3, 2.0)):
+        # rloo: the reward less the weight times the response's log(old / reference), less the mean of the others
+        penalized = {row["rollout_id"]: row["reward"] for row in rollouts if row["step"] == step}
+        for row in tokens:
+            if row["step"] == step:
+                penalized[row["rollout_id"]] -= weight * (row["old_logprob"] - row["ref_logprob"])
+        groups = defaultdict(list)
+        for row in rollouts:
+            if row["step"] == step:
+                groups[row["group_id"]].append((penalized[row["rollout_id"]], row["advantage"]))
+        for members in groups.values():
+            mean = sum(value for value, _ in members) / len(members)
+            for value, advantage in members:
+                assert advantage == pytest.approx((value - mean) * len(members) / (len(members) - 1), abs=1e-4)
+
+
+def test_the_reference_moves_after_the_step_whose_updates_reach_the_count(runs: Path) -> None:
+    # two updates a step: the third is in step 2, so step 3 has a new reference, and step 5 would have
+    versions = {row["step"]: row["reference_version"] for row in rows(runs / "ramps", "rollouts")}
+    assert versions == {1: 0, 2: 0, 3: 1, 4: 1}
+    moved = [row["message"] for row in rows(runs / "ramps", "events") if row["kind"] == "reference_moved"]
+    assert moved == ["version 1 after step 2: 4 updates since the last move", "version 2 after step 4: 4 updates since"
+                     " the last move"]  # fmt: skip
+
+
+def test_a_run_keeps_the_certificate_of_each_phase(runs: Path) -> None:
+    plain = json.loads((runs / "plain/certificate.json").read_text())
+    assert plain["holds"]
+    steps = json.loads((runs / "ramps/certificate.json").read_text())["steps"]
+    assert list(steps) == ["1", "2", "3", "4"]
+    assert all(certificate["holds"] for certificate in steps.values())
+    weights = {step: certificate["objective"]["kl_coef"] for step, certificate in steps.items()}
+    assert weights == {"1": 0, "2": 0, "3": pytest.approx(0.2), "4": 0.4}
+    assert steps["1"]["claimed"] == "expected reward of each token, in states of the sampler"
+    assert "less the reverse KL" in steps["4"]["claimed"]
+
+
+SCHEDULED_OBJECTIVES: list[dict[str, Any]] = [
+    {"type": kind, "kl_coef": {"schedule": [[1, 0], [40, 0.3], [90, 0.1]], "between": between}, "clip": {**clip, **low}}
+    for kind, clip in (("rpg", {"type": "dual"}), ("rpg", {"type": "truncate"}), ("ppo", {}), ("rloo", {}))
+    for between in ("step", "linear", "cosine")
+    for low in [{"low": {"schedule": [[1, 0.1], [50, 0.4]], "between": between}}]
+]
+
+
+@pytest.mark.parametrize("values", SCHEDULED_OBJECTIVES, ids=lambda values: f"{values['type']}-{values['clip']['low']}")
+def test_the_certificate_holds_at_any_step(values: dict[str, Any]) -> None:
+    objective = parse_objective(values)
+    claims = {step: certify(at_step(objective, step)) for step in (1, 2, 20, 39, 40, 47, 90, 200)}
+    assert all(certificate.holds for certificate in claims.values())
+    assert {certificate.objective["clip"]["low"] for certificate in claims.values()} >= {0.1, 0.4}
+
+
+def test_a_loss_asks_for_the_step_of_an_objective_that_changes() -> None:
+    objective = parse_objective({"type": "dapo", "clip": {"high": {"schedule": [[1, 0.1], [9, 0.3]]}}})
+    assert losses(at_step(objective, 1)) == [pytest.approx(-1.1)]
+    assert losses(at_step(objective, 9)) == [pytest.approx(-1.3)]
+    assert dict(schedules_in(objective)).keys() == {("clip", "high")}
+    with pytest.raises(ValueError, match="take at_step"):
+        losses(objective)
+
+
+def losses(objective: Objective) -> list[float]:
+    """Of one token with ratio 2 and advantage 1."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    return token_losses(
+        objective,
+        logprobs=torch.log(2 * one),
+        old_logprobs=0 * one,
+        ref_logprobs=0 * one,
+        advantages=one,
+        response_mask=one,
+    )[0].tolist()
