@@ -72,7 +72,9 @@ class Parts:
         """The sampler's answers to each evaluation problem. All ranks call it while the sampler is idle."""
         if self.evaluation is None:
             return []
-        return answers(self.spec, self.evaluation, self.tokenizer, self.sampler, self.scorer, self.device)
+        answered = answers(self.spec, self.evaluation, self.tokenizer, self.sampler, self.scorer, self.device)
+        self.sampler.forget()
+        return answered
 
     def sentinel_metrics(self) -> dict[str, float]:
         """The last check's metric: how far this rank's sampler was from the learner, nats. Empty without a sentinel."""

@@ -72,6 +72,40 @@ def _of_dataset(dataset: str, tables: Mapping[str, "_Table"], confidence: float)
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """A group's accuracy over the steps at which all its runs were evaluated, on one dataset."""
+
+    label: str
+    dataset: str
+    by_step: Mapping[int, Interval]
+
+
+def accuracies_by_step(
+    groups: Sequence[Group], evaluated: Mapping[str, BySteps], *, confidence: float = 0.95
+) -> list[Accuracy]:
+    """One per dataset and group, in the order given; intervals and spread of the seeds as those of `Outcome.after`."""
+    results = []
+    for dataset, by_run in evaluated.items():
+        tables = [_tables_by_step(group, by_run) for group in groups]
+        steps = sorted(set().union(*tables))
+        spreads = {step: spread_of([table[step] for table in tables if step in table]) for step in steps}
+        for group, by_step in zip(groups, tables, strict=True):
+            intervals = {
+                step: mean_interval(table, confidence=confidence, spread=spreads[step])
+                for step, table in by_step.items()
+            }
+            results.append(Accuracy(group.label, dataset, intervals))
+    return results
+
+
+def _tables_by_step(group: Group, by_run: BySteps) -> dict[int, np.ndarray]:
+    """A group's scores [seeds, problems] at each step that all its runs with results have, by step."""
+    runs = [by_run[run.run_id] for run in group.runs if by_run.get(run.run_id)]
+    steps = sorted(set.intersection(*map(set, runs))) if runs else []
+    return {step: _stack(runs, step, _problems(runs, step)) for step in steps}
+
+
 def headline(results: Sequence[Outcome]) -> str:
     """The answer in a sentence or two, about the first dataset."""
     if not results:
@@ -112,9 +146,14 @@ def _table(group: Group, by_run: BySteps) -> _Table | None:
         return None
     last = min(max(steps) for steps in runs)
     runs = [steps for steps in runs if last in steps]
-    problems = tuple(sorted(set.intersection(*(set(steps[last]) for steps in runs))))
+    problems = _problems(runs, last)
     has_before = last > 0 and all(set(problems) <= set(steps.get(0, ())) for steps in runs)
     return _Table(problems, _stack(runs, last, problems), _stack(runs, 0, problems) if has_before else None, last)
+
+
+def _problems(runs: Sequence[Mapping[int, Scores]], step: int) -> tuple[str, ...]:
+    """Those that every run answered at the step."""
+    return tuple(sorted(set.intersection(*(set(steps[step]) for steps in runs))))
 
 
 def _stack(runs: Sequence[Mapping[int, Scores]], step: int, problems: Sequence[str]) -> np.ndarray:

@@ -34,6 +34,8 @@ class Line:
     """Drawn as stairs, as for the best value so far."""
     dots: bool = False
     """Drawn as separate points."""
+    band: tuple[Sequence[Point], Sequence[Point]] = ((), ())
+    """The lower and the upper ends of the values' intervals: the space between them is shaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +88,18 @@ def number(value: float) -> str:
 
 def line_chart(lines: Sequence[Line], *, title: str, x_label: str = "step") -> Markup:
     """Lines over a shared x; empty where no line has a finite point."""
-    lines = [replace(line, points=thin(line.points)) for line in lines]
+    lines = [replace(line, points=thin(line.points), band=(thin(line.band[0]), thin(line.band[1]))) for line in lines]
     points = [point for line in lines for point in line.points]
     if not points:
         return Markup("")
+    ends = [point for line in lines for end in line.band for point in end]
     across = [x for x, _ in points]
     first, last = min(across), max(across)
     # From the first point to the last: round ends are for y alone.
     x = Axis(first, last if last > first else first + 1, axis(across, ticks=6).ticks)
-    frame = Frame(x, axis([y for _, y in points]))
-    drawn = "".join(_line(line, frame) for line in sorted(lines, key=lambda line: not line.faint))
+    frame = Frame(x, axis([y for _, y in (*points, *ends)]))
+    drawn = "".join(_band(line, frame) for line in lines)
+    drawn += "".join(_line(line, frame) for line in sorted(lines, key=lambda line: not line.faint))
     return frame.svg(title, drawn, x_label, hover=_hover(lines, frame))
 
 
@@ -157,6 +161,12 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 def color_class(index: int) -> str:
     """The style sheet's class for an index into the palette, which has eight colours and then repeats."""
     return f"c{index % 8}"
+
+
+def _band(line: Line, frame: Frame) -> str:
+    lower, upper = line.band
+    corners = " ".join(f"{x},{y}" for x, y in map(frame.at, (*lower, *reversed(upper))))
+    return f'<polygon class="band {color_class(line.color)}" points="{corners}"/>' if corners else ""
 
 
 def _line(line: Line, frame: Frame) -> str:

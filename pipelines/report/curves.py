@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from pipelines.report.answer import Accuracy
 from pipelines.report.charts import Line, Point, line_chart, number
 from pipelines.report.evidence import Group
 from specs.metrics import CHARTED
@@ -25,6 +26,30 @@ def learning_curves(groups: Sequence[Group], curves: Curves) -> tuple[list[Marku
         elif values:
             charts.append(line_chart(_lines(groups, by_run), title=metric.heading))
     return charts, constant
+
+
+def accuracy_curves(accuracies: Sequence[Accuracy]) -> list[Markup]:
+    """A chart of each dataset on which some group was evaluated between its first and its last step too."""
+    charts = []
+    for dataset in dict.fromkeys(accuracy.dataset for accuracy in accuracies):
+        drawn = [accuracy for accuracy in accuracies if accuracy.dataset == dataset]
+        if any(len(accuracy.by_step) > 2 for accuracy in drawn):
+            lines = [_accuracy_line(accuracy, color) for color, accuracy in enumerate(drawn)]
+            charts.append(line_chart(lines, title=f"Accuracy on {dataset}"))
+    return charts
+
+
+def _accuracy_line(accuracy: Accuracy, color: int) -> Line:
+    intervals = accuracy.by_step.items()
+    return Line(
+        [(step, interval.value) for step, interval in intervals],
+        label=accuracy.label,
+        color=color,
+        band=(
+            [(step, interval.low) for step, interval in intervals],
+            [(step, interval.high) for step, interval in intervals],
+        ),
+    )
 
 
 def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:

@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from pipelines.home import Home
 from pipelines.report import evidence
-from pipelines.report.answer import Outcome, headline, outcomes
-from pipelines.report.curves import learning_curves
+from pipelines.report.answer import Outcome, accuracies_by_step, headline, outcomes
+from pipelines.report.curves import accuracy_curves, learning_curves
 from pipelines.report.endings import LAST_STEPS, FinalMetric, final_metrics
 from pipelines.report.evidence import Group, Run, trouble_of
 from pipelines.report.page import publish, render
@@ -43,11 +43,13 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
     run_ids = [run.run_id for run in runs]
     confidence = runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
     with Store.open(home.root) as store:
-        results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
+        evaluated = evidence.accuracies(store, run_ids)
         curves = evidence.metric_curves(store, run_ids)
         measures = _measures(store, runs)
         trouble = trouble_of(store, run_ids)
         best, worst = (evidence.sample_responses(store, run_ids, best=side) for side in (True, False))
+    results = outcomes(groups, evaluated, confidence=confidence)
+    on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence))
     charts, flat = learning_curves(groups, curves)
     return render(
         "experiment.html",
@@ -64,7 +66,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         measures=measures,
         endings=_endings(final_metrics(groups, curves, confidence=confidence)) if len(groups) > 1 else {},
         last_steps=LAST_STEPS,
-        charts=charts,
+        charts=[*on_the_way, *charts],
         flat=flat,
         legend=[(group.label, index % 8) for index, group in enumerate(groups)],
         faint=any(len(group.runs) > 1 for group in groups),

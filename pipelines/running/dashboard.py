@@ -76,17 +76,28 @@ class ProgressBar:
 
 
 def publish_learning_curve(execution: RunExecution) -> None:
-    """The reward over the steps; nothing where no step was recorded."""
-    sql = "select step, value from metrics where run_id = ? and name = ? order by step"
+    """The reward over the steps, and the accuracies measured on the way; nothing where no step was recorded."""
+    rewards = "select step, value from metrics where run_id = ? and name = ? order by step"
+    accuracies = (
+        "select dataset, metric, list((step, value) order by step) from evaluations"
+        " where run_id = ? and metric like 'mean@%' group by all having count(*) > 1 order by dataset"
+    )
     with Store.open(execution.home.root) as store:
-        rows = store.query(sql, (execution.run_id, REWARD.name)).rows
-    if rows:
-        text = f"# Learning curve\n\n{curve_mermaid([(int(step), float(value)) for step, value in rows])}"
+        curves = [(REWARD.heading, store.query(rewards, (execution.run_id, REWARD.name)).rows)]
+        for dataset, metric, points in store.query(accuracies, (execution.run_id,)).rows:
+            curves.append((f"{metric} on {dataset}", [tuple(point.values()) for point in points]))
+    charts = [
+        curve_mermaid([(int(step), float(value)) for step, value in points], heading)
+        for heading, points in curves
+        if points
+    ]
+    if charts:
+        text = "\n\n".join(["# Learning curve", *charts])
         create_markdown_artifact(text, key=key(execution, "learning-curve"), description=REWARD.heading)
 
 
-def curve_mermaid(points: Sequence[tuple[int, float]]) -> str:
-    """An xychart of (step, reward), thinned by averaging neighbours where there are many points."""
+def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:
+    """An xychart of (step, value), thinned by averaging neighbours where there are many points."""
     width = -(-len(points) // _CURVE_POINTS)
     parts = [points[start : start + width] for start in range(0, len(points), width)]
     values = [sum(value for _, value in part) / len(part) for part in parts]
@@ -98,7 +109,7 @@ def curve_mermaid(points: Sequence[tuple[int, float]]) -> str:
             _CURVE_THEME,
             "xychart-beta",
             f'  x-axis "step" {points[0][0]} --> {max(points[-1][0], points[0][0] + 1)}',
-            f'  y-axis "{REWARD.heading}" {low - margin:.4f} --> {high + margin:.4f}',
+            f'  y-axis "{heading}" {low - margin:.4f} --> {high + margin:.4f}',
             f"  line [{', '.join(f'{value:.4f}' for value in values)}]",
             "```",
         ]

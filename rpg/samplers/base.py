@@ -57,6 +57,10 @@ class Sampler(Protocol):
         """Logprobs of the tokens after the prompt, under the sampler's present weights, nats; for the sentinel."""
         ...
 
+    def forget(self) -> None:
+        """Drops what is kept of earlier calls of `generate`, so that the next one is as if they had not been."""
+        ...
+
     def close(self) -> None:
         """Frees what the sampler holds."""
         ...

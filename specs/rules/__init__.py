@@ -96,6 +96,13 @@ def _evaluation_sets(experiment: Experiment) -> Iterator[Issue]:
                 allowed=", ".join(known) or "none: data.evaluation is empty",
             )
     yield from _repeated(experiment.evaluation.datasets, ("evaluation", "datasets"), "the set is named twice")
+    if experiment.evaluation.every_steps and not experiment.data.evaluation:
+        yield Issue(
+            "there is no evaluation set",
+            ("evaluation", "every_steps"),
+            given=str(experiment.evaluation.every_steps),
+            hint="name a set in data.evaluation, or leave every_steps out",
+        )
 
 
 def _names(experiment: Experiment) -> Iterator[Issue]:
@@ -233,6 +240,13 @@ def _idle_evaluation(experiment: Experiment) -> Iterator[Issue]:
             ("evaluation", "checkpoints"),
             given="all, with training.export_every_steps 0",
             hint="set training.export_every_steps",
+        )
+    if evaluation.every_steps >= experiment.training.steps:
+        yield Issue(
+            "nothing is evaluated during training",
+            ("evaluation", "every_steps"),
+            given=f"every {evaluation.every_steps} steps of {experiment.training.steps}",
+            hint="lower every_steps, or leave it out: the last step is evaluated after training in any case",
         )
 
 

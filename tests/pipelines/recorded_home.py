@@ -37,8 +37,9 @@ def record_run(
     problems: int = 60,
     status: str = "finished",
     experiment: str = "sums",
+    on_the_way: Mapping[int, float] | None = None,
 ) -> str:
-    """One finished run whose accuracy moves from `before` to `after`, about."""
+    """One finished run whose accuracy moves from `before` to `after`, about; `on_the_way`: at steps between."""
     directory, cell = home.run(run_id), dict(values or {})
     spec = json.loads(json.dumps(SPEC)) | {"seeds": [seed], "name": experiment}
     for path, value in cell.items():
@@ -55,7 +56,7 @@ def record_run(
     write(directory / "attempts/0001.json", {"attempt": 1, "resumed_from_step": 0, "started_at": START.isoformat()})
     rng = np.random.default_rng([seed, *map(ord, run_id)])
     _training(directory, run_id, steps, before, after, rng)
-    _evaluation(directory, run_id, problems, {0: before, steps: after}, rng)
+    _evaluation(directory, run_id, problems, {0: before, **(on_the_way or {}), steps: after}, rng)
     return run_id
 
 

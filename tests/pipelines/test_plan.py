@@ -82,6 +82,7 @@ def finish(run: RunPlan, home: Home) -> None:
     ("override", "stages"),
     [
         ("evaluation.samples_per_problem=8", {"evaluate", "report"}),
+        ("evaluation.every_steps=1", {"train", "evaluate", "report"}),
         ("objective.kl_coef=0.1", {"train", "evaluate", "report"}),
         ("seeds=[3]", {"train", "evaluate", "report"}),
         ("model.seed=4", {"base", "train", "evaluate", "report"}),

@@ -14,7 +14,7 @@ from tiny_study import Evaluator, write_study
 
 from pipelines.home import Home
 from pipelines.report import charts, evidence, write_experiment_report, write_run_report
-from pipelines.report.answer import headline, outcomes, points
+from pipelines.report.answer import accuracies_by_step, headline, outcomes, points
 from pipelines.report.charts import Line, axis, line_chart, thin
 from pipelines.report.evidence import Group, differences, flatten
 from pipelines.report.plots import Mark, bar_chart, interval_chart
@@ -74,6 +74,22 @@ def test_a_runs_page_shows_its_gain_its_responses_and_its_times(home: Home) -> N
     assert "gold answer 99" in text
     assert "2 min 30 s" in text
     assert "&#34;kl_coef&#34;: 0.01" in text
+
+
+def test_accuracy_on_the_way_is_drawn_over_the_steps_with_its_intervals(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    runs = [record_run(home, f"sums-s{seed}", seed=seed, on_the_way={20: 0.5, 40: 0.6}) for seed in range(2)]
+    record_experiment(home, runs)
+    groups = evidence.experiment_groups(home, "sums")
+    with Store.open(home.root) as store:
+        evaluated = evidence.accuracies(store, runs)
+    (drawn,) = accuracies_by_step(groups, evaluated)
+    assert list(drawn.by_step) == [0, 20, 40, 60]
+    assert drawn.by_step[60] == outcomes(groups, evaluated)[0].after
+    text = write_experiment_report(home, "sums").read_text()
+    _intervals, chart = re.findall(r'<svg[^>]*aria-label="Accuracy on two-terms".*?</svg>', text, re.S)
+    (band,) = re.findall(r'<polygon class="band c0" points="([^"]*)"', chart)
+    assert len(band.split()) == 8
 
 
 def test_recorded_text_cannot_become_markup(tmp_path: Path) -> None:

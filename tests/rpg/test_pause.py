@@ -1,7 +1,10 @@
 """Training that evaluates on its way, pauses and goes on is training that does not, bit for bit."""
 
 import json
+import signal
+import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from tests.rpg.tiny_run import PROBLEMS, make_inputs, make_run, rows, train
+from pipelines.launchers.local import local_command
+from rpg.processes.exit_cause import STOPPED
+from tests.rpg.stage_jobs import run_stage
+from tests.rpg.tiny_run import PROBLEMS, finish, free_port, make_inputs, make_run, rows, start, train
 
 STEPS = 8
 SAMPLES = 4
@@ -21,6 +27,8 @@ EVALUATION = {"samples_per_problem": SAMPLES, "max_response_length": 12}
 """Longer responses than those of training, which are of 8 tokens."""
 CHANGES: dict[str, dict[str, Any]] = {"training": TRAINING, "data": DATA, "evaluation": EVALUATION}
 EVERY_TWO = {**CHANGES, "evaluation": {**EVALUATION, "every_steps": 2}}
+BOTH = {"without": CHANGES, "with": EVERY_TWO}
+TWO_RANKS = {name: {**changes, "training": {**TRAINING, "ranks": 2}} for name, changes in BOTH.items()}
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +114,84 @@ def test_evaluation_on_the_way_changes_nothing_in_training(inputs: Path, tmp_pat
     assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)
     timed = {row["step"] for row in rows(run_dir, "metrics") if row["name"] == "time/evaluate"}
     assert timed == {2, 4, 6}
+
+
+def test_killed_while_it_evaluates_a_run_goes_on_with_every_row_once(
+    inputs: Path, tmp_path: Path, straight: Path
+) -> None:
+    # So many that two problems are answered at a time, and there are moments in the middle of an evaluation.
+    many = {"evaluation": {**EVERY_TWO["evaluation"], "samples_per_problem": 512}}
+    run_dir = make_run(inputs, tmp_path / "run", **CHANGES | many)
+    for lines in (2, 5):
+        process = start([sys.executable, "-m", "rpg.train", str(run_dir)])
+        assert process.stdout is not None
+        answered = (line for line in process.stdout if "problems answered" in line)
+        for _ in range(lines):
+            assert next(answered)
+        process.send_signal(signal.SIGKILL)
+        finish(process, expect=-signal.SIGKILL)
+    train(run_dir)
+    assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * 512)
+    assert_trained_alike(run_dir, straight)
+
+
+def test_asked_to_stop_before_an_evaluation_a_run_evaluates_when_it_goes_on(
+    inputs: Path, tmp_path: Path, straight: Path
+) -> None:
+    run_dir = make_run(inputs, tmp_path / "run", **EVERY_TWO)
+    # A cancel file makes it stop after its first step; it goes on until a step that is then due again.
+    for _ in range(2):
+        (run_dir / "cancel").touch()
+        train(run_dir, expect=STOPPED)
+    assert evaluated(run_dir) == {}
+    train(run_dir)
+    assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)
+    assert_trained_alike(run_dir, straight)
+
+
+def test_the_rows_are_those_of_the_evaluate_stage_for_the_same_weights(inputs: Path, tmp_path: Path) -> None:
+    run_dir = make_run(inputs, tmp_path / "run", **EVERY_TWO | {"training": {**TRAINING, "export_every_steps": 4}})
+    train(run_dir)
+    spec = json.loads((run_dir / "spec.json").read_text())
+    spec["evaluation"]["checkpoints"] = "all"
+    stage = run_stage("evaluate", tmp_path, spec, data=inputs / "data", base=inputs / "base", run=run_dir)
+    assert stage.code == 0, stage.errors
+    for table in ("evaluations", "evaluation_samples"):
+        measured = [plain(row) for row in rows(run_dir, table) if row["step"] == 4]
+        (file,) = (stage.out / "segments" / table).glob("a0001-s000004-*.parquet")
+        assert measured == [plain(row) for row in pq.read_table(file).to_pylist()]
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("run_id", "fingerprint", "attempt")}
+
+
+@pytest.mark.long
+def test_two_ranks_share_the_problems_and_train_as_if_they_did_not(inputs: Path, tmp_path: Path) -> None:
+    runs = [make_run(inputs, tmp_path / name / "run", **changes) for name, changes in TWO_RANKS.items()]
+    for run_dir in runs:
+        finish(start(local_command(run_dir, 2, free_port())))
+    assert_trained_alike(*runs)
+    assert evaluated(runs[0]) == {}
+    assert evaluated(runs[1]) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)
+
+
+@pytest.mark.long
+def test_batches_sampled_ahead_are_those_without_evaluation(inputs: Path, tmp_path: Path) -> None:
+    ahead = {"rollout": {"max_staleness": 2}}
+    runs = [make_run(inputs, tmp_path / name / "run", **spec, **ahead) for name, spec in BOTH.items()]
+    for run_dir in runs:
+        train(run_dir)
+    assert_trained_alike(*runs)
+    assert evaluated(runs[1]) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_a_vllm_engine_evaluates_and_samples_on_as_if_it_had_not(inputs: Path, tmp_path: Path) -> None:
+    vllm = {"rollout": {"engine": "vllm"}}
+    runs = [make_run(inputs, tmp_path / name / "run", **spec, **vllm) for name, spec in BOTH.items()]
+    for run_dir in runs:
+        train(run_dir)
+    assert_trained_alike(*runs)
+    assert evaluated(runs[1]) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)

@@ -68,6 +68,11 @@ def test_what_cannot_be_is_refused(old, new, said):
     assert f": {said}" in message(changed(old, new))
 
 
+def test_there_is_nothing_to_evaluate_during_training_without_an_evaluation_set():
+    text = changed("  evaluation:\n" + EVALUATION, "") + "evaluation: {every_steps: 1}\n"
+    assert "spec.yaml:22: evaluation.every_steps: there is no evaluation set\n" in message(text)
+
+
 def test_seeds_just_far_enough_apart_share_no_problem():
     assert warnings(changed("seed: 1000", "seed: 100")) == "0 warnings"
 
@@ -103,6 +108,7 @@ def test_a_clip_that_can_never_fire_is_named():
         ),
         ("training:", "evaluation: {temperature: 0}\ntraining:", "every sample of a problem is the same"),
         ("training:", "evaluation: {checkpoints: all}\ntraining:", "only the first and the last checkpoint"),
+        ("training:", "evaluation: {every_steps: 4}\ntraining:", "nothing is evaluated during training"),
         ("group_size: 4", "group_size: 4\n  schedule: {warmup_updates: 8}", "the learning rate never reaches its peak"),
         ("rollout: {", "rollout: {correction: {bound: 3}, ", "rollout.correction.bound: the bound has no effect"),
         ("rollout: {", "rollout: {correction: {type: mask}, ", "rollout.correction: the correction can never act"),

@@ -103,6 +103,28 @@ def test_every_roll_back_stays_on_record_however_far_a_later_one_goes(tmp_path: 
     assert seen(tmp_path, "select step from events where kind = 'stepped' order by step") == [(1,), (2,)]
 
 
+def test_an_evaluation_on_the_way_counts_once_the_last_one_of_its_step(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "r1")
+    run.start(1)
+    run.evaluate_on_the_way(2, 0.2)
+    run.evaluate_on_the_way(4, 0.4)
+    run.evaluate_on_the_way(6, 0.6)
+    run.start(2, resumed_from_step=4)
+    run.evaluate_on_the_way(4, 0.45)
+    run.evaluate_on_the_way(8, 0.8)
+    run.evaluate_on_the_way(10, 0.9)
+    run.evaluate_on_the_way(12, 0.1, fingerprint="b" * 64)
+    run.evaluate(accuracy=0.7)
+    for _ in range(2):
+        with Store.open(tmp_path) as store:
+            measured = store.query("select step, value from evaluations order by step").rows
+            samples = store.query("select step, response from evaluation_samples order by step").rows
+        assert [step for step, _ in measured] == [0, 2, 4, 8, 10], "step 6 is superseded, step 12 of other settings"
+        assert [value for _, value in measured] == pytest.approx([0.4, 0.2, 0.45, 0.8, 0.7])
+        assert samples == [(2, "0.2"), (4, "0.45"), (8, "0.8"), (10, "2")]
+        ingest(tmp_path)
+
+
 def test_another_run_s_attempts_supersede_nothing(tmp_path: Path) -> None:
     for name in ("a-1", "a-2"):
         run = RecordedRun(tmp_path, name)

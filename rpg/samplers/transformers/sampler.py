@@ -116,6 +116,9 @@ class TransformersSampler:
         """Logprobs of the tokens after the prompt, nats, from one pass without a cache."""
         return model_logprobs(self._model, token_ids, prompt_length=prompt_length, temperature=temperature)
 
+    def forget(self) -> None:
+        """Nothing is kept of earlier calls."""
+
     def close(self) -> None:
         """Nothing is held between calls."""
 

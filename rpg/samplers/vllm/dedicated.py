@@ -105,6 +105,10 @@ class DedicatedSampler:
         )
         return logprobs
 
+    def forget(self) -> None:
+        """See VllmSampler."""
+        self.call("forget")
+
     def call(self, method: str, /, **arguments: Any) -> Any:
         """Calls a method of the engine's VllmSampler and returns its result.
 

@@ -21,7 +21,7 @@ Reply = tuple[str, Any]
 """Kind and content. While `generate` goes on: ("response", (index, rollout)). At the end of a call: ("result", what it
 returned), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
 
-METHODS = frozenset({"generate", "logprobs", "load_directory", "call_workers", "finish_load", "wake"})
+METHODS = frozenset({"generate", "logprobs", "load_directory", "call_workers", "finish_load", "forget", "wake"})
 """The methods of VllmSampler that may be called."""
 
 

@@ -119,9 +119,17 @@ class VllmSampler:
         """
         if self._settings.device_type == "cpu":
             self._repack()
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM kept its prefix cache: requests are still running")
+        self.forget()
         self.policy_version = policy_version
+
+    def forget(self) -> None:
+        """Empties the prefix cache; an engine that is asleep has none.
+
+        Raises:
+            RuntimeError: requests are still running.
+        """
+        if not self._asleep and not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache: requests are still running")
 
     def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.call_workers("reload_weights", {"weights_iterator": weights})
