@@ -1,22 +1,48 @@
 """StudyDocument: a study's file as read, its experiment, and the checks that the two fit each other."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specs.document import Document
-from specs.errors import Issue, Path, Position, Positions, SpecError, locate, plain_positions, read_positions, refuse
-from specs.metrics import BY_NAME
+from specs.errors import (
+    Issue,
+    Path,
+    Position,
+    Positions,
+    SpecError,
+    dotted,
+    in_file_order,
+    locate,
+    plain_positions,
+    read_positions,
+    refuse,
+)
 from specs.reading.files import misplaced
 from specs.reading.validate import parse, show
+from specs.rules import search_space
+from specs.rules import study as study_rules
 from specs.schema.experiment import Experiment
-from specs.schema.fields import nearest, no_such_item, split, unknown
-from specs.schema.study import Cases, Choice, Constraint, FloatRange, Goal, IntRange, Study
+from specs.schema.fields import no_such_item, split, unknown
+from specs.schema.study import Cases, Choice, FloatRange, Range, Study
+from specs.study_space import (
+    Params,
+    allowed_by_conditions,
+    bounds,
+    build,
+    candidates,
+    holds,
+    in_order,
+    is_active,
+    is_same,
+    num_candidates,
+    settings,
+    values_by_name,
+)
 
-EVALUATED = re.compile(r"(mean|pass|maj)@[1-9][0-9]{0,3}")
-"""What an evaluation measures; other measures are training metrics."""
+MOST_TRIED = 16
+"""Of a finite range with more candidates the ends and the next to the lowest are tried."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +57,8 @@ class StudyDocument:
     positions: Positions
     """Of the study's own file."""
 
-    @property
-    def warnings(self) -> tuple[Issue, ...]:
-        """The experiment's, less those about a field that the study varies."""
-        varied = [split(path) for path in self.study.parameters]
-        return tuple(
-            warning
-            for warning in self.experiment.warnings
-            if not any(warning.path[: len(path)] == path[: len(warning.path)] for path in varied)
-        )
+    warnings: tuple[Issue, ...] = ()
+    """What has no effect in any trial, and what the study says without effect, each at its place."""
 
     def locate(self, issue: Issue) -> Issue:
         """The issue with file, line and snippet of the study's file."""
@@ -49,6 +68,50 @@ class StudyDocument:
         """The experiment with a trial's values (path -> value), checked like a file. Raises SpecError."""
         return self.experiment.with_values(values, self.positions.get(("parameters",), Position("", 0, "")))
 
+    def own_value(self, path: str) -> Any:
+        """What the experiment itself has at a path; None where it has nothing there."""
+        value: Any = self.experiment.experiment.model_dump(mode="json")
+        for part in split(path):
+            if isinstance(value, list) and isinstance(part, int) and part < len(value):
+                value = value[part]
+            else:
+                value = value.get(str(part)) if isinstance(value, Mapping) else None
+        return value
+
+    def own_params(self) -> tuple[Params, list[str]]:
+        """The params that give the experiment as it is, and the paths whose own value the space does not hold."""
+        space = self.study.parameters
+        params: Params = {}
+        outside: list[str] = []
+        for path in in_order(space):
+            if not is_active(space[path], params):
+                continue
+            own = self._own_param(path)
+            if own is None:
+                outside.append(path)
+            else:
+                params[path] = own[0]
+        return {path: params[path] for path in space if path in params}, outside
+
+    def _own_param(self, path: str) -> tuple[Any] | None:
+        """The param that gives what the experiment has at the path; None where the range does not hold that."""
+        searched, own = self.study.parameters[path], self.own_value(path)
+        if not isinstance(searched, (Choice, Cases)):
+            return (own,) if holds(searched, own) else None
+        for name, value in values_by_name(searched):
+            if is_same(value, own) or self._changes_nothing(path, value):
+                return (name,)
+        return None
+
+    def _changes_nothing(self, path: str, value: Any) -> bool:
+        """Whether a section written otherwise says the same: with the defaults that it leaves out."""
+        if not isinstance(value, dict):
+            return False
+        try:
+            return self.trial({path: value}).experiment == self.experiment.experiment
+        except SpecError:
+            return False
+
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` reads."""
         return {
@@ -56,6 +119,7 @@ class StudyDocument:
             "study": self.study.model_dump(mode="json"),
             "experiment": self.experiment.to_json(),
             "positions": plain_positions(self.positions),
+            "warnings": [dataclasses.asdict(warning) for warning in self.warnings],
         }
 
     @classmethod
@@ -63,7 +127,8 @@ class StudyDocument:
         """The document that `to_json` wrote. Raises SpecError where this version's schema no longer takes it."""
         positions = read_positions(data["positions"])
         study = _study(data["source"], positions)
-        return cls(study, Document.from_json(data["experiment"]), data["source"], positions)
+        warnings = tuple(Issue(**{**item, "path": tuple(item["path"])}) for item in data.get("warnings", ()))
+        return cls(study, Document.from_json(data["experiment"]), data["source"], positions, warnings)
 
 
 def checked_study(
@@ -71,25 +136,33 @@ def checked_study(
 ) -> StudyDocument:
     """The document of a study's source. Raises SpecError with every issue, located."""
     study = _study(source, positions)
-    refuse(
-        _path_issues(study, lambda section, path: unknown(Experiment, split(path)) or _fixed(section, path)),
-        positions,
-    )
+    issues = _path_issues(study, lambda section, path: unknown(Experiment, split(path)) or _fixed(section, path))
+    refuse(issues + search_space.issues_of(study.parameters), positions)
     experiment = load_document(study.experiment)
     refuse(_path_issues(study, lambda _, path: no_such_item(experiment.source, split(path))), positions)
     if study.overrides:
-        experiment = experiment.with_values(study.overrides, positions[("overrides",)])
+        experiment = _with_overrides(experiment, study, positions)
+    refuse(study_rules.issues_of(study, experiment.experiment), positions)
     document = StudyDocument(study, experiment, source, positions)
-    refuse(list(_goals(study, experiment.experiment)) or list(_ends(document)), positions)
-    return document
+    tried, issues = _try_candidates(document)
+    refuse(issues, positions)
+    warnings = [*_shared_warnings(study, tried), *study_rules.warnings_of(study), *_own_values_outside(document)]
+    located = in_file_order(locate(warning, positions) for warning in warnings)
+    return dataclasses.replace(document, warnings=tuple(located))
 
 
-def places_of_goals(study: Study) -> Iterator[tuple[Path, Goal | Constraint]]:
-    """Each goal and constraint with its place in the file."""
-    if study.goal is not None:
-        yield ("goal",), study.goal
-    yield from ((("goals", index), goal) for index, goal in enumerate(study.goals))
-    yield from ((("constraints", index), constraint) for index, constraint in enumerate(study.constraints))
+def _with_overrides(experiment: Document, study: Study, positions: Positions) -> Document:
+    """The experiment with the study's overrides. Raises SpecError with each issue at the override that causes it."""
+    try:
+        return experiment.with_values(study.overrides, positions[("overrides",)])
+    except SpecError as error:
+        issues = []
+        for issue in error.issues:
+            path = _containing(study.overrides, issue.path)
+            place = ("overrides", path, *issue.path[len(split(path)) :])
+            issues.append(dataclasses.replace(issue, path=place, file="", line=0, snippet="") if path else issue)
+        refuse(issues, positions)
+        raise
 
 
 def _path_issues(study: Study, check: Callable[[str, str], Issue | None]) -> list[Issue]:
@@ -115,74 +188,96 @@ def _fixed(section: str, path: str) -> Issue | None:
     return None
 
 
-def _goals(study: Study, experiment: Experiment) -> Iterator[Issue]:
-    if experiment.matrix is not None:
-        hint = "a study varies fields itself; write overrides: {matrix: null}"
-        yield Issue("the experiment has a matrix", ("experiment",), hint=hint)
-    for place, goal in places_of_goals(study):
-        yield from _measured(place, goal, experiment)
+def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue]]:
+    """Trials that have, in turn, each candidate of each parameter (of a range its ends); and why some cannot be.
 
-
-def _measured(place: Path, goal: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
-    """What is wrong with what a goal or a constraint measures."""
-    if not EVALUATED.fullmatch(goal.metric):
-        yield from _trained(place, goal)
-        return
-    evaluated = experiment.evaluation.datasets or tuple(source.name for source in experiment.data.evaluation)
-    if goal.dataset not in evaluated:
-        allowed = ", ".join(evaluated) or "none: data.evaluation is empty"
-        yield Issue("no such evaluation set", (*place, "dataset"), show(goal.dataset), allowed)
-    measure, _, digits = goal.metric.partition("@")
-    k, samples = int(digits), experiment.evaluation.samples_per_problem
-    at = (*place, "metric")
-    if k > samples:
-        hint = "raise evaluation.samples_per_problem"
-        yield Issue("more samples than are taken", at, goal.metric, f"k at most {samples}", hint)
-    elif measure != "mean" and k != samples and k & (k - 1):
-        powers = [2**exponent for exponent in range(samples.bit_length())]
-        allowed = ", ".join(f"{measure}@{size}" for size in sorted({*powers, samples}))
-        yield Issue("is not among the measures that are taken", at, goal.metric, allowed)
-
-
-def _trained(place: Path, goal: Goal | Constraint) -> Iterator[Issue]:
-    """What is wrong with a goal that is a training metric."""
-    known = list(BY_NAME)
-    if goal.metric not in known:
-        allowed = "mean@k, pass@k, maj@k or a metric of training (docs/metrics.md)"
-        yield Issue("no such measure", (*place, "metric"), show(goal.metric), allowed, nearest(goal.metric, known))
-    elif goal.dataset:
-        yield Issue("a training metric is of no evaluation set", (*place, "dataset"), show(goal.dataset))
-
-
-def _ends(document: StudyDocument) -> Iterator[Issue]:
-    """Each range's ends and each choice, tried alone and all lowest or all highest together."""
-    candidates = {path: _candidates(item) for path, item in document.study.parameters.items()}
-    lowest = {path: values[0] for path, values in candidates.items()}
-    highest = {path: values[-1] for path, values in candidates.items()}
-    trials = [{**lowest, path: value} for path, values in candidates.items() for value in values] + [highest]
-    seen: set[tuple[Path, str]] = set()
-    for values in trials:
+    A candidate is tried with the experiment's own values elsewhere, or the lowest where the space lacks those; a
+    conditional one with values of the others under which it is searched. Then all have their lowest value, and all
+    their highest.
+    """
+    space = document.study.parameters
+    tried = {path: _tried(searched) for path, searched in space.items()}
+    own, _ = document.own_params()
+    nearest_own = {path: own.get(path, values[0]) for path, values in tried.items()}
+    trials: list[tuple[str, Params]] = []
+    for path, values in tried.items():
+        others = {parent: allowed[0] for parent, allowed in allowed_by_conditions(space, path).items()}
+        trials += [(path, build(space, {**nearest_own, **others, path: value}.__getitem__)) for value in values]
+    trials += [("", build(space, {path: values[end] for path, values in tried.items()}.__getitem__)) for end in (0, 1)]
+    documents: list[Document] = []
+    issues: dict[tuple[Path, str, Path], Issue] = {}
+    for varied, params in trials:
         try:
-            document.trial(values)
+            documents.append(document.trial(settings(params, space)))
         except SpecError as error:
             for issue in error.issues:
-                if (issue.path, issue.message) not in seen:
-                    seen.add((issue.path, issue.message))
-                    yield _at_parameter(issue, values)
+                told = _at_candidate(issue, varied, params, document.study)
+                if varied or all((issue.path, issue.message) != known[:2] for known in issues):
+                    issues.setdefault((issue.path, issue.message, told.path), told)
+    return documents, list(issues.values())
 
 
-def _candidates(item: FloatRange | IntRange | Choice | Cases) -> list[Any]:
-    if isinstance(item, Choice):
-        return list(item.choice)
-    if isinstance(item, Cases):
-        return list(item.cases.values())
-    return list(item.float if isinstance(item, FloatRange) else item.int)
+def _tried(searched: Range) -> list[Any]:
+    """The candidates that are tried: the lowest, the highest, then others."""
+    count = num_candidates(searched)
+    if isinstance(searched, (Choice, Cases)) or 0 < count <= MOST_TRIED:
+        first, *others = candidates(searched)
+        return [first, *reversed(others)]
+    low, high = bounds(searched)
+    if isinstance(searched, FloatRange) and not searched.step:
+        return [low, high, low + (high - low) * 0.381966]  # not a whole number, should the field take only these
+    return [low, high, low + searched.step]
 
 
-def _at_parameter(issue: Issue, values: Mapping[str, Any]) -> Issue:
-    path = next((path for path in values if issue.path[: len(split(path))] == split(path)), "")
-    where: Path = ("parameters", path) if path else ("parameters",)
-    message = issue.message
+def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Issue:
+    """What is wrong with a trial, told at the parameter that has the value, or else at the one whose turn it was."""
+    path = _containing(params, issue.path) or varied
     if not path:
-        message += f" (for {', '.join(f'{name}={show(value)}' for name, value in values.items())})"
-    return Issue(message, where, issue.given, issue.allowed, issue.hint)
+        message = f"{dotted(issue.path)}: {issue.message}"
+        given = ", ".join(f"{name}={show(param)}" for name, param in params.items())
+        return Issue(message, ("parameters",), given, issue.allowed, issue.hint)
+    place = search_space.place_of(path, study.parameters[path], params[path])
+    inside = issue.path[: len(split(path))] == split(path)
+    if inside and len(place) > 2:
+        place = (*place, *issue.path[len(split(path)) :])
+    message = issue.message if inside else f"with {show(params[path])}, {dotted(issue.path)}: {issue.message}"
+    if varied and varied != path:
+        message += f" (with {varied}={show(params[varied])})"
+    hint = issue.hint
+    if isinstance(study.parameters[path], FloatRange) and issue.message == "must be a whole number":
+        hint = "search it as {int: [low, high]}"
+    return Issue(message, place, issue.given, issue.allowed, hint)
+
+
+def _containing(paths: Mapping[str, Any], place: Path) -> str:
+    """The longest of the paths that lead to the place or end above it; empty where none does."""
+    above = [path for path in paths if place[: len(split(path))] == split(path)]
+    return max(above, key=lambda path: len(split(path)), default="")
+
+
+def _shared_warnings(study: Study, tried: list[Document]) -> Iterator[Issue]:
+    """The warnings that every trial has, those about a field that the study varies at its parameter."""
+    everywhere = set.intersection(*({(each.path, each.message) for each in trial.warnings} for trial in tried))
+    for warning in tried[0].warnings:
+        if (warning.path, warning.message) not in everywhere:
+            continue
+        path = _containing(study.parameters, warning.path)
+        if not path:
+            yield warning
+            continue
+        message = f"{dotted(warning.path)}: {warning.message} in any trial"
+        yield Issue(message, ("parameters", path), warning.given, warning.allowed, warning.hint)
+
+
+def _own_values_outside(document: StudyDocument) -> Iterator[Issue]:
+    """The baseline is a trial with the experiment's own values: a warning where the space does not hold them."""
+    _, outside = document.own_params()
+    for path in outside:
+        own = document.own_value(path)
+        yield Issue(
+            "the experiment's own value is not in the range",
+            ("parameters", path),
+            "nothing" if own is None else show(own),
+            search_space.describe(document.study.parameters[path]),
+            "the baseline is tried with it all the same; widen the range, or set another value under overrides",
+        )

@@ -23,6 +23,7 @@ FLOORS = {
         {"document"},
         {"cells"},
         {"rules", "reading"},
+        {"study_space"},
         {"schema"},
         {"extensions"},
         {"errors", "metrics", "records"},

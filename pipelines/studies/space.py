@@ -5,21 +5,48 @@ not hold has none. Optuna keeps plain values only and compares a choice by posit
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from specs.errors import Issue, SpecError
-from specs.schema.study import Cases, Choice, FloatRange, IntRange
+from specs.errors import Issue
+from specs.schema.study import Choice, FloatRange, IntRange, Range
 from specs.study_document import StudyDocument
+from specs.study_space import (
+    Params,
+    Space,
+    bounds,
+    build,
+    combinations,
+    holds,
+    in_order,
+    is_active,
+    names,
+    settings,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
 
-Range = FloatRange | IntRange | Choice | Cases
-Space = Mapping[str, Range]
-Params = dict[str, Any]
+__all__ = [
+    "Params",
+    "Range",
+    "Space",
+    "changes",
+    "combinations",
+    "distribution",
+    "holds",
+    "in_order",
+    "is_active",
+    "names",
+    "overrides",
+    "own_params",
+    "plain",
+    "restored",
+    "settings",
+    "stored",
+    "suggest",
+]
 
 
 def distribution(searched: Range) -> "BaseDistribution":
@@ -27,15 +54,10 @@ def distribution(searched: Range) -> "BaseDistribution":
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(searched, FloatRange):
-        return FloatDistribution(*searched.float, log=searched.log, step=searched.step or None)
+        return FloatDistribution(*bounds(searched), log=searched.log, step=searched.step or None)
     if isinstance(searched, IntRange):
-        return IntDistribution(*searched.int, log=searched.log, step=searched.step)
+        return IntDistribution(*bounds(searched), log=searched.log, step=searched.step)
     return CategoricalDistribution([stored(name, searched) for name in names(searched)])
-
-
-def names(searched: Choice | Cases) -> list[Any]:
-    """The candidates as params have them."""
-    return list(searched.choice) if isinstance(searched, Choice) else list(searched.cases)
 
 
 def stored(value: Any, searched: Range) -> Any:
@@ -48,92 +70,14 @@ def restored(value: Any, searched: Range) -> Any:
     return json.loads(value) if isinstance(searched, Choice) else value
 
 
-def in_order(space: Space) -> list[str]:
-    """The paths, each after those that its `when` names."""
-    ordered: list[str] = []
-    while len(ordered) < len(space):
-        ready = [path for path in space if path not in ordered and set(space[path].when) <= set(ordered)]
-        assert ready, "conditions in a circle are refused when the study is read"
-        ordered += ready
-    return ordered
-
-
-def is_active(searched: Range, params: Mapping[str, Any]) -> bool:
-    """Whether the parameter is searched where others have these params."""
-    return all(
-        path in params and _text(params[path]) in [_text(value) for value in _several(wanted)]
-        for path, wanted in searched.when.items()
-    )
-
-
 def suggest(trial: "Trial", space: Space) -> Params:
     """The params that a trial's sampler proposes."""
-    params: Params = {}
-    for path in in_order(space):
-        if is_active(space[path], params):
-            value = trial._suggest(path, distribution(space[path]))
-            params[path] = restored(value, space[path])
-    return {path: params[path] for path in space if path in params}
-
-
-def combinations(space: Space) -> Iterator[Params]:
-    """Every combination of the params once, the last path fastest. Every range is finite."""
-    seen: set[str] = set()
-    for row in product(*(_candidates(searched) for searched in space.values())):
-        every = dict(zip(space, row, strict=True))
-        params: Params = {}
-        for path in in_order(space):
-            if is_active(space[path], params):
-                params[path] = every[path]
-        params = {path: params[path] for path in space if path in params}
-        if (text := _text(params)) not in seen:
-            seen.add(text)
-            yield params
-
-
-def settings(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
-    """What the params set in the experiment: path -> value."""
-    return {
-        path: searched.cases[value] if isinstance(searched := space[path], Cases) else value
-        for path, value in params.items()
-    }
+    return build(space, lambda path: restored(trial._suggest(path, distribution(space[path])), space[path]))
 
 
 def own_params(document: StudyDocument) -> tuple[Params, list[str]]:
     """The params that give the experiment as it is, and the paths whose own value the space does not hold."""
-    space = document.study.parameters
-    experiment = document.experiment.experiment.model_dump(mode="json")
-    params: Params = {}
-    outside: list[str] = []
-    for path in in_order(space):
-        searched = space[path]
-        if not is_active(searched, params):
-            continue
-        own = _at(experiment, path)
-        if isinstance(searched, (Choice, Cases)):
-            values = {_text(name): (name, setting) for name, setting in _settings_of(searched)}
-            held = [name for name, value in values.values() if value == own or _changes_nothing(document, path, value)]
-        else:
-            held = [own] if holds(searched, own) else []
-        if held:
-            params[path] = held[0]
-        else:
-            outside.append(path)
-    return {path: params[path] for path in space if path in params}, outside
-
-
-def holds(searched: Range, value: Any) -> bool:
-    """Whether a range has the param."""
-    if isinstance(searched, (Choice, Cases)):
-        return _text(value) in [_text(name) for name in names(searched)]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    if isinstance(searched, FloatRange):
-        low, high = searched.float
-        steps = (value - low) / searched.step if searched.step else 0.0
-        return low <= value <= high and abs(steps - round(steps)) < 1e-8
-    low, high = searched.int
-    return isinstance(value, int) and low <= value <= high and (value - low) % searched.step == 0
+    return document.own_params()
 
 
 def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:
@@ -180,44 +124,6 @@ def _fixed(searched: Mapping[str, Any]) -> dict[str, Any]:
     if "log" in searched:
         fixed["log"] = searched["log"]
     return fixed | ({"when": searched["when"]} if searched.get("when") else {})
-
-
-def _candidates(searched: Range) -> list[Any]:
-    if isinstance(searched, (Choice, Cases)):
-        return names(searched)
-    if isinstance(searched, IntRange):
-        return list(range(searched.int[0], searched.int[1] + 1, searched.step))
-    low, high = searched.float
-    return [low + index * searched.step for index in range(int((high - low) / searched.step + 1e-9) + 1)]
-
-
-def _settings_of(searched: Choice | Cases) -> Iterable[tuple[Any, Any]]:
-    return searched.cases.items() if isinstance(searched, Cases) else ((value, value) for value in searched.choice)
-
-
-def _changes_nothing(document: StudyDocument, path: str, value: Any) -> bool:
-    """Whether a section written otherwise says the same: with the defaults that it leaves out."""
-    if not isinstance(value, dict):
-        return False
-    try:
-        return document.trial({path: value}).experiment == document.experiment.experiment
-    except SpecError:
-        return False
-
-
-def _several(wanted: Any) -> list[Any]:
-    return list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
-
-
-def _at(tree: Any, path: str) -> Any:
-    for part in path.split("."):
-        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
-            tree = tree[int(part)]
-        elif isinstance(tree, Mapping) and part in tree:
-            tree = tree[part]
-        else:
-            return None
-    return tree
 
 
 def _text(value: Any) -> str:

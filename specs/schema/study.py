@@ -1,15 +1,53 @@
 """Study: which fields of an experiment to search, over which ranges, for the best values of which measures."""
 
+from decimal import Decimal
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from specs.errors import Issue, IssueError
 from specs.schema.base import Spec, execution, names_path
 
 Bounds = tuple[float, float]
-WholeBounds = tuple[int, int]
+NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+LARGEST = 2**53
+"""Optuna keeps whole numbers as floats, which hold no larger one exactly."""
+Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+WholeBounds = tuple[Whole, Whole]
 Positive = Annotated[int, Field(ge=1)]
 Distance = Annotated[float, Field(ge=0)]
+
+
+def num_steps(low: float, high: float, step: float) -> int:
+    """How often the step fits between the ends, counted in decimals: of floats, 0.3 / 0.1 is below 3."""
+    return int((Decimal(str(high)) - Decimal(str(low))) // Decimal(str(step)))
+
+
+def _check_ends(low: float, high: float) -> None:
+    if low >= high:
+        given, hint = (
+            f"[{low:g}, {high:g}]",
+            "a parameter with one value belongs under overrides" if low == high else "",
+        )
+        raise IssueError(Issue("the lower end must come first", given=given, allowed="[low, high]", hint=hint))
+
+
+def _check_step(low: float, high: float, step: float) -> None:
+    if step > high - low:
+        given, allowed = f"step {step:g} over [{low:g}, {high:g}]", f"at most {high - low:g}"
+        raise IssueError(Issue("the step leaves one candidate", ("step",), given, allowed))
+    if (high - low) / step > LARGEST:
+        hint = "leave it out: any number between the ends"
+        raise IssueError(Issue("the step is too small for its range", ("step",), f"{step:g}", hint=hint))
+
+
+def _check_log(low: float, *, has_step: bool, no_step: str) -> None:
+    if low <= 0 or has_step:
+        message = "a logarithmic range must be above 0" if low <= 0 else "a logarithmic range takes no step"
+        given = f"log: true from {low:g}" if low <= 0 else ""
+        hint = "raise the lower end, or leave log out" if low <= 0 else f"leave one of the two out ({no_step})"
+        raise IssueError(Issue(message, given=given, hint=hint))
 
 
 class FloatRange(Spec):
@@ -26,13 +64,11 @@ class FloatRange(Spec):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        low, high = self.float
-        if low >= high:
-            raise ValueError("the lower end must come first")
-        if self.log and low <= 0:
-            raise ValueError("a logarithmic range must be above 0")
-        if self.log and self.step:
-            raise ValueError("a logarithmic range takes no step")
+        _check_ends(*self.float)
+        if self.log:
+            _check_log(self.float[0], has_step=bool(self.step), no_step="step 0")
+        if self.step:
+            _check_step(*self.float, self.step)
         return self
 
 
@@ -50,11 +86,10 @@ class IntRange(Spec):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        low, high = self.int
-        if low >= high:
-            raise ValueError("the lower end must come first")
-        if self.log and (low <= 0 or self.step != 1):
-            raise ValueError("a logarithmic range must be above 0 and have step 1")
+        _check_ends(*self.int)
+        if self.log:
+            _check_log(self.int[0], has_step=self.step != 1, no_step="step 1")
+        _check_step(*self.int, self.step)
         return self
 
 
@@ -122,6 +157,9 @@ class Constraint(Spec):
     def _acts(self) -> Self:
         if self.max is None and self.min is None:
             raise ValueError("says nothing: give max or min")
+        if self.max is not None and self.min is not None and self.max < self.min:
+            given, hint = f"max {self.max:g}, min {self.min:g}", "max is the upper bound"
+            raise IssueError(Issue("no trial can keep both bounds", ("max",), given, f"at least {self.min:g}", hint))
         return self
 
 
@@ -137,6 +175,17 @@ class SearchSampler(Spec):
     """Random trials before tpe, gp or cma starts to model."""
 
 
+def _rising(rungs: tuple[int, ...]) -> tuple[int, ...]:
+    for index, (before, rung) in enumerate(pairwise(rungs), start=1):
+        if rung <= before:
+            hint = "write the rungs from the first to the last"
+            raise IssueError(Issue("the rungs must rise", (index,), f"{rung} after {before}", f"above {before}", hint))
+    return rungs
+
+
+Rungs = Annotated[tuple[Positive, ...], Field(min_length=1), AfterValidator(_rising)]
+
+
 class NoPruner(Spec):
     """Every trial is trained to its end."""
 
@@ -148,7 +197,7 @@ class SuccessiveHalving(Spec):
     rung, and the best share of a rung goes on from its checkpoints to the next."""
 
     type: Literal["asha"] = "asha"
-    rungs: tuple[Positive, ...] = Field(min_length=1)
+    rungs: Rungs
     """Steps at which trials are evaluated and held against each other, rising, below training.steps."""
     eta: int = Field(2, ge=2)
     """One of eta trials goes on from a rung."""
@@ -158,7 +207,7 @@ class Hyperband(Spec):
     """Successive halving whose trials begin at different rungs in turn, Li 2018, arXiv:1603.06560."""
 
     type: Literal["hyperband"] = "hyperband"
-    rungs: tuple[Positive, ...] = Field(min_length=1)
+    rungs: Rungs
     """As for asha; a trial of bracket b meets the rungs from number b on."""
     eta: int = Field(2, ge=2)
     """As for asha."""
@@ -168,7 +217,7 @@ class MedianRule(Spec):
     """A trial stops at a rung where it is worse than the median of the trials that were there before."""
 
     type: Literal["median"] = "median"
-    rungs: tuple[Positive, ...] = Field(min_length=1)
+    rungs: Rungs
     """Steps at which trials are evaluated, rising, below training.steps."""
     startup_trials: int = Field(4, ge=1)
     """Trials that are never stopped, the first ones."""
@@ -178,7 +227,7 @@ class Patience(Spec):
     """A trial stops where it has not become better for several rungs."""
 
     type: Literal["patient"] = "patient"
-    rungs: tuple[Positive, ...] = Field(min_length=1)
+    rungs: Rungs
     """Steps at which trials are evaluated, rising, below training.steps."""
     patience: int = Field(1, ge=1)
     """Rungs without an improvement after which it stops."""
@@ -217,16 +266,24 @@ class Confirmation(Spec):
 class WarmStart(Spec):
     """Results from elsewhere that the sampler learns from; marked as foreign, they are no trials of the study."""
 
-    studies: tuple[str, ...] = ()
+    studies: tuple[Annotated[str, Field(pattern=NAME)], ...] = ()
     """Names of studies in the same home."""
-    runs: tuple[str, ...] = ()
+    runs: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ...] = ()
     """Ids of finished runs in the same home."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for field, names in (("studies", self.studies), ("runs", self.runs)):
+            for index, name in enumerate(names):
+                if name in names[:index]:
+                    raise IssueError(Issue("is given twice", (field, index), name))
+        return self
 
 
 class Study(Spec):
     """A search for the values of an experiment's fields that are best at a goal."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    name: str = Field(pattern=NAME)
     """Lower-case letters, digits and hyphens."""
     question: str = ""
     """What the study answers, in a sentence."""
@@ -264,8 +321,23 @@ class Study(Spec):
 
     @model_validator(mode="after")
     def _one_way_to_say_goals(self) -> Self:
-        if (self.goal is None) == (not self.goals):
-            raise ValueError("give goal, or several as goals")
+        if self.goal is None and not self.goals:
+            hint = "what a trial is judged by: goal, or several as goals"
+            raise IssueError(
+                Issue("missing", ("goal",), allowed="the fields " + ", ".join(Goal.model_fields), hint=hint)
+            )
+        if self.goal is not None and self.goals:
+            raise IssueError(
+                Issue("is said as goal already", ("goals",), hint="move the goal into goals, or leave goals out")
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _learns_from_others(self) -> Self:
+        if self.name in self.warm_start.studies:
+            index = self.warm_start.studies.index(self.name)
+            hint = "its own trials count anyway"
+            raise IssueError(Issue("is this study itself", ("warm_start", "studies", index), self.name, hint=hint))
         return self
 
     @property

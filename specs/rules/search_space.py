@@ -1,0 +1,120 @@
+"""What is wrong with a study's search space, without its experiment: conditions, candidates given twice."""
+
+from collections.abc import Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from specs.errors import Issue, Path
+from specs.reading.validate import show
+from specs.schema.fields import nearest
+from specs.schema.study import Cases, Choice, FloatRange, IntRange, Range
+from specs.study_space import (
+    Space,
+    allowed_by_conditions,
+    bounds,
+    conditions,
+    holds,
+    is_among,
+    names,
+    values_by_name,
+    wanted_values,
+)
+
+
+def issues_of(space: Space) -> list[Issue]:
+    """Every issue, each at its place."""
+    issues = [issue for path in space for issue in (*_repeated(path, space[path]), *_conditions(path, space))]
+    return issues or list(_circle(space)) or list(_contradictions(space))
+
+
+def describe(searched: Range) -> str:
+    """What a parameter can be: `0.05 to 0.5`, `2 to 16 in steps of 2`, `reverse, forward`."""
+    if isinstance(searched, (Choice, Cases)):
+        return ", ".join(map(_shown, names(searched)))
+    low, high = bounds(searched)
+    stepwise = searched.step if isinstance(searched, FloatRange) else searched.step != 1
+    return f"{show(low)} to {show(high)}" + (f" in steps of {show(searched.step)}" if stepwise else "")
+
+
+def place_of(path: str, searched: Range, param: Any) -> Path:
+    """Where the file says that the parameter can have this param."""
+    if isinstance(searched, Choice):
+        index = next(index for index, value in enumerate(searched.choice) if is_among(param, [value]))
+        return ("parameters", path, "choice", index)
+    return ("parameters", path, "cases", param) if isinstance(searched, Cases) else ("parameters", path)
+
+
+def _shown(value: Any) -> str:
+    """A value as a file may write it."""
+    return value if isinstance(value, str) else show(value)
+
+
+def _repeated(path: str, searched: Range) -> Iterator[Issue]:
+    if not isinstance(searched, (Choice, Cases)):
+        return
+    earlier: list[Any] = []
+    for index, (name, value) in enumerate(values_by_name(searched)):
+        if is_among(value, earlier):
+            key: tuple[str, str | int] = ("cases", name) if isinstance(searched, Cases) else ("choice", index)
+            yield Issue("the candidate is given twice", ("parameters", path, *key), show(value))
+        earlier.append(value)
+
+
+def _conditions(path: str, space: Space) -> Iterator[Issue]:
+    """What is wrong with a parameter's conditions, each taken alone."""
+    others = [other for other in space if other != path]
+    for parent, condition in space[path].when.items():
+        place = ("parameters", path, "when", parent)
+        if parent == path:
+            yield Issue("depends on itself", place, allowed=", ".join(others))
+        elif parent not in space:
+            hint = nearest(parent, others) or "a condition is on another parameter of the study"
+            yield Issue("is not searched", place, allowed=", ".join(others), hint=hint)
+        elif condition == []:
+            yield Issue("can never hold", place, "[]", describe(space[parent]))
+        else:
+            for index, value in enumerate(wanted_values(condition)):
+                if issue := _never_has(parent, space[parent], value):
+                    message, hint = issue
+                    at = (*place, index) if isinstance(condition, (list, tuple)) else place
+                    yield Issue(message, at, show(value), describe(space[parent]), hint)
+
+
+def _never_has(parent: str, searched: Range, value: Any) -> tuple[str, str] | None:
+    """Message and hint where a parameter cannot have a value that a condition names."""
+    if isinstance(searched, FloatRange) and not searched.step:
+        return f"{parent} is hardly ever exactly this", f"give {parent} a step or a choice"
+    if holds(searched, value):
+        return None
+    hint = nearest(str(value), map(str, names(searched))) if isinstance(searched, (Choice, Cases)) else ""
+    if isinstance(searched, Cases):
+        hint = hint or "of cases, a condition gives the names"
+    if isinstance(searched, IntRange) and isinstance(value, (list, dict)):
+        hint = "several values are written as one list"
+    return f"{parent} never is this", hint
+
+
+def _circle(space: Space) -> Iterator[Issue]:
+    """Conditions that wait for each other."""
+    try:
+        TopologicalSorter({path: searched.when for path, searched in space.items()}).prepare()
+    except CycleError as error:
+        circle: Sequence[str] = error.args[1]  # each is a condition of the next
+        place = ("parameters", circle[1], "when", circle[0])
+        yield Issue("conditions in a circle", place, " <- ".join(reversed(circle)), hint="leave one of them out")
+
+
+def _contradictions(space: Space) -> Iterator[Issue]:
+    """Conditions that can each hold, but not together with those of the parameters that they are on."""
+    for path, searched in space.items():
+        for ancestor, allowed in allowed_by_conditions(space, path).items():
+            if allowed or any(not allowed_by_conditions(space, parent).get(ancestor, [0]) for parent in searched.when):
+                continue  # what a condition of its own contradicts already is told there
+            given = ", ".join(
+                f"{' or '.join(map(_shown, params))} {'here' if owner == path else f'for {owner}'}"
+                for owner, on, params in conditions(space, path)
+                if on == ancestor
+            )
+            message = f"no value of {ancestor} fits all conditions"
+            hint = "a parameter is searched only while those that it depends on are"
+            yield Issue(message, ("parameters", path, "when"), given, describe(space[ancestor]), hint)

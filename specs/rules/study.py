@@ -1,0 +1,266 @@
+"""What is wrong with how a study measures, proposes, prunes and confirms its trials, and what of it cannot act."""
+
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from specs.errors import Issue, Path
+from specs.metrics import BY_NAME
+from specs.reading.validate import show
+from specs.rules.search_space import describe
+from specs.schema.experiment import Experiment
+from specs.schema.fields import nearest
+from specs.schema.study import (
+    Cases,
+    Choice,
+    Constraint,
+    Goal,
+    Hyperband,
+    MedianRule,
+    Patience,
+    Study,
+    SuccessiveHalving,
+)
+from specs.study_space import candidates, num_candidates, num_combinations
+
+EVALUATED = re.compile(r"(mean|pass|maj)@[1-9][0-9]{0,3}")
+"""What an evaluation measures; other measures are training metrics."""
+LEARNS_FROM_FINISHED = ("gp", "cma", "nsga2")
+"""Samplers that take no notice of pruned trials (Optuna 5.0)."""
+NEEDS_ONE_SPACE = ("gp", "cma", "nsga2", "qmc")
+"""Samplers that draw at random what not every trial has (Optuna 5.0)."""
+
+
+def issues_of(study: Study, experiment: Experiment) -> list[Issue]:
+    """What makes the study impossible; its search space by itself is checked before."""
+    return [issue for rule in RULES for issue in rule(study, experiment)]
+
+
+def warnings_of(study: Study) -> list[Issue]:
+    """What the study says without effect; each names the knob."""
+    return [issue for rule in IDLE_KNOBS for issue in rule(study)]
+
+
+def _matrix(_: Study, experiment: Experiment) -> Iterator[Issue]:
+    if experiment.matrix is not None:
+        hint = "a study varies fields itself; write overrides: {matrix: null}"
+        yield Issue("the experiment has a matrix", ("experiment",), hint=hint)
+
+
+def _goals(study: Study, experiment: Experiment) -> Iterator[Issue]:
+    goals = [((("goal",) if study.goal else ("goals", index)), goal) for index, goal in enumerate(study.targets)]
+    for index, (place, goal) in enumerate(goals):
+        yield from _measured(place, goal, experiment)
+        if any(_measure(goal) == _measure(other) for _, other in goals[:index]):
+            yield Issue("is a goal already", (*place, "metric"), _named(goal), hint="keep one of the two")
+        if goal.over_seeds == "lower_bound" and _num_seeds(study, experiment) == 1:
+            yield Issue(
+                "one seed has no interval over seeds",
+                (*place, "over_seeds"),
+                "lower_bound with 1 seed per trial",
+                "mean",
+                "give the trials 2 seeds or more: overrides: {seeds: [0, 1]}, seeds_per_trial: 2",
+            )
+
+
+def _constraints(study: Study, experiment: Experiment) -> Iterator[Issue]:
+    for index, constraint in enumerate(study.constraints):
+        place = ("constraints", index)
+        yield from _measured(place, constraint, experiment)
+        if any(_measure(constraint) == _measure(other) for other in study.constraints[:index]):
+            hint = "one constraint takes both max and min"
+            yield Issue("is bounded already", (*place, "metric"), _named(constraint), hint=hint)
+        metric = BY_NAME.get(constraint.metric)
+        if metric and constraint.max is not None and constraint.max < metric.least:
+            given, allowed = f"{constraint.max:g}", f"{metric.least:g} or more"
+            yield Issue("no trial can keep it", (*place, "max"), given, allowed, f"{metric.name} is never below that")
+        if metric and constraint.min is not None and constraint.min > metric.most:
+            given, allowed = f"{constraint.min:g}", f"{metric.most:g} or less"
+            yield Issue("no trial can keep it", (*place, "min"), given, allowed, f"{metric.name} is never above that")
+
+
+def _measure(measured: Goal | Constraint) -> tuple[str, str]:
+    return measured.dataset, measured.metric
+
+
+def _named(measured: Goal | Constraint) -> str:
+    """As records call it: `kl/reverse`, `mean@4 on held_out`."""
+    return f"{measured.metric} on {measured.dataset}" if measured.dataset else measured.metric
+
+
+def _measured(place: Path, measured: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
+    """What is wrong with what a goal or a constraint measures."""
+    if not EVALUATED.fullmatch(measured.metric):
+        yield from _trained(place, measured)
+        return
+    yield from _evaluation_set((*place, "dataset"), measured.dataset, experiment)
+    measure, _, digits = measured.metric.partition("@")
+    k, samples = int(digits), experiment.evaluation.samples_per_problem
+    at = (*place, "metric")
+    if k > samples:
+        hint = "raise evaluation.samples_per_problem"
+        yield Issue("more samples than are taken", at, measured.metric, f"k at most {samples}", hint)
+    elif measure != "mean" and k != samples and k & (k - 1):
+        powers = [2**exponent for exponent in range(samples.bit_length())]
+        allowed = ", ".join(f"{measure}@{size}" for size in sorted({*powers, samples}))
+        yield Issue("is not among the measures that are taken", at, measured.metric, allowed)
+
+
+def _evaluation_set(place: Path, name: str, experiment: Experiment) -> Iterator[Issue]:
+    evaluated = experiment.evaluation.datasets or tuple(source.name for source in experiment.data.evaluation)
+    allowed = ", ".join(evaluated) or "none: data.evaluation is empty"
+    if not name:
+        yield Issue("missing", place, allowed=allowed, hint="say on which evaluation set")
+    elif name not in evaluated:
+        yield Issue("no such evaluation set", place, show(name), allowed, nearest(name, evaluated))
+
+
+def _trained(place: Path, measured: Goal | Constraint) -> Iterator[Issue]:
+    """What is wrong with a measure that is a training metric."""
+    known = list(BY_NAME)
+    if measured.metric not in known:
+        allowed = "mean@k, pass@k, maj@k or a metric of training (docs/metrics.md)"
+        hint = nearest(measured.metric, known)
+        yield Issue("no such measure", (*place, "metric"), show(measured.metric), allowed, hint)
+    elif measured.dataset:
+        yield Issue("a training metric is of no evaluation set", (*place, "dataset"), show(measured.dataset))
+
+
+def _num_seeds(study: Study, experiment: Experiment) -> int:
+    return study.seeds_per_trial or len(experiment.seeds)
+
+
+def _seeds(study: Study, experiment: Experiment) -> Iterator[Issue]:
+    if study.seeds_per_trial > len(experiment.seeds):
+        yield Issue(
+            "more seeds than the experiment has",
+            ("seeds_per_trial",),
+            str(study.seeds_per_trial),
+            f"at most {len(experiment.seeds)}",
+            "give the experiment more of them: overrides: {seeds: [0, 1, 2]}",
+        )
+
+
+def _sampler(study: Study, _: Experiment) -> Iterator[Issue]:
+    place = ("sampler", "type")
+    if study.sampler.type == "cma":
+        if len(study.targets) > 1:
+            given = f"cma with {len(study.targets)} goals"
+            yield Issue("searches for one goal only", place, given, "tpe, gp, nsga2, qmc, random, grid")
+        if find_spec("cmaes") is None:
+            yield Issue("needs the package cmaes, which is not installed", place, "cma", hint="pip install cmaes")
+    for path, searched in study.parameters.items():
+        at = ("parameters", path)
+        if study.sampler.type == "cma" and isinstance(searched, (Choice, Cases)):
+            hint = "take tpe or gp, or a study for each candidate"
+            yield Issue("cma searches numbers only", at, describe(searched), "float or int", hint)
+        if study.sampler.type == "grid" and not num_candidates(searched):
+            hint = "give it a step, list the values as a choice, or take qmc"
+            yield Issue("a grid needs a finite range", at, f"any number in {describe(searched)}", "a step", hint)
+
+
+def _pruner(study: Study, experiment: Experiment) -> Iterator[Issue]:
+    if not study.rungs:
+        return
+    if len(study.targets) > 1:
+        given = f"{study.pruner.type} with {len(study.targets)} goals"
+        hint = "keep one goal, and bound the others as constraints"
+        yield Issue("trials are pruned by one goal only", ("pruner", "type"), given, "none", hint)
+    searched = study.parameters.get("training.steps")
+    steps = experiment.training.steps
+    if searched and num_candidates(searched):
+        steps = min(value for value in candidates(searched) if isinstance(value, int))
+    for index, rung in enumerate(study.rungs):
+        if rung >= steps:
+            place, hint = ("pruner", "rungs", index), "at the last step a trial is finished, and evaluated anyway"
+            yield Issue("the rung is not below training.steps", place, f"{rung}", f"at most {steps - 1}", hint)
+
+
+def _confirmation(study: Study, experiment: Experiment) -> Iterator[Issue]:
+    if study.confirm is None or not study.confirm.dataset:
+        return
+    goal = study.targets[0]
+    if EVALUATED.fullmatch(goal.metric):
+        yield from _evaluation_set(("confirm", "dataset"), study.confirm.dataset, experiment)
+    else:
+        yield Issue("a training metric is of no evaluation set", ("confirm", "dataset"), show(study.confirm.dataset))
+
+
+def _idle_pruner(study: Study) -> Iterator[Issue]:
+    pruner = study.pruner
+    if isinstance(pruner, Patience) and pruner.patience >= len(pruner.rungs):
+        yield Issue(
+            "no trial is ever stopped",
+            ("pruner", "patience"),
+            f"{pruner.patience} rungs without an improvement after the first, of {len(pruner.rungs)} rungs",
+            f"at most {len(pruner.rungs) - 1}" if len(pruner.rungs) > 1 else "",
+            "lower patience or add rungs",
+        )
+    if isinstance(pruner, MedianRule) and pruner.startup_trials >= study.trials:
+        given = f"the first {pruner.startup_trials} of {study.trials} trials"
+        yield Issue("no trial is ever stopped", ("pruner", "startup_trials"), given, hint="lower startup_trials")
+    if isinstance(pruner, (SuccessiveHalving, Hyperband)) and pruner.eta > study.trials:
+        given = f"1 of {pruner.eta} goes on from a rung, of {study.trials} trials"
+        yield Issue("no trial earns to go on", ("pruner", "eta"), given, hint="lower eta or raise trials")
+
+
+def _idle_sampler(study: Study) -> Iterator[Issue]:
+    sampler, place = study.sampler, ("sampler", "type")
+    if study.rungs and sampler.type in LEARNS_FROM_FINISHED:
+        given = f"{sampler.type} with {study.pruner.type}"
+        hint = "take tpe, which learns from pruned trials too"
+        yield Issue("the sampler learns from finished trials only", place, given, hint=hint)
+    conditional = [path for path, searched in study.parameters.items() if searched.when]
+    if conditional and sampler.type in NEEDS_ONE_SPACE:
+        given, hint = ", ".join(conditional), "take tpe, which searches them too"
+        yield Issue(f"{sampler.type} draws parameters that have conditions at random", place, given, hint=hint)
+    if study.constraints and sampler.type == "cma":
+        hint = "take tpe, gp or nsga2; the best trial keeps the constraints with any sampler"
+        yield Issue("the sampler does not learn from constraints", place, "cma", hint=hint)
+    if sampler.type in ("tpe", "gp", "cma") and sampler.startup_trials >= study.trials:
+        given = f"{sampler.startup_trials} random trials, of {study.trials}"
+        hint = "lower startup_trials or raise trials; or take qmc, which spreads them evenly"
+        yield Issue("the sampler never comes to model", ("sampler", "startup_trials"), given, hint=hint)
+    if sampler.type in ("nsga2", "qmc", "random", "grid") and "startup_trials" in sampler.model_fields_set:
+        yield Issue("startup_trials has no effect", ("sampler", "startup_trials"), sampler.type)
+    if sampler.type == "grid" and "seed" in sampler.model_fields_set:
+        yield Issue("seed has no effect", ("sampler", "seed"), "grid")
+    if sampler.type in ("qmc", "random", "grid") and (study.warm_start.studies or study.warm_start.runs):
+        yield Issue("the sampler learns from no result", ("warm_start",), sampler.type, hint="take tpe, gp or nsga2")
+
+
+def _idle_trials(study: Study) -> Iterator[Issue]:
+    if study.sampler.type == "grid":
+        wanted = num_combinations(study.parameters) + 1
+        given = f"{study.trials}, of {wanted - 1} combinations and the baseline"
+        if study.trials < wanted:
+            hint = f"raise trials to {wanted}, or take qmc, which spreads them evenly"
+            yield Issue("the grid is not finished", ("trials",), given, hint=hint)
+        elif study.trials > wanted:
+            yield Issue("the grid has fewer combinations", ("trials",), given, hint=f"lower trials to {wanted}")
+    if study.parallel > study.trials:
+        yield Issue("more trials at a time than there are", ("parallel",), f"{study.parallel} of {study.trials}")
+    if study.confirm and study.confirm.candidates >= study.trials:
+        given = f"{study.confirm.candidates} of {study.trials} trials"
+        hint = "the baseline is confirmed anyway: lower candidates"
+        yield Issue("every trial is confirmed", ("confirm", "candidates"), given, hint=hint)
+
+
+def _idle_constraints(study: Study) -> Iterator[Issue]:
+    for index, constraint in enumerate(study.constraints):
+        place = ("constraints", index)
+        metric = BY_NAME.get(constraint.metric)
+        for name, bound in (("max", constraint.max), ("min", constraint.min)):
+            if bound is None:
+                continue
+            if metric and (bound >= metric.most if name == "max" else bound <= metric.least):
+                edge = f"at most {metric.most:g}" if name == "max" else f"at least {metric.least:g}"
+                yield Issue("every trial keeps it", (*place, name), f"{bound:g}: {metric.name} is always {edge}")
+            goal, better = study.targets[0], "minimize" if name == "max" else "maximize"
+            if len(study.targets) == 1 and _measure(goal) == _measure(constraint) and goal.direction == better:
+                given, hint = f"{_named(goal)} is the goal", "bound another measure"
+                yield Issue("does not change which trial is best", (*place, name), given, hint=hint)
+
+
+RULES = (_matrix, _goals, _constraints, _seeds, _sampler, _pruner, _confirmation)
+IDLE_KNOBS = (_idle_pruner, _idle_sampler, _idle_trials, _idle_constraints)

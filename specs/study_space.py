@@ -1,0 +1,192 @@
+"""A study's search space: what a parameter can be, and when it is searched.
+
+A trial's *params* are what is recorded of it: path -> value, of `cases` the case's name; a parameter whose `when` does
+not hold has none.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+
+from specs.schema.study import Cases, Choice, FloatRange, IntRange, Range, num_steps
+
+Space = Mapping[str, Range]
+Params = dict[str, Any]
+
+
+def names(searched: Choice | Cases) -> list[Any]:
+    """The candidates as params have them."""
+    return list(searched.choice) if isinstance(searched, Choice) else list(searched.cases)
+
+
+def values_by_name(searched: Choice | Cases) -> list[tuple[Any, Any]]:
+    """Each candidate as params have it, and what it sets in the experiment."""
+    return (
+        list(searched.cases.items()) if isinstance(searched, Cases) else [(value, value) for value in searched.choice]
+    )
+
+
+def bounds(searched: FloatRange | IntRange) -> tuple[Any, Any]:
+    """The lowest and the highest candidate. The highest is below the upper end where no step leads to that."""
+    low, high = searched.float if isinstance(searched, FloatRange) else searched.int
+    return (low, _on_grid(searched, num_candidates(searched) - 1)) if searched.step else (low, high)
+
+
+def num_candidates(searched: Range) -> int:
+    """How many values the parameter can have; 0: any number between two ends."""
+    if isinstance(searched, (Choice, Cases)):
+        return len(names(searched))
+    if isinstance(searched, IntRange):
+        low, high = searched.int
+        return (high - low) // searched.step + 1
+    return num_steps(*searched.float, searched.step) + 1 if searched.step else 0
+
+
+def candidates(searched: Range) -> Iterable[Any]:
+    """The params that the parameter can have, of a range that is finite."""
+    if isinstance(searched, (Choice, Cases)):
+        return names(searched)
+    return (_on_grid(searched, index) for index in range(num_candidates(searched)))
+
+
+def holds(searched: Range, value: Any) -> bool:
+    """Whether a range has the param."""
+    if isinstance(searched, (Choice, Cases)):
+        return is_among(value, names(searched))
+    if isinstance(value, bool) or not isinstance(value, int if isinstance(searched, IntRange) else (int, float)):
+        return False
+    low, high = searched.float if isinstance(searched, FloatRange) else searched.int
+    if not low <= value <= high:
+        return False
+    steps = (value - low) / searched.step if searched.step else 0.0
+    return abs(steps - round(steps)) < 1e-8
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two params are one: numbers by value (1 is 1.0), all else as it is written."""
+    if all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in (value, other)):
+        # What a step leads to may differ from what a file says in the last digit.
+        with suppress(OverflowError):
+            return math.isclose(value, other, rel_tol=1e-12)
+        return bool(value == other)
+    return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def is_among(value: Any, params: Iterable[Any]) -> bool:
+    """Whether one of the params is this one."""
+    return any(is_same(value, param) for param in params)
+
+
+def wanted_values(condition: Any) -> list[Any]:
+    """The params that an entry of `when` allows, written as a list or as one value."""
+    return list(condition) if isinstance(condition, (list, tuple)) else [condition]
+
+
+def is_active(searched: Range, params: Mapping[str, Any]) -> bool:
+    """Whether the parameter is searched where others have these params."""
+    return all(
+        path in params and is_among(params[path], wanted_values(condition)) for path, condition in searched.when.items()
+    )
+
+
+def conditions(space: Space, path: str) -> Iterator[tuple[str, str, list[Any]]]:
+    """All that has to hold for the parameter to be searched: whose condition it is, on which path, the params allowed.
+
+    A parameter that depends on another is searched only while that one is.
+    """
+    owners = [path]
+    for owner in owners:
+        for parent, condition in space[owner].when.items():
+            yield owner, parent, wanted_values(condition)
+            if parent not in owners:
+                owners.append(parent)
+
+
+def allowed_by_conditions(space: Space, path: str) -> dict[str, list[Any]]:
+    """The params of other paths with which the parameter is searched; none where its conditions contradict."""
+    allowed: dict[str, list[Any]] = {}
+    for _, parent, params in conditions(space, path):
+        allowed[parent] = [value for value in allowed.get(parent, params) if is_among(value, params)]
+    return allowed
+
+
+def in_order(space: Space) -> list[str]:
+    """The paths, each after those that its `when` names."""
+    ordered: list[str] = []
+    while len(ordered) < len(space):
+        ready = [path for path in space if path not in ordered and set(space[path].when) <= set(ordered)]
+        assert ready, "conditions in a circle are refused when the study is read"
+        ordered += ready
+    return ordered
+
+
+def build(space: Space, choose: Callable[[str], Any]) -> Params:
+    """A trial's params: `choose(path)` for each parameter whose conditions hold under those chosen before."""
+    params: Params = {}
+    for path in in_order(space):
+        if is_active(space[path], params):
+            params[path] = choose(path)
+    return {path: params[path] for path in space if path in params}
+
+
+def combinations(space: Space) -> Iterator[Params]:
+    """Every combination of the params once, the last path fastest. Every range is finite."""
+    for params in _extended({}, in_order(space), space):
+        yield {path: params[path] for path in space if path in params}
+
+
+def num_combinations(space: Space) -> int:
+    """How many `combinations` there are, without going through them."""
+
+    def count(params: Params, rest: list[str]) -> int:
+        if not rest:
+            return 1
+        path, *later = rest
+        if not is_active(space[path], params):
+            return count(params, later)
+        named = [value for value in _values_in_conditions(space, path) if holds(space[path], value)]
+        # With all values that no condition names, the rest of the space is the same.
+        others = (num_candidates(space[path]) - len(named)) * count(params, later)
+        return others + sum(count({**params, path: value}, later) for value in named)
+
+    return count({}, in_order(space))
+
+
+def settings(params: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    """What the params set in the experiment: path -> value."""
+    return {
+        path: searched.cases[value] if isinstance(searched := space[path], Cases) else value
+        for path, value in params.items()
+    }
+
+
+def _values_in_conditions(space: Space, path: str) -> list[Any]:
+    """The params of a parameter that others' conditions name, each once."""
+    named: list[Any] = []
+    for searched in space.values():
+        for value in wanted_values(searched.when.get(path, [])):
+            if not is_among(value, named):
+                named.append(value)
+    return named
+
+
+def _extended(params: Params, rest: list[str], space: Space) -> Iterator[Params]:
+    if not rest:
+        yield params
+        return
+    path, *later = rest
+    if not is_active(space[path], params):
+        yield from _extended(params, later, space)
+        return
+    for value in candidates(space[path]):
+        yield from _extended({**params, path: value}, later, space)
+
+
+def _on_grid(searched: FloatRange | IntRange, index: int) -> Any:
+    """The candidate so many steps above the lowest."""
+    if isinstance(searched, IntRange):
+        return searched.int[0] + index * searched.step
+    return float(Decimal(str(searched.float[0])) + index * Decimal(str(searched.step)))
