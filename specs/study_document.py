@@ -146,7 +146,12 @@ def checked_study(
     document = StudyDocument(study, experiment, source, positions)
     tried, issues = _try_candidates(document)
     refuse(issues, positions)
-    warnings = [*_shared_warnings(study, tried), *study_rules.warnings_of(study), *_own_values_outside(document)]
+    warnings = [
+        *_shared_warnings(study, tried),
+        *search_space.warnings_of(study.parameters),
+        *_own_values_outside(document),
+        *study_rules.warnings_of(study),
+    ]
     located = in_file_order(locate(warning, positions) for warning in warnings)
     return dataclasses.replace(document, warnings=tuple(located))
 
@@ -205,16 +210,21 @@ def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue
         trials += [(path, build(space, {**nearest_own, **others, path: value}.__getitem__)) for value in values]
     trials += [("", build(space, {path: values[end] for path, values in tried.items()}.__getitem__)) for end in (0, 1)]
     documents: list[Document] = []
-    issues: dict[tuple[Path, str, Path], Issue] = {}
+    refused: list[tuple[bool, Issue, Issue]] = []
     for varied, params in trials:
         try:
             documents.append(document.trial(settings(params, space)))
         except SpecError as error:
             for issue in error.issues:
                 told = _at_candidate(issue, varied, params, document.study)
-                if varied or all((issue.path, issue.message) != known[:2] for known in issues):
-                    issues.setdefault((issue.path, issue.message, told.path), told)
-    return documents, list(issues.values())
+                refused.append((told.path[:2] == ("parameters", varied), issue, told))
+    issues: dict[tuple[Path, str], dict[Path, Issue]] = {}
+    # Where it is the candidate's own turn, the message names no other parameter.
+    for own_turn, issue, told in sorted(refused, key=lambda item: not item[0]):
+        places = issues.setdefault((issue.path, issue.message), {})
+        if own_turn or not places:
+            places.setdefault(told.path, told)
+    return documents, [issue for places in issues.values() for issue in places.values()]
 
 
 def _tried(searched: Range) -> list[Any]:
@@ -230,22 +240,33 @@ def _tried(searched: Range) -> list[Any]:
 
 
 def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Issue:
-    """What is wrong with a trial, told at the parameter that has the value, or else at the one whose turn it was."""
-    path = _containing(params, issue.path) or varied
+    """What is wrong with a trial, told at the parameter that has the value, or else at the one whose turn it was.
+
+    Args:
+        varied: whose turn it was; empty where all parameters had their lowest or highest value.
+    """
+    above = _containing(params, issue.path)
+    below = next((path for path in params if split(path)[: len(issue.path)] == issue.path and path != above), "")
+    path = below or above or varied
+    cause = above if below else varied
+    message, hint = issue.message, issue.hint
+    if not path or path != above:
+        message = f"{dotted(issue.path)}: {message}"
     if not path:
-        message = f"{dotted(issue.path)}: {issue.message}"
-        given = ", ".join(f"{name}={show(param)}" for name, param in params.items())
-        return Issue(message, ("parameters",), given, issue.allowed, issue.hint)
-    place = search_space.place_of(path, study.parameters[path], params[path])
-    inside = issue.path[: len(split(path))] == split(path)
-    if inside and len(place) > 2:
-        place = (*place, *issue.path[len(split(path)) :])
-    message = issue.message if inside else f"with {show(params[path])}, {dotted(issue.path)}: {issue.message}"
-    if varied and varied != path:
-        message += f" (with {varied}={show(params[varied])})"
-    hint = issue.hint
-    if isinstance(study.parameters[path], FloatRange) and issue.message == "must be a whole number":
+        message += f" (with {', '.join(f'{name}={search_space.shown(param)}' for name, param in params.items())})"
+        return Issue(message, ("parameters",), issue.given, issue.allowed, hint)
+    if cause and cause != path:
+        message += f" (with {cause}={search_space.shown(params[cause])})"
+        if below or issue.message == "unknown field":
+            hint = f"search it only where it acts: when: {{{cause}: [...]}}"
+    elif not above:
+        message += f" (with {search_space.shown(params[path])})"
+    searched = study.parameters[path]
+    if isinstance(searched, FloatRange) and issue.message == "must be a whole number":
         hint = "search it as {int: [low, high]}"
+    place = search_space.place_of(path, searched, params[path])
+    if path == above and len(place) > 2:
+        place = (*place, *issue.path[len(split(path)) :])
     return Issue(message, place, issue.given, issue.allowed, hint)
 
 

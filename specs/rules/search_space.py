@@ -1,6 +1,6 @@
 """What is wrong with a study's search space, without its experiment: conditions, candidates given twice."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -15,6 +15,7 @@ from specs.study_space import (
     conditions,
     holds,
     is_among,
+    is_same,
     names,
     values_by_name,
     wanted_values,
@@ -27,10 +28,22 @@ def issues_of(space: Space) -> list[Issue]:
     return issues or list(_circle(space)) or list(_contradictions(space))
 
 
+def warnings_of(space: Space) -> Iterator[Issue]:
+    """Upper ends that no step leads to."""
+    for path, searched in space.items():
+        if isinstance(searched, (FloatRange, IntRange)):
+            end = searched.float[1] if isinstance(searched, FloatRange) else searched.int[1]
+            _, highest = bounds(searched)
+            if not is_same(highest, end):
+                given = f"{show(end)}, in steps of {show(searched.step)} from {show(bounds(searched)[0])}"
+                hint = f"the highest candidate is {show(highest)}"
+                yield Issue("the upper end is never tried", ("parameters", path), given, hint=hint)
+
+
 def describe(searched: Range) -> str:
     """What a parameter can be: `0.05 to 0.5`, `2 to 16 in steps of 2`, `reverse, forward`."""
     if isinstance(searched, (Choice, Cases)):
-        return ", ".join(map(_shown, names(searched)))
+        return ", ".join(map(shown, names(searched)))
     low, high = bounds(searched)
     stepwise = searched.step if isinstance(searched, FloatRange) else searched.step != 1
     return f"{show(low)} to {show(high)}" + (f" in steps of {show(searched.step)}" if stepwise else "")
@@ -44,7 +57,7 @@ def place_of(path: str, searched: Range, param: Any) -> Path:
     return ("parameters", path, "cases", param) if isinstance(searched, Cases) else ("parameters", path)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as a file may write it."""
     return value if isinstance(value, str) else show(value)
 
@@ -83,7 +96,7 @@ def _conditions(path: str, space: Space) -> Iterator[Issue]:
 def _never_has(parent: str, searched: Range, value: Any) -> tuple[str, str] | None:
     """Message and hint where a parameter cannot have a value that a condition names."""
     if isinstance(searched, FloatRange) and not searched.step:
-        return f"{parent} is hardly ever exactly this", f"give {parent} a step or a choice"
+        return f"{parent} can be any number, and is hardly ever this", f"give {parent} a step, or make it a choice"
     if holds(searched, value):
         return None
     hint = nearest(str(value), map(str, names(searched))) if isinstance(searched, (Choice, Cases)) else ""
@@ -91,7 +104,7 @@ def _never_has(parent: str, searched: Range, value: Any) -> tuple[str, str] | No
         hint = hint or "of cases, a condition gives the names"
     if isinstance(searched, IntRange) and isinstance(value, (list, dict)):
         hint = "several values are written as one list"
-    return f"{parent} never is this", hint
+    return f"{parent} cannot be this", hint
 
 
 def _circle(space: Space) -> Iterator[Issue]:
@@ -99,9 +112,11 @@ def _circle(space: Space) -> Iterator[Issue]:
     try:
         TopologicalSorter({path: searched.when for path, searched in space.items()}).prepare()
     except CycleError as error:
-        circle: Sequence[str] = error.args[1]  # each is a condition of the next
-        place = ("parameters", circle[1], "when", circle[0])
-        yield Issue("conditions in a circle", place, " <- ".join(reversed(circle)), hint="leave one of them out")
+        *circle, _ = reversed(error.args[1])  # each has a condition on the next, the last on the first
+        start = min(range(len(circle)), key=lambda index: list(space).index(circle[index]))
+        path, parent, *others = [*circle[start:], *circle[:start], circle[start]]
+        given, hint = " on ".join([path, parent, *others]), "leave one of these conditions out"
+        yield Issue("conditions in a circle", ("parameters", path, "when", parent), given, hint=hint)
 
 
 def _contradictions(space: Space) -> Iterator[Issue]:
@@ -111,7 +126,7 @@ def _contradictions(space: Space) -> Iterator[Issue]:
             if allowed or any(not allowed_by_conditions(space, parent).get(ancestor, [0]) for parent in searched.when):
                 continue  # what a condition of its own contradicts already is told there
             given = ", ".join(
-                f"{' or '.join(map(_shown, params))} {'here' if owner == path else f'for {owner}'}"
+                f"{' or '.join(map(shown, params))} {'here' if owner == path else f'for {owner}'}"
                 for owner, on, params in conditions(space, path)
                 if on == ancestor
             )

@@ -148,7 +148,12 @@ def _sampler(study: Study, _: Experiment) -> Iterator[Issue]:
             given = f"cma with {len(study.targets)} goals"
             yield Issue("searches for one goal only", place, given, "tpe, gp, nsga2, qmc, random, grid")
         if find_spec("cmaes") is None:
-            yield Issue("needs the package cmaes, which is not installed", place, "cma", hint="pip install cmaes")
+            yield Issue(
+                "needs the package cmaes, which is not installed",
+                place,
+                "cma",
+                hint='pip install "rpg-experiments[cma]"',
+            )
     for path, searched in study.parameters.items():
         at = ("parameters", path)
         if study.sampler.type == "cma" and isinstance(searched, (Choice, Cases)):

@@ -131,7 +131,7 @@ def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
     return f"did you mean `{close[0]}`?" if close else ""
 
 
-DOTTED_BELOW = (("matrix", "product"), ("matrix", "zip"), ("overrides",))
+DOTTED_BELOW = (("matrix", "product"), ("matrix", "zip"), ("overrides",), ("parameters",))
 """Mappings whose keys are themselves paths."""
 
 
