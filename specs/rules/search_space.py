@@ -112,10 +112,11 @@ def _circle(space: Space) -> Iterator[Issue]:
     try:
         TopologicalSorter({path: searched.when for path, searched in space.items()}).prepare()
     except CycleError as error:
-        *circle, _ = reversed(error.args[1])  # each has a condition on the next, the last on the first
+        circle: list[str] = error.args[1][:0:-1]  # each has a condition on the next, the last on the first
         start = min(range(len(circle)), key=lambda index: list(space).index(circle[index]))
-        path, parent, *others = [*circle[start:], *circle[:start], circle[start]]
-        given, hint = " on ".join([path, parent, *others]), "leave one of these conditions out"
+        path, parent = circle[start], [*circle, *circle][start + 1]
+        given = " on ".join([*circle[start:], *circle[:start], path])
+        hint = "leave one of these conditions out"
         yield Issue("conditions in a circle", ("parameters", path, "when", parent), given, hint=hint)
 
 
