@@ -6,6 +6,7 @@ The dashboard draws Mermaid in Markdown but drops embedded images, so the curve 
 import re
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -77,27 +78,33 @@ class ProgressBar:
 
 def publish_learning_curve(execution: RunExecution) -> None:
     """The reward over the steps, and the accuracies measured on the way; nothing where no step was recorded."""
-    rewards = "select step, value from metrics where run_id = ? and name = ? order by step"
+    rewards = "select ?, step, value from metrics where run_id = ? and name = ? order by step"
     accuracies = (
-        "select dataset, metric, list((step, value) order by step) from evaluations"
-        " where run_id = ? and metric like 'mean@%' group by all having count(*) > 1 order by dataset"
+        "select metric || ' on ' || dataset, step, value from evaluations"
+        " where run_id = ? and metric like 'mean@%' order by dataset, step"
     )
     with Store.open(execution.home.root) as store:
-        curves = [(REWARD.heading, store.query(rewards, (execution.run_id, REWARD.name)).rows)]
-        for dataset, metric, points in store.query(accuracies, (execution.run_id,)).rows:
-            curves.append((f"{metric} on {dataset}", [tuple(point.values()) for point in points]))
-    charts = [
-        curve_mermaid([(int(step), float(value)) for step, value in points], heading)
-        for heading, points in curves
-        if points
-    ]
+        rows = [
+            *store.query(rewards, (REWARD.heading, execution.run_id, REWARD.name)).rows,
+            *store.query(accuracies, (execution.run_id,)).rows,
+        ]
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for heading, step, value in rows:
+        curves.setdefault(heading, []).append((step, value))
+    charts = [curve_mermaid(points, heading) for heading, points in curves.items()]
     if charts:
         text = "\n\n".join(["# Learning curve", *charts])
         create_markdown_artifact(text, key=key(execution, "learning-curve"), description=REWARD.heading)
 
 
 def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:
-    """An xychart of (step, value), thinned by averaging neighbours where there are many points."""
+    """An xychart of (step, value), thinned by averaging neighbours where there are many points.
+
+    Mermaid spaces the points of a line evenly, so that steps which are not stand as names on the axis.
+    """
+    gaps = {later - earlier for (earlier, _), (later, _) in pairwise(points)}
+    names = f"[{', '.join(str(step) for step, _ in points)}]"
+    steps = names if len(gaps) > 1 else f"{points[0][0]} --> {max(points[-1][0], points[0][0] + 1)}"
     width = -(-len(points) // _CURVE_POINTS)
     parts = [points[start : start + width] for start in range(0, len(points), width)]
     values = [sum(value for _, value in part) / len(part) for part in parts]
@@ -108,7 +115,7 @@ def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:
             "```mermaid",
             _CURVE_THEME,
             "xychart-beta",
-            f'  x-axis "step" {points[0][0]} --> {max(points[-1][0], points[0][0] + 1)}',
+            f'  x-axis "step" {steps}',
             f'  y-axis "{heading}" {low - margin:.4f} --> {high + margin:.4f}',
             f"  line [{', '.join(f'{value:.4f}' for value in values)}]",
             "```",
