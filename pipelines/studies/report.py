@@ -129,12 +129,12 @@ def importances(home: Home, record: Record) -> list[tuple[str, float]]:
     """PED-ANOVA's share of each parameter in percent, the largest first; empty where there is too little to tell."""
     from optuna.importance import get_param_importances
 
-    from pipelines.studies.journal import load_study
+    from pipelines.studies.storage import load_study
 
     if len({trial["value"] for trial in finished_trials(record)}) < 4:
         return []
     try:
-        by_path = get_param_importances(load_study(home, record["name"], record["direction"]))
+        by_path = get_param_importances(load_study(home, record["name"]))
     except (ValueError, RuntimeError):
         return []
     shares = [(path, round(100 * share, 1)) for path, share in by_path.items()]

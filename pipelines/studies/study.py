@@ -1,31 +1,42 @@
-"""Studies: Optuna proposes values, each trial is an experiment run like any other, the journal keeps what came out.
+"""Studies: Optuna proposes values, each trial is an experiment run like any other, fresh seeds confirm the best.
 
-Killed at any moment, a study goes on where it stopped. The trial under way keeps its number and its values, its runs go
-on from their checkpoints, and it is told once. Every trial has a sampler seeded by the study's seed and its own number:
-an interrupted study proposes what an uninterrupted one would.
+Any number of workers share a study. Each takes the next piece of work under the study's lock, does it without the lock,
+and writes down what came out. Killed at any moment, a study goes on where it stopped: what a dead worker had begun is
+taken up under its number and its values, its runs go on from their checkpoints, and it is told once. One worker alone
+proposes the same trials after the same results, interrupted or not.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.home import Home
-from pipelines.report.statistics import Interval, mean_interval, seed_mean
 from pipelines.running.experiment import RunOutcome
-from pipelines.studies import space
-from pipelines.studies.journal import StudyBusyError, held, open_study, write_record
-from rpg.files import now
+from pipelines.running.failures import cause_of_error
+from pipelines.studies import conditions, confirmation, measures, proposals, rungs, space
+from pipelines.studies.record import study_record
+from pipelines.studies.storage import StudyStorage, open_storage
+from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial, signs_of_life
+from pipelines.studies.warm_start import foreign_results
+from rpg.files import now, write_json
+from rpg.processes.exit_cause import Cause
 from specs.document import Document
 from specs.errors import SpecError
 from specs.schema.study import Study
 from specs.study_document import StudyDocument
 from storage import Store
 
-if TYPE_CHECKING:
-    import optuna
-
-Execute = Callable[[Document], tuple[RunOutcome, ...]]
-"""Runs a trial's experiment, as `execute.execute_experiment` does."""
+Execute = Callable[[Document, int], tuple[RunOutcome, ...]]
+"""Runs a trial's experiment, as `execute_experiment` does, until a step; 0: to its end."""
+ATTEMPTS = 3
+"""How often a trial is begun when what ends it is not its own fault."""
+INFRASTRUCTURE: frozenset[Cause] = frozenset({"lost_peer", "preempted", "hung"})
+"""Causes that say nothing of a trial's values: it is done once more."""
+AT_FAULT: frozenset[Cause] = frozenset({"diverged", "out_of_memory", "sampler_out_of_memory"})
+"""Causes that a trial's values have brought about: the sampler is to keep away from them."""
+_WAIT_SECONDS = 1.0
+_CHEAP_SECONDS = 0.1
 
 
 class StudyInterruptedError(Exception):
@@ -33,172 +44,477 @@ class StudyInterruptedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class TrialResult:
-    """A trial's runs and the value that they give it."""
+class Task:
+    """A trial that this worker has claimed."""
 
-    run_ids: tuple[str, ...]
-    value: Interval | None
-    """None: it failed."""
+    trial: Trial
+    confirming: bool = False
+    """It is a unit of the confirmation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a task."""
+
+    run_ids: tuple[str, ...] = ()
+    values: tuple[Score, ...] = ()
+    """By goal; empty: none."""
+    paused_at: int = 0
+    """The rung that it has reached; 0: its end."""
+    constraints: Mapping[str, float] | None = None
+    tokens: float = 0.0
+    gpu_hours: float = 0.0
     reason: str = ""
-    """Why it failed."""
+    """Why there is no value."""
+    at_fault: bool = False
+    """Its values are the reason."""
+    again: bool = False
+    """It failed for another reason than its values, and may be done once more."""
+    busy: bool = False
+    """Another process executes one of its runs."""
 
 
 def run_study(
-    document: StudyDocument, home: Home, execute: Execute, *, say: Callable[[str], None] = lambda _: None
+    document: StudyDocument,
+    home: Home,
+    execute: Execute,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    stopping: Callable[[], bool] = lambda: False,
+    ended: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Runs the trials that are still wanted and returns the study's record (study.json).
+    """Does what is left of the study, together with whoever else is at it, and returns its record (study.json).
 
     Args:
-        execute: called once a trial, in this thread.
+        execute: called for each piece of work, in this thread.
         say: is given a line for each thing that happens.
+        stopping: whether the command was asked to stop; asked while the worker waits for others.
+        ended: is given the record whenever a trial has ended.
     Raises:
         SpecError: the study does not fit what is stored of it, or its experiment names what is not there.
-        StudyBusyError: another process runs it, or one of its runs.
         StudyInterruptedError: asked to stop.
+        StudyStorageError: its database does not answer.
+    """
+    worker = _StudyWorker(document, home, execute, say, stopping)
+    worker.prepare()
+    while task := worker.next_task():
+        worker.perform(task)
+        ended(worker.record)
+    return worker.write_record(finished=True)
+
+
+def trial_document(document: StudyDocument, trial: Trial, seeds: Sequence[int]) -> Document:
+    """The experiment of a trial.
+
+    All trials bear the study's name, so that equal values are one run, done once; what they vary is a matrix of one
+    cell, by which the dashboard, comparisons and SQL tell them apart. The base model is evaluated with the baseline
+    alone: it is the same for all.
+
+    Raises:
+        SpecError: the experiment does not accept the values; the issue's path is that of the field.
     """
     study = document.study
-    with held(home, study.name):
-        stored = open_study(home, document)
-        _enqueue_baseline(stored, document)
-        record = write_record(home, study, stored)
-        while (done := _num_told(stored)) < study.trials:
-            trial = _next_trial(stored, study)
-            values = space.suggest(trial, study.parameters)
-            trial.set_user_attr("started_at", trial.user_attrs.get("started_at") or now())
-            write_record(home, study, stored)
-            say(f"trial {trial.number} ({done + 1} of {study.trials})  {_shown(values)}")
-            result = _run_trial(document, values, home, execute)
-            _tell(stored, trial, result)
-            record = write_record(home, study, stored)
-            say(_outcome_line(result))
-            if result.value is None and study.on_failure == "stop":
-                break
-    return record
+    settings = {} if trial.baseline else space.settings(trial.params, study.parameters)
+    common: dict[str, Any] = {"name": study.name, "seeds": list(seeds)}
+    if study.question:
+        common["question"] = study.question
+    if not trial.baseline and document.experiment.experiment.evaluation.checkpoints == "initial_and_final":
+        common["evaluation.checkpoints"] = "final"
+    document.trial({**settings, **common})
+    if settings:
+        common["matrix"] = {"product": {path: [value] for path, value in settings.items()}}
+    return document.trial(common)
 
 
-def trial_document(document: StudyDocument, values: Mapping[str, Any]) -> Document:
-    """The experiment of a trial. All trials share the study's name, so that equal values are one run, done once."""
-    study = document.study
-    named = {"name": study.name} | ({"question": study.question} if study.question else {})
-    return document.trial({**values, **named})
+class _StudyWorker:
+    """One worker of a study."""
 
+    def __init__(
+        self,
+        document: StudyDocument,
+        home: Home,
+        execute: Execute,
+        say: Callable[[str], None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.document = document
+        self.study: Study = document.study
+        self.home = home
+        self.execute = execute
+        self.say = say
+        self.stopping = stopping
+        self.worker = Worker.this()
+        self.storage: StudyStorage = open_storage(home, self.study.name)
+        self.record: dict[str, Any] = {}
+        experiment = document.experiment.experiment
+        self.seeds = conditions.trial_seeds(self.study, experiment.seeds)
+        self.confirming_seeds = confirmation.fresh_seeds(self.study, experiment.seeds)
+        self.confidence = experiment.evaluation.confidence
+        self.foreign: list[proposals.Foreign] = []
+        self._search_id = self._units_id = -1
+        self._written_at, self._write_seconds = -1e9, 0.0
 
-def measured(study: Study, run_ids: Sequence[str], home: Home, *, confidence: float = 0.95) -> Interval | None:
-    """The goal's measure at the last checkpoint, averaged over the seeds; None where a run lacks it.
+    # What is stored.
 
-    mean@k is the mean over all samples there are: its expected value does not depend on k. Its interval is over
-    problems and seeds; that of other measures is the recorded one, or Student's over several seeds.
-    """
-    goal = study.targets[0]
-    metric = "mean@%" if goal.metric.startswith("mean@") else goal.metric
-    with Store.open(home.root) as store:
-        rows = store.query(
-            "SELECT run_id, value, ci_low, ci_high FROM evaluations "
-            "WHERE list_contains(?, run_id) AND dataset = ? AND metric LIKE ? "
-            "QUALIFY step = max(step) OVER (PARTITION BY run_id) ORDER BY run_id",
-            [list(run_ids), goal.dataset, metric],
-        ).rows
-        if {row[0] for row in rows} != set(run_ids) or any(row[1] != row[1] for row in rows):
+    def _transaction(self, work: Callable[[], Any]) -> Any:
+        return self.storage.transaction(work, self.stopping)
+
+    def _trials(self) -> list[Trial]:
+        return [
+            read_trial(frozen, self._restored)
+            for frozen in self.storage.storage.get_all_trials(self._search_id, deepcopy=False)
+        ]
+
+    def _units(self) -> list[Trial]:
+        if self._units_id < 0:
+            return []
+        return [
+            read_trial(frozen, self._restored)
+            for frozen in self.storage.storage.get_all_trials(self._units_id, deepcopy=False)
+        ]
+
+    def _restored(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        searched = self.study.parameters
+        return {path: space.restored(value, searched[path]) for path, value in params.items() if path in searched}
+
+    def _note(self, trial: Trial, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            self.storage.storage.set_trial_user_attr(trial.id, name, value)
+
+    def prepare(self) -> None:
+        """Opens the study, or makes it, with the baseline as its first trial. Raises SpecError."""
+        self._transaction(self._prepare)
+        self.foreign = foreign_results(self.document, self.home)
+        self.write_record()
+
+    def _prepare(self) -> None:
+        from optuna.study import StudyDirection
+
+        stored, study = self.storage.storage, self.study
+        directions = [StudyDirection[goal.direction.upper()] for goal in study.targets]
+        self._search_id = self.storage.study_id(study.name, directions)
+        if study.confirm:
+            self._units_id = self.storage.study_id(f"{study.name}/confirmation", directions[:1])
+        before = stored.get_study_user_attrs(self._search_id)
+        if "parameters" in before and (issues := conditions.changes(before, self.document)):
+            raise SpecError(*(self.document.locate(issue) for issue in issues))
+        if "created_at" not in before:
+            stored.set_study_user_attr(self._search_id, "created_at", now())
+        for key, value in conditions.conditions(self.document).items():
+            if before.get(key) != value:
+                stored.set_study_user_attr(self._search_id, key, value)
+        if not stored.get_all_trials(self._search_id, deepcopy=False):
+            params, _ = space.own_params(self.document)
+            self._create(self._search_id, params, baseline=True)
+
+    def _create(
+        self, study_id: int, params: space.Params, *, sampler_notes: Mapping[str, Any] | None = None, **about: Any
+    ) -> None:
+        """A new trial that nobody works on yet, in one operation."""
+        from optuna.trial import TrialState, create_trial
+
+        kept, distributions = proposals.stored_params(self.study, params)
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=kept,
+            distributions=distributions,
+            system_attrs=dict(sampler_notes or {}),
+            user_attrs={"params": params, "work": Work().plain(), **about},
+        )
+        self.storage.storage.create_new_trial(study_id, template_trial=template)
+
+    # What to do next.
+
+    def next_task(self) -> Task | None:
+        """Claims the next piece of work; None where the study is done. Waits while others may still give some."""
+        waiting = False
+        while True:
+            decision = self._transaction(self._decide)
+            if decision is None or isinstance(decision, Task):
+                self.write_record()
+                return decision
+            if not waiting:
+                self.say("  waiting for the trials of other workers")
+                waiting = True
+            if self.stopping():
+                raise StudyInterruptedError("interrupted")
+            time.sleep(_WAIT_SECONDS)
+
+    def _decide(self) -> "Task | str | None":
+        """A claimed task; None: nothing is left; `wait`: others are at work on what is left."""
+        trials = self._trials()
+        if self.study.on_failure == "stop" and any(trial.state == "failed" for trial in trials):
             return None
-        value = sum(row[1] for row in rows) / len(rows)
-        if goal.metric.startswith("mean@"):
-            return mean_interval(_last_scores(store, run_ids, goal.dataset), confidence=confidence)
-    if len(rows) == 1:
-        return Interval(value, rows[0][2], rows[0][3])
-    return seed_mean([row[1] for row in rows], confidence=confidence)
+        if trial := self._taken_up(trials):
+            return Task(self._claim(trial, rungs.next_step(self.study, trial)))
+        if promotion := rungs.promotion(self.study, trials):
+            return Task(self._claim(promotion.trial, promotion.until))
+        if self._may_begin(trials) and (new := self._begin(trials)):
+            return Task(new)
+        if any(trial.state == "running" for trial in trials):
+            return "wait"
+        if last := rungs.last_promotion(self.study, trials):
+            return Task(self._claim(last.trial, last.until))
+        for trial in trials:
+            if trial.state == "paused":
+                self._end_pruned(trial, rungs.why_left_behind(self.study, trial, trials))
+        return self._decide_confirmation(trials)
+
+    def _taken_up(self, trials: Sequence[Trial]) -> Trial | None:
+        """What this worker has claimed already, else the first that nobody works on."""
+        open_ones = [trial for trial in trials if not trial.ended and trial.state != "paused"]
+        own = [trial for trial in open_ones if trial.work.worker and trial.work.worker.id == self.worker.id]
+        return next(iter(own or [trial for trial in open_ones if trial.work.abandoned]), None)
+
+    def _may_begin(self, trials: Sequence[Trial]) -> bool:
+        budget, spent = self.study.budget, dict.fromkeys(("tokens", "gpu_hours"), 0.0)
+        for trial in trials:
+            for name in spent:
+                spent[name] += float(trial.about.get(name, 0.0))
+        started = min((trial.about["started_at"] for trial in trials if "started_at" in trial.about), default=now())
+        hours = (_seconds(now()) - _seconds(started)) / 3600
+        limits = ((spent["tokens"], budget.tokens), (spent["gpu_hours"], budget.gpu_hours), (hours, budget.hours))
+        return len(trials) < self.study.trials and not any(limit and used >= limit for used, limit in limits)
+
+    def _begin(self, trials: Sequence[Trial]) -> Trial | None:
+        stored = self.storage.storage
+        notes = {key: v for key, v in stored.get_study_system_attrs(self._search_id).items() if key.startswith("qmc:")}
+        proposal = proposals.propose(self.study, trials, self.foreign, notes)
+        if proposal is None:
+            return None
+        for key, value in proposal.study_notes.items():
+            if notes.get(key) != value:
+                stored.set_study_system_attr(self._search_id, key, value)
+        bracket = rungs.bracket_of(self.study, len(trials))
+        self._create(self._search_id, proposal.params, sampler_notes=proposal.sampler_notes, bracket=bracket)
+        new = self._trials()[-1]
+        return self._claim(new, rungs.next_step(self.study, new))
+
+    def _claim(self, trial: Trial, until: int) -> Trial:
+        work = Work(until=until, worker=self.worker, beat=now())
+        self._note(trial, work=work.plain())
+        if "started_at" not in trial.about:
+            self._note(trial, started_at=now())
+        return self._reread(trial)
+
+    def _reread(self, trial: Trial) -> Trial:
+        return read_trial(self.storage.storage.get_trial(trial.id), self._restored)
+
+    def _decide_confirmation(self, trials: Sequence[Trial]) -> "Task | str | None":
+        units = self._units()
+        if self.study.confirm:
+            known = {(unit.about["arm"], unit.about["seed"]) for unit in units}
+            for arm in confirmation.arms(self.study, trials):
+                for seed in self.confirming_seeds:
+                    if (arm.trial, seed) not in known:
+                        params, number = dict(arm.params), arm.trial
+                        self._create(self._units_id, params, arm=number, seed=seed, baseline=arm.baseline)
+            units = self._units()
+        if unit := self._taken_up(units):
+            return Task(self._claim(unit, 0), confirming=True)
+        return "wait" if any(unit.state == "running" for unit in units) else None
+
+    # Doing it.
+
+    def perform(self, task: Task) -> None:
+        """Does a piece of work and writes down what came out."""
+        trial = task.trial
+        self.say(self._begun_line(task))
+        started = time.monotonic()
+        twin = None if task.confirming else self._transaction(lambda: self._twin(trial))
+        with signs_of_life(self.storage.storage, trial):
+            result = twin or self._run(task)
+        seconds = time.monotonic() - started
+        if result.busy:
+            self._transaction(lambda: self._release(trial))
+            self.say(f"  waiting: {result.reason}")
+            time.sleep(_WAIT_SECONDS)
+            return
+        outcome = self._transaction(lambda: self._tell(task, result, seconds))
+        self.write_record()
+        self.say(outcome)
+
+    def _twin(self, trial: Trial) -> Result | None:
+        """The result of a trial with the same params, if there is one: nothing would come out differently."""
+        for other in self._trials():
+            if other.state == "finished" and other.id != trial.id and other.params == trial.params and other.values:
+                low, high = other.about.get("value_low"), other.about.get("value_high")
+                values = tuple(Score(value, low, high) for value in other.values)
+                constraints = other.about.get("constraints")
+                return Result(tuple(other.about.get("run_ids", ())), values, constraints=constraints)
+        return None
+
+    def _run(self, task: Task) -> Result:
+        trial = task.trial
+        seeds = [trial.about["seed"]] if task.confirming else self.seeds
+        try:
+            outcomes = self.execute(trial_document(self.document, trial, seeds), trial.work.until)
+        except SpecError as error:
+            if not _blames(error, trial.params):
+                self._transaction(lambda: self._release(trial))
+                raise
+            return Result(reason=str(error), at_fault=True)
+        run_ids = tuple(outcome.run.run_id for outcome in outcomes)
+        if any(outcome.interrupted for outcome in outcomes):
+            self._transaction(lambda: self._release(trial))
+            raise StudyInterruptedError("interrupted")
+        if busy := [outcome for outcome in outcomes if outcome.status == "busy"]:
+            return Result(run_ids, reason=str(busy[0].error), busy=True)
+        with Store.open(self.home.root) as store:
+            tokens = measures.sampled_tokens(store, self.home, run_ids)
+            if failed := [outcome for outcome in outcomes if outcome.status not in ("finished", "paused")]:
+                return _failure(run_ids, failed[0], tokens)
+            return self._measured(task, store, run_ids, tokens)
+
+    def _measured(self, task: Task, store: Store, run_ids: tuple[str, ...], tokens: float) -> Result:
+        until, goals = task.trial.work.until, self.study.targets
+        dataset = ""
+        if task.confirming and self.study.confirm:
+            goals, dataset = goals[:1], self.study.confirm.dataset
+        scores = [
+            measures.score(store, goal, run_ids, until, dataset=dataset, confidence=self.confidence) for goal in goals
+        ]
+        for goal, scored in zip(goals, scores, strict=True):
+            if scored is None:
+                label = proposals.constraint_label(goal.metric, goal.dataset)
+                return Result(run_ids, tokens=tokens, reason=f"no finite {label}", at_fault=True)
+        bounded = measures.constraint_values(store, self.study, run_ids) if self.study.constraints else None
+        whole = tuple(scored for scored in scores if scored is not None)
+        return Result(run_ids, whole, paused_at=until, constraints=bounded, tokens=tokens)
+
+    # Writing down what came out.
+
+    def _release(self, trial: Trial) -> None:
+        if self._is_mine(trial):
+            self._note(trial, work=Work(until=trial.work.until).plain())
+
+    def _is_mine(self, trial: Trial) -> bool:
+        """Whether the claim still holds: a worker that was given up for dead tells nothing."""
+        current = self._reread(trial)
+        return not current.ended and current.work.worker is not None and current.work.worker.id == self.worker.id
+
+    def _tell(self, task: Task, result: Result, seconds: float) -> str:
+        trial = self._reread(task.trial)
+        if trial.ended or not self._is_mine(trial):
+            return f"  trial {trial.number} was taken over by another worker; this result is not used"
+        spent = float(trial.about.get("seconds", 0.0)) + seconds
+        gpus = self.document.experiment.experiment.rollout.gpus(self.document.experiment.experiment.training.ranks)
+        self._note(trial, run_ids=list(result.run_ids), seconds=spent, gpu_hours=spent * gpus / 3600)
+        if result.tokens:
+            self._note(trial, tokens=result.tokens)
+        if result.constraints is not None:
+            self._note(trial, constraints=dict(result.constraints))
+        if not result.values:
+            return self._tell_failure(trial, result)
+        if result.paused_at:
+            return self._tell_rung(trial, result.paused_at, result.values[0])
+        return self._tell_end(trial, result.values)
+
+    def _tell_end(self, trial: Trial, values: Sequence[Score]) -> str:
+        from optuna.trial import TrialState
+
+        self._note(trial, value_low=values[0].low, value_high=values[0].high, ended_at=now(), reason="")
+        told = [scored.value for scored in values]
+        self.storage.storage.set_trial_state_values(trial.id, TrialState.COMPLETE, told)
+        return f"  {'  '.join(_shown(scored) for scored in values)}"
+
+    def _tell_rung(self, trial: Trial, step: int, scored: Score) -> str:
+        reached = {**trial.rungs, step: scored}
+        plain = {str(at): {"value": s.value, "low": s.low, "high": s.high} for at, s in reached.items()}
+        if step not in trial.rungs:
+            self.storage.storage.set_trial_intermediate_value(trial.id, step, scored.value)
+        self._note(trial, rungs=plain)
+        current = self._reread(trial)
+        verdict, why = rungs.verdict(self.study, current, self._trials())
+        if verdict == "stop":
+            self._end_pruned(current, why)
+            return f"  {_shown(scored)} at step {step}: pruned, {why}"
+        if verdict == "pause":
+            self._note(trial, work=Work(paused=True).plain())
+        else:
+            self._claim(current, rungs.next_step(self.study, current))
+        return f"  {_shown(scored)} at step {step}"
+
+    def _end_pruned(self, trial: Trial, why: str) -> None:
+        from optuna.trial import TrialState
+
+        self._note(trial, reason=why, ended_at=now())
+        self.storage.storage.set_trial_state_values(trial.id, TrialState.PRUNED)
+
+    def _tell_failure(self, trial: Trial, result: Result) -> str:
+        from optuna.trial import TrialState
+
+        if result.again and trial.attempts + 1 < ATTEMPTS:
+            self._note(trial, attempts=trial.attempts + 1, work=Work(until=trial.work.until).plain())
+            return f"  once more: {result.reason}"
+        self._note(trial, reason=result.reason, at_fault=result.at_fault, ended_at=now())
+        state = TrialState.PRUNED if result.at_fault else TrialState.FAIL
+        self.storage.storage.set_trial_state_values(trial.id, state)
+        return f"  failed: {result.reason}"
+
+    # The record.
+
+    def write_record(self, *, finished: bool = False) -> dict[str, Any]:
+        """Writes study.json; of a large study not at every change, so that the record never costs much of the time."""
+        if not finished and time.monotonic() - self._written_at < 20 * self._write_seconds:
+            return self.record
+        started = time.monotonic()
+        self.record = self._transaction(self._write)
+        self._written_at = time.monotonic()
+        self._write_seconds = self._written_at - started
+        return self.record
+
+    def _write(self) -> dict[str, Any]:
+        trials, units = self._trials(), self._units()
+        searching = self._may_begin(trials) or any(not trial.ended for trial in trials)
+        arms = [] if searching else confirmation.arms(self.study, trials)
+        unconfirmed = len(units) < len(arms) * len(self.confirming_seeds) or any(not unit.ended for unit in units)
+        record = study_record(
+            self.document,
+            trials,
+            units,
+            arms,
+            status="searching" if searching else "confirming" if arms and unconfirmed else "finished",
+            seeds=self.seeds,
+            confirming_seeds=self.confirming_seeds,
+            created_at=self.storage.storage.get_study_user_attrs(self._search_id)["created_at"],
+        )
+        write_json(self.home.study(self.study.name) / "study.json", record)
+        return record
+
+    def _begun_line(self, task: Task) -> str:
+        from pipelines.report.evidence import show
+
+        trial = task.trial
+        values = "  ".join(f"{path}={show(value)}" for path, value in trial.params.items())
+        if task.confirming:
+            what = "baseline" if trial.baseline else f"trial {trial.about['arm']}  {values}"
+            return f"confirming with seed {trial.about['seed']}: {what}"
+        until = f"  to step {trial.work.until}" if trial.work.until else ""
+        return f"trial {trial.number} ({trial.number + 1} of {self.study.trials})  {values}{until}"
 
 
-def _last_scores(store: Store, run_ids: Sequence[str], dataset: str) -> list[list[float]]:
-    """Of each run's last checkpoint, [seeds, problems], on the problems that all of them have."""
-    from pipelines.report.evidence import accuracies
-
-    last = [steps[max(steps)] for steps in accuracies(store, run_ids)[dataset].values()]
-    problems = sorted(set.intersection(*(set(scores) for scores in last)))
-    return [[scores[problem] for problem in problems] for scores in last]
-
-
-def _enqueue_baseline(stored: "optuna.Study", document: StudyDocument) -> None:
-    """The first trial has the experiment's own values, where the space holds them: what the others have to beat."""
-    searched = document.study.parameters
-    own, outside = space.own_params(document)
-    if not outside and not stored.get_trials(deepcopy=False):
-        kept = {path: space.stored(value, searched[path]) for path, value in own.items()}
-        stored.enqueue_trial(kept, user_attrs={"baseline": True})
+def _failure(run_ids: tuple[str, ...], outcome: RunOutcome, tokens: float) -> Result:
+    cause = cause_of_error(outcome.error)
+    reason = f"{outcome.run.run_id} {outcome.status}: {outcome.error}"
+    if cause in AT_FAULT:
+        return Result(run_ids, tokens=tokens, reason=f"{cause.replace('_', ' ')}: {reason}", at_fault=True)
+    return Result(run_ids, tokens=tokens, reason=reason, again=cause in INFRASTRUCTURE)
 
 
-def _next_trial(stored: "optuna.Study", study: Study) -> "optuna.Trial":
-    """The trial that a killed process left, else a new one."""
-    import optuna
-
-    trials = stored.get_trials(deepcopy=False)
-    left = [trial for trial in trials if trial.state == optuna.trial.TrialState.RUNNING]
-    stored.sampler = _sampler(study, left[0].number if left else len(trials))
-    return optuna.Trial(stored, left[0]._trial_id) if left else stored.ask()
-
-
-def _sampler(study: Study, number: int) -> "optuna.samplers.BaseSampler":
-    import numpy as np
-    import optuna
-
-    seed = int(np.random.SeedSequence([study.sampler.seed, number]).generate_state(1)[0])
-    if study.sampler.type == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=study.sampler.startup_trials)
-
-
-def _run_trial(document: StudyDocument, values: Mapping[str, Any], home: Home, execute: Execute) -> TrialResult:
-    study = document.study
-    try:
-        outcomes = execute(trial_document(document, values))
-    except SpecError as error:
-        if not _blames(error, values):
-            raise
-        return TrialResult((), None, str(error))
-    run_ids = tuple(outcome.run.run_id for outcome in outcomes)
-    if any(outcome.interrupted for outcome in outcomes):
-        raise StudyInterruptedError("interrupted")
-    if busy := [outcome for outcome in outcomes if outcome.status == "busy"]:
-        raise StudyBusyError(str(busy[0].error))
-    if unfinished := [outcome for outcome in outcomes if outcome.status != "finished"]:
-        return TrialResult(run_ids, None, f"{unfinished[0].run.run_id} {unfinished[0].status}: {unfinished[0].error}")
-    value = measured(study, run_ids, home, confidence=outcomes[0].run.experiment.evaluation.confidence)
-    return TrialResult(
-        run_ids, value, "" if value else f"no finite {study.targets[0].metric} on {study.targets[0].dataset}"
-    )
-
-
-def _blames(error: SpecError, values: Mapping[str, Any]) -> bool:
+def _blames(error: SpecError, params: Mapping[str, Any]) -> bool:
     """Whether the values of this trial are at fault, and not what all trials share."""
-    searched = [tuple(path.split(".")) for path in values]
+    searched = [tuple(path.split(".")) for path in params]
     blamed = [tuple(map(str, issue.path)) for issue in error.issues]
     return any(path and (path[: len(s)] == s or s[: len(path)] == path) for path in blamed for s in searched)
 
 
-def _tell(stored: "optuna.Study", trial: "optuna.Trial", result: TrialResult) -> None:
-    import optuna
-
-    trial.set_user_attr("run_ids", list(result.run_ids))
-    trial.set_user_attr("ended_at", now())
-    if result.value is None:
-        trial.set_user_attr("reason", result.reason)
-        stored.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        return
-    for name, end in (("value_low", result.value.low), ("value_high", result.value.high)):
-        trial.set_user_attr(name, end if end == end else None)
-    stored.tell(trial.number, result.value.value)
+def _shown(scored: Score) -> str:
+    ends = f" [{scored.low:.4f}, {scored.high:.4f}]" if scored.low is not None and scored.high is not None else ""
+    return f"{scored.value:.4f}{ends}"
 
 
-def _num_told(stored: "optuna.Study") -> int:
-    return sum(trial.state.is_finished() for trial in stored.get_trials(deepcopy=False))
+def _seconds(time_text: str) -> float:
+    from datetime import datetime
 
-
-def _shown(values: Mapping[str, Any]) -> str:
-    from pipelines.report.evidence import show
-
-    return "  ".join(f"{path}={show(value)}" for path, value in values.items())
-
-
-def _outcome_line(result: TrialResult) -> str:
-    if result.value is None:
-        return f"  failed: {result.reason}"
-    return f"  {result.value.value:.4f} [{result.value.low:.4f}, {result.value.high:.4f}]"
+    return datetime.fromisoformat(time_text).timestamp()

@@ -15,6 +15,7 @@ from pipelines.running.experiment import RunOutcome
 from pipelines.studies.study import run_study
 from specs import load_study_document
 from specs.document import Document
+from specs.schema.experiment import Experiment
 
 EXPERIMENT = """\
 # Can it add?
@@ -94,27 +95,40 @@ def write_study(directory: Path, *changes: tuple[str, str]) -> Path:
 class Evaluator:
     """Records each run of a trial as trained and evaluated, its accuracy highest where the clip is widest."""
 
-    def __init__(self, home: Home, seconds: float = 0.0) -> None:
+    def __init__(self, home: Home, seconds: float = 0.0, *, steps: int = 2) -> None:
         self.home = home
         self.seconds = seconds
+        self.steps = steps
+        """What the runs' training has."""
         self.calls: list[dict[str, Any]] = []
         self.trained: list[str] = []
         """Runs that were not there before."""
+        self.steps_trained = 0
+        """Over all runs; what was there before is not trained again."""
 
-    def __call__(self, document: Document) -> tuple[RunOutcome, ...]:
+    def accuracy(self, experiment: Experiment, step: int) -> float:
+        """After `step` steps of training."""
+        clip: Any = experiment.objective.clip  # type: ignore[union-attr]
+        return 0.5 + 0.3 * clip.high * step / self.steps
+
+    def __call__(self, document: Document, until: int = 0) -> tuple[RunOutcome, ...]:
         runs = make_plan(document, self.home).runs
-        clip: Any = document.experiment.objective.clip  # type: ignore[union-attr]
-        self.calls.append({"low": clip.low, "high": clip.high})
+        clip: Any = runs[0].experiment.objective.clip  # type: ignore[union-attr]
+        self.calls.append({"low": clip.low, "high": clip.high, "until": until, "seeds": [run.seed for run in runs]})
         time.sleep(self.seconds)
+        step = until or self.steps
         for run in runs:
-            done = self.home.run(run.run_id) / "done"
-            if not done.is_file():
-                shutil.rmtree(done.parent, ignore_errors=True)
-                after = 0.5 + 0.3 * clip.high
-                record_run(self.home, run.run_id, seed=run.seed, after=after, steps=2, problems=20, experiment="clips")
-                done.touch()
-                self.trained.append(run.run_id)
-        return tuple(RunOutcome(run, "finished") for run in runs)
+            note = self.home.run(run.run_id) / "trained"
+            before = int(note.read_text()) if note.is_file() else 0
+            if before < step:
+                shutil.rmtree(note.parent, ignore_errors=True)
+                after = self.accuracy(run.experiment, step)
+                record_run(self.home, run.run_id, seed=run.seed, after=after, steps=step, problems=20, experiment="clips")
+                note.write_text(str(step))
+                self.steps_trained += step - before
+                if before == 0:
+                    self.trained.append(run.run_id)
+        return tuple(RunOutcome(run, "paused" if until else "finished") for run in runs)
 
 
 def main(arguments: Sequence[str]) -> None:

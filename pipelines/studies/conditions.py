@@ -1,0 +1,77 @@
+"""What makes trials comparable: a stored study goes on only under the conditions that its trials were made under."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.studies import space
+from specs.errors import Issue
+from specs.schema.study import Study
+from specs.study_document import StudyDocument
+
+
+def conditions(document: StudyDocument) -> dict[str, Any]:
+    """What is kept of a study's conditions."""
+    study = document.study
+    goals = [goal.model_dump(mode="json") for goal in study.targets]
+    return {
+        "parameters": space.plain(study.parameters),
+        "goal": goals[0] if len(goals) == 1 else goals,
+        "experiment": experiment_digest(document),
+        "rungs": list(study.rungs),
+        "seeds_per_trial": study.seeds_per_trial,
+    }
+
+
+def experiment_digest(document: StudyDocument) -> str:
+    """Of all that makes a trial's result, the searched fields left out: only trials of one experiment compare."""
+    identity = document.experiment.experiment.identity()
+    for name in ("name", "question"):
+        identity.pop(name, None)
+    for path in document.study.parameters:
+        *parents, last = path.split(".")
+        node: Any = identity
+        for part in parents:
+            node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(last, None)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
+    """Why a stored study cannot go on as this document has it.
+
+    Args:
+        before: what `conditions` gave when its last trial was made; of an earlier version, without some of its keys.
+    """
+    study, now = document.study, conditions(document)
+    issues = space.changes(before["parameters"], study.parameters)
+    hint = f"trials judged otherwise do not compare: give the study another name than {study.name!r}"
+    if _with_defaults(before["goal"]) != _with_defaults(now["goal"]):
+        given, allowed = (json.dumps(side["goal"]) for side in (now, before))
+        place = "goal" if study.goal else "goals"
+        issues.append(Issue("differs from the stored study", (place,), given=given, allowed=allowed, hint=hint))
+    if before["experiment"] != now["experiment"]:
+        issues.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
+    if before.get("rungs", now["rungs"]) != now["rungs"]:
+        given, allowed = (json.dumps(side["rungs"]) for side in (now, before))
+        issues.append(Issue("differs from the stored study", ("pruner",), given=given, allowed=allowed, hint=hint))
+    if before.get("seeds_per_trial", 0) != study.seeds_per_trial:
+        given, allowed = str(study.seeds_per_trial), str(before.get("seeds_per_trial", 0))
+        at = ("seeds_per_trial",)
+        issues.append(Issue("differs from the stored study", at, given=given, allowed=allowed, hint=hint))
+    return issues
+
+
+def _with_defaults(goals: Any) -> list[dict[str, Any]]:
+    return [{"over_seeds": "mean", **goal} for goal in (goals if isinstance(goals, list) else [goals])]
+
+
+def trial_seeds(study: Study, seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """The seeds of each trial of the search.
+
+    Args:
+        seeds: the experiment's.
+    """
+    return seeds[: study.seeds_per_trial] if study.seeds_per_trial else seeds

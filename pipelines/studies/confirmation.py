@@ -1,0 +1,81 @@
+"""Confirmation: the best trials and the baseline once more, each on the same seeds, which no trial of the search had.
+
+The best of many trials flatters itself: its value is its worth and its luck. Only fresh seeds tell the two apart.
+A unit of the confirmation is one arm with one seed; units are the trials of a second Optuna study, `NAME/confirmation`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
+
+from pipelines.studies.proposals import violations
+from pipelines.studies.trials import Trial
+from specs.schema.study import Study
+
+LARGEST_SEED = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What is confirmed."""
+
+    trial: int
+    """The trial's number in the search."""
+    params: Mapping[str, Any]
+    baseline: bool
+
+    @property
+    def label(self) -> str:
+        """What pages call it."""
+        return "baseline" if self.baseline else f"trial {self.trial}"
+
+
+def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
+    """Seeds that no trial of the search has, the same at every call."""
+    first = max(searched) + 1
+    candidates = count(first) if first + study.trials < LARGEST_SEED else count()
+    unused = (seed for seed in candidates if seed not in searched)
+    return list(islice(unused, study.confirm.seeds if study.confirm else 0))
+
+
+def arms(study: Study, trials: Sequence[Trial]) -> list[Arm]:
+    """The baseline and the candidates, the best first; of several goals the front's, by the first goal.
+
+    A candidate keeps the constraints, differs from the baseline and from the candidates before it.
+    """
+    if study.confirm is None:
+        return []
+    baseline = next((trial for trial in trials if trial.baseline), None)
+    chosen = [Arm(baseline.number, baseline.params, baseline=True)] if baseline else []
+    for trial in ranked(study, trials):
+        if len(chosen) - bool(baseline) == study.confirm.candidates:
+            break
+        if not trial.baseline and all(dict(trial.params) != dict(arm.params) for arm in chosen):
+            chosen.append(Arm(trial.number, trial.params, baseline=False))
+    return chosen
+
+
+def ranked(study: Study, trials: Sequence[Trial]) -> list[Trial]:
+    """The finished trials that keep the constraints, the best first; of several goals those of the front first."""
+    finished = [trial for trial in trials if trial.values is not None and is_feasible(study, trial)]
+    signs = [1 if goal.direction == "maximize" else -1 for goal in study.targets]
+    scores = {
+        trial.id: tuple(sign * value for sign, value in zip(signs, trial.values or (), strict=True))
+        for trial in finished
+    }
+
+    def dominated(trial: Trial) -> bool:
+        own = scores[trial.id]
+        others = (scores[other.id] for other in finished)
+        return any(all(o >= s for o, s in zip(other, own, strict=True)) and other != own for other in others)
+
+    def place(trial: Trial) -> tuple[float, ...]:
+        return (len(signs) > 1 and dominated(trial), *(-score for score in scores[trial.id]), trial.number)
+
+    return sorted(finished, key=place)
+
+
+def is_feasible(study: Study, trial: Trial) -> bool:
+    """Whether a finished trial keeps the study's constraints."""
+    return all(missed <= 0 for missed in violations(study, trial.about.get("constraints") or {}).values())

@@ -1,0 +1,110 @@
+"""What a trial's runs are worth: a goal's measure over the seeds, constraints, and what it all cost."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pipelines.home import Home
+from pipelines.report.statistics import Interval, mean_interval, seed_mean
+from pipelines.studies.proposals import constraint_label
+from pipelines.studies.trials import Score
+from rpg.files import read_json
+from specs.schema.study import Goal, Study
+from specs.study_document import EVALUATED
+from storage import Store
+
+LAST_STEPS = 10
+"""A training metric is judged by its mean over so many steps."""
+
+
+def score(
+    store: Store, goal: Goal, run_ids: Sequence[str], step: int = 0, *, dataset: str = "", confidence: float = 0.95
+) -> Score | None:
+    """A goal's measure, averaged over the runs' seeds; None where a run lacks it or it is not finite.
+
+    mean@k is the mean over all samples there are: its expected value does not depend on k.
+
+    Args:
+        step: of the checkpoint; 0: the last one.
+        dataset: another evaluation set than the goal's.
+    """
+    evaluated = EVALUATED.fullmatch(goal.metric) is not None
+    if evaluated:
+        interval = _evaluated(store, goal, dataset or goal.dataset, run_ids, step, confidence)
+    else:
+        values = _trained(store, goal.metric, run_ids, step)
+        interval = _over_seeds(values, confidence) if values else None
+    if interval is None or not math.isfinite(interval.value):
+        return None
+    cautious = interval.low if goal.direction == "maximize" else interval.high
+    value = cautious if goal.over_seeds == "lower_bound" and interval.known else interval.value
+    low, high = (end if math.isfinite(end) else None for end in (interval.low, interval.high))
+    return Score(value, low, high)
+
+
+def constraint_values(store: Store, study: Study, run_ids: Sequence[str]) -> dict[str, float]:
+    """What the constraints bound, by `constraint_label`; what was not recorded is left out."""
+    measured: dict[str, float] = {}
+    for constraint in study.constraints:
+        goal = Goal(metric=constraint.metric, dataset=constraint.dataset)
+        if result := score(store, goal, run_ids):
+            measured[constraint_label(constraint.metric, constraint.dataset)] = result.value
+    return measured
+
+
+def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
+    """Response tokens that the runs' training has sampled so far."""
+    rows = store.query(
+        "SELECT run_id, sum(value) FROM metrics WHERE name = 'response_length/mean' AND list_contains(?, run_id) "
+        "GROUP BY run_id",
+        [list(run_ids)],
+    ).rows
+    total = 0.0
+    for run_id, lengths in rows:
+        training = read_json(home.run(run_id) / "spec.json").get("training", {})
+        total += lengths * training.get("prompts_per_step", 0) * training.get("group_size", 0)
+    return total
+
+
+def _evaluated(
+    store: Store, goal: Goal, dataset: str, run_ids: Sequence[str], step: int, confidence: float
+) -> Interval | None:
+    metric = "mean@%" if goal.metric.startswith("mean@") else goal.metric
+    rows = store.query(
+        "SELECT run_id, step, value, ci_low, ci_high FROM evaluations "
+        "WHERE list_contains(?, run_id) AND dataset = ? AND metric LIKE ? AND (? = 0 OR step = ?) "
+        "QUALIFY step = max(step) OVER (PARTITION BY run_id) ORDER BY run_id",
+        [list(run_ids), dataset, metric, step, step],
+    ).rows
+    if {row[0] for row in rows} != set(run_ids):
+        return None
+    if goal.metric.startswith("mean@"):
+        return mean_interval(_by_problem(store, rows, dataset), confidence=confidence)
+    values = [row[2] for row in rows]
+    return Interval(values[0], rows[0][3], rows[0][4]) if len(rows) == 1 else seed_mean(values, confidence=confidence)
+
+
+def _by_problem(store: Store, rows: Sequence[tuple[str, int, float, float, float]], dataset: str) -> list[list[float]]:
+    """[seeds, problems] of the checkpoints, on the problems that all of them have."""
+    from pipelines.report.evidence import accuracies
+
+    scores = accuracies(store, [row[0] for row in rows])[dataset]
+    runs: list[Mapping[str, float]] = [scores[run_id][step] for run_id, step, *_ in rows]
+    problems = sorted(set.intersection(*(set(run) for run in runs)))
+    return [[run[problem] for problem in problems] for run in runs]
+
+
+def _trained(store: Store, metric: str, run_ids: Sequence[str], step: int) -> list[float]:
+    """Of each run the metric's mean over its last steps; empty where a run has none."""
+    rows = store.query(
+        "SELECT run_id, avg(value) FROM (SELECT run_id, value FROM metrics "
+        "WHERE list_contains(?, run_id) AND name = ? AND (? = 0 OR step <= ?) "
+        f"QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC) <= {LAST_STEPS}) GROUP BY run_id",
+        [list(run_ids), metric, step, step],
+    ).rows
+    return [row[1] for row in rows] if {row[0] for row in rows} == set(run_ids) else []
+
+
+def _over_seeds(values: Sequence[float], confidence: float) -> Interval:
+    if len(values) == 1:
+        return Interval(values[0], math.nan, math.nan)
+    return seed_mean(values, confidence=confidence)

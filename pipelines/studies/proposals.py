@@ -1,0 +1,176 @@
+"""The params of the next trial. A sampler is shown the trials as it should see them, in a study made for that one look.
+
+What is kept says more than Optuna's samplers take in: a paused trial is one that stopped at its rung, one that failed
+for its values is as bad as a pruned one, results from elsewhere count without being trials, and a range that was moved
+since would make a trial's param unseen. So each proposal fills a study in memory, under the ranges of today.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipelines.studies import space
+from pipelines.studies.trials import Trial
+from specs.schema.study import FloatRange, IntRange, Study
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A result from elsewhere that the sampler learns from."""
+
+    params: space.Params
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a sampler proposes, and what it wants to find again next time."""
+
+    params: space.Params
+    sampler_notes: Mapping[str, Any]
+    """Kept with the trial."""
+    study_notes: Mapping[str, Any]
+    """Kept with the study."""
+
+
+def propose(
+    study: Study, trials: Sequence[Trial], foreign: Sequence[Foreign] = (), study_notes: Mapping[str, Any] | None = None
+) -> Proposal | None:
+    """The next trial's params; None where a grid has no combination left.
+
+    The same study proposes the same after the same results: each trial has a sampler seeded by the study's seed and the
+    trial's number.
+    """
+    if study.sampler.type == "grid":
+        done = [trial.params for trial in trials if not trial.baseline]
+        combinations = (params for params in space.combinations(study.parameters) if params not in done)
+        return next((Proposal(params, {}, {}) for params in combinations), None)
+    import optuna
+
+    view = optuna.create_study(
+        directions=[goal.direction for goal in study.targets], sampler=_sampler(study, number=len(trials))
+    )
+    for key, value in (study_notes or {}).items():
+        view._storage.set_study_system_attr(view._study_id, key, value)
+    shown = [_as_shown(study, trial) for trial in trials] + [_foreign(study, result) for result in foreign]
+    view.add_trials([trial for trial in shown if trial is not None])
+    asked = view.ask()
+    proposed = space.suggest(asked, study.parameters)
+    notes = view._storage.get_trial(asked._trial_id).system_attrs
+    # A genetic sampler's notes on the study name trials by their places in this view, which is gone after this.
+    left = view._storage.get_study_system_attrs(view._study_id)
+    return Proposal(proposed, notes, {key: value for key, value in left.items() if key.startswith("qmc:")})
+
+
+def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Params and distributions as Optuna keeps them. A number outside its range has a range of its own, which holds it;
+    a choice that is not among the candidates is left out."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    kept: dict[str, Any] = {}
+    distributions: dict[str, Any] = {}
+    for path, value in params.items():
+        searched = study.parameters[path]
+        if space.holds(searched, value):
+            distributions[path] = space.distribution(searched)
+        elif isinstance(searched, FloatRange) and isinstance(value, (int, float)):
+            low, high = searched.float
+            distributions[path] = FloatDistribution(min(low, value), max(high, value), log=searched.log and value > 0)
+        elif isinstance(searched, IntRange) and isinstance(value, int):
+            low, high = searched.int
+            distributions[path] = IntDistribution(min(low, value), max(high, value), log=searched.log and value > 0)
+        else:
+            continue
+        kept[path] = space.stored(value, searched)
+    return kept, distributions
+
+
+def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
+    """By how much each constraint is missed, at most 0 where it is kept; measured: its value by `constraint_label`."""
+    missed: dict[str, float] = {}
+    for constraint in study.constraints:
+        value = measured.get(constraint_label(constraint.metric, constraint.dataset), math.nan)
+        over = -math.inf if constraint.max is None else value - constraint.max
+        under = -math.inf if constraint.min is None else constraint.min - value
+        worst = max(over, under)
+        missed[constraint_label(constraint.metric, constraint.dataset)] = 1e9 if math.isnan(worst) else worst
+    return missed
+
+
+def constraint_label(metric: str, dataset: str) -> str:
+    """What a record calls a measure: `kl/reverse`, `mean@4 on held_out`."""
+    return f"{metric} on {dataset}" if dataset else metric
+
+
+def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
+    """The trial as the sampler sees it; None where it tells nothing."""
+    from optuna.trial import TrialState, create_trial
+
+    inside = all(space.holds(study.parameters[path], value) for path, value in trial.params.items())
+    expected = [path for path in space.in_order(study.parameters) if path in trial.params]
+    active = [
+        path for path in space.in_order(study.parameters) if space.is_active(study.parameters[path], trial.params)
+    ]
+    at_fault = trial.about.get("at_fault")
+    if not inside or expected != active or (trial.state == "failed" and not at_fault):
+        return None
+    if trial.state == "finished":
+        state = TrialState.COMPLETE
+    elif trial.state in ("running", "pending"):
+        state = TrialState.RUNNING
+    else:
+        state = TrialState.PRUNED
+    params, distributions = stored_params(study, trial.params)
+    kept = trial.about.get("constraints")
+    return create_trial(
+        state=state,
+        values=trial.values,
+        params=params,
+        distributions=distributions,
+        system_attrs=dict(trial.sampler_notes),
+        intermediate_values={step: score.value for step, score in trial.rungs.items()},
+        constraints=violations(study, kept) if kept is not None and trial.state == "finished" else None,
+    )
+
+
+def _foreign(study: Study, result: Foreign) -> "optuna.trial.FrozenTrial":
+    from optuna.trial import create_trial
+
+    params, distributions = stored_params(study, result.params)
+    return create_trial(values=result.values, params=params, distributions=distributions)
+
+
+def _sampler(study: Study, number: int) -> "optuna.samplers.BaseSampler":
+    import warnings
+
+    import numpy as np
+    from optuna import samplers
+    from optuna.exceptions import ExperimentalWarning
+
+    kind, startup = study.sampler.type, study.sampler.startup_trials
+    seed = int(np.random.SeedSequence([study.sampler.seed, number]).generate_state(1)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        if kind == "random":
+            return samplers.RandomSampler(seed=seed)
+        if kind == "gp":
+            return samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+        if kind == "cma":
+            return samplers.CmaEsSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+        if kind == "nsga2":
+            return samplers.NSGAIISampler(seed=seed, population_size=max(2, min(50, study.trials // 4)))
+        if kind == "qmc":
+            # One sequence for the whole study: its place in it is in the study's notes.
+            return samplers.QMCSampler(
+                scramble=True,
+                seed=study.sampler.seed,
+                independent_sampler=samplers.RandomSampler(seed=seed),
+                warn_asynchronous_seeding=False,
+                warn_independent_sampling=False,
+            )
+        conditional = any(searched.when for searched in study.parameters.values())
+        return samplers.TPESampler(seed=seed, n_startup_trials=startup, group=conditional)

@@ -1,0 +1,119 @@
+"""study.json: what is written down of a study, from its trials, for the SQL tables, the page and the lists."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.studies import space
+from pipelines.studies.confirmation import Arm, is_feasible
+from pipelines.studies.proposals import constraint_label
+from pipelines.studies.trials import Score, Trial
+from rpg.files import now
+from specs.schema.study import Study
+from specs.study_document import StudyDocument
+
+SPENT = ("tokens", "gpu_hours", "seconds")
+
+
+def study_record(
+    document: StudyDocument,
+    trials: Sequence[Trial],
+    units: Sequence[Trial],
+    arms: Sequence[Arm],
+    *,
+    status: str,
+    seeds: Sequence[int],
+    confirming_seeds: Sequence[int],
+    created_at: str,
+) -> dict[str, Any]:
+    """The record of a study.
+
+    Args:
+        units: the confirmation's trials.
+        arms: what is confirmed, as far as it is chosen.
+        status: searching, confirming or finished.
+        seeds, confirming_seeds: of each trial, of each arm.
+    """
+    study = document.study
+    goals = [goal.model_dump(mode="json") for goal in study.targets]
+    return {
+        "name": study.name,
+        "question": study.question,
+        "experiment": study.experiment,
+        "goal": "; ".join(f"{goal.direction} {constraint_label(goal.metric, goal.dataset)}" for goal in study.targets),
+        "direction": study.targets[0].direction,
+        "goals": goals,
+        "constraints": [constraint.model_dump(mode="json") for constraint in study.constraints],
+        "sampler": study.sampler.type,
+        "pruner": study.pruner.model_dump(mode="json"),
+        "trials_wanted": study.trials,
+        "seeds": list(seeds),
+        "confidence": document.experiment.experiment.evaluation.confidence,
+        "status": status,
+        "parameters": space.plain(study.parameters),
+        "overrides": study.overrides,
+        "budget": study.budget.model_dump(mode="json"),
+        "spent": {name: sum(float(trial.about.get(name, 0.0)) for trial in trials) for name in SPENT},
+        "warm_start": study.warm_start.model_dump(mode="json"),
+        "created_at": created_at,
+        "updated_at": now(),
+        "trials": [_trial(study, trial) for trial in trials],
+        "confirmation": _confirmation(study, arms, units, confirming_seeds) if study.confirm and arms else None,
+    }
+
+
+def _trial(study: Study, trial: Trial) -> dict[str, Any]:
+    about = trial.about
+    return {
+        "number": trial.number,
+        "state": trial.state,
+        "run_ids": about.get("run_ids", []),
+        "run_id": next(iter(about.get("run_ids", [])), None),
+        "value": trial.values[0] if trial.values else None,
+        "values": list(trial.values) if trial.values else None,
+        "value_low": about.get("value_low"),
+        "value_high": about.get("value_high"),
+        "baseline": trial.baseline,
+        "params": trial.params,
+        "rung": trial.rung or None,
+        "rungs": {str(step): _score(score) for step, score in trial.rungs.items()},
+        "constraints": about.get("constraints", {}),
+        "feasible": is_feasible(study, trial) if trial.values else None,
+        "reason": about.get("reason", ""),
+        **{name: about.get(name) for name in SPENT},
+        "attempts": trial.attempts,
+        # Optuna's own times are local and do not say so.
+        "started_at": about.get("started_at"),
+        "ended_at": about.get("ended_at"),
+    }
+
+
+def _score(score: Score) -> dict[str, Any]:
+    return {"value": score.value, "low": score.low, "high": score.high}
+
+
+def _confirmation(study: Study, arms: Sequence[Arm], units: Sequence[Trial], seeds: Sequence[int]) -> Mapping[str, Any]:
+    assert study.confirm is not None
+    return {
+        "dataset": study.confirm.dataset or study.targets[0].dataset,
+        "seeds": list(seeds),
+        "arms": [
+            {
+                "label": arm.label,
+                "trial": arm.trial,
+                "baseline": arm.baseline,
+                "params": dict(arm.params),
+                "units": [_unit(unit) for unit in units if unit.about["arm"] == arm.trial],
+            }
+            for arm in arms
+        ],
+    }
+
+
+def _unit(unit: Trial) -> dict[str, Any]:
+    return {
+        "seed": unit.about["seed"],
+        "run_id": next(iter(unit.about.get("run_ids", [])), None),
+        "state": unit.state,
+        "value": unit.values[0] if unit.values else None,
+        "reason": unit.about.get("reason", ""),
+    }

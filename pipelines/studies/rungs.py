@@ -1,0 +1,112 @@
+"""Which trials go on from a rung: pruning with promotion. Pure: trials in, decisions out.
+
+A trial meets the rungs of its ladder, then the horizon (`training.steps`). At each rung it is evaluated and pauses;
+what goes on does so from its checkpoint. The baseline meets no rung: it is what the others are held against.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from pipelines.studies.trials import Trial
+from specs.schema.study import Hyperband, MedianRule, NoPruner, Patience, Study, SuccessiveHalving
+
+Verdict = Literal["go on", "pause", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A paused trial that goes on."""
+
+    trial: Trial
+    until: int
+    """Step; 0: the end."""
+
+
+def next_step(study: Study, trial: Trial) -> int:
+    """The next rung that a trial trains to; 0: the end."""
+    if trial.baseline:
+        return 0
+    return next((step for step in study.rungs[trial.bracket :] if step > trial.rung), 0)
+
+
+def bracket_of(study: Study, number: int) -> int:
+    """How many of the first rungs a new trial passes by."""
+    return number % len(study.rungs) if isinstance(study.pruner, Hyperband) else 0
+
+
+def verdict(study: Study, trial: Trial, others: Iterable[Trial]) -> tuple[Verdict, str]:
+    """What becomes of a trial that has just been evaluated at a rung, and why.
+
+    Successive halving lets it wait for the others; the other rules decide by what is known now.
+    """
+    pruner, step = study.pruner, trial.rung
+    if isinstance(pruner, NoPruner):
+        return "go on", ""
+    sign = _sign(study)
+    if isinstance(pruner, MedianRule):
+        known = [other.rungs[step].value for other in others if step in other.rungs and other.id != trial.id]
+        if trial.number < pruner.startup_trials or len(known) < 2:
+            return "go on", ""
+        middle = median(known)
+        if sign * (trial.rungs[step].value - middle) >= 0:
+            return "go on", ""
+        return "stop", f"{trial.rungs[step].value:.4f} at step {step}, worse than the median {middle:.4f} there"
+    if isinstance(pruner, Patience):
+        steps = sorted(trial.rungs)
+        if len(steps) <= pruner.patience:
+            return "go on", ""
+        earlier, recent = steps[: -pruner.patience], steps[-pruner.patience :]
+        best = sign * max(sign * trial.rungs[at].value for at in earlier)
+        if any(sign * (trial.rungs[at].value - best) > pruner.min_delta for at in recent):
+            return "go on", ""
+        return "stop", f"no better than {best:.4f} since step {earlier[-1]}"
+    return "pause", ""
+
+
+def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
+    """The paused trial that goes on now, if one has earned it: among the best 1/eta of those that were at its rung.
+
+    The highest rung is looked at first, as arXiv:1810.05934, algorithm 2, has it.
+    """
+    if not isinstance(study.pruner, (SuccessiveHalving, Hyperband)):
+        return None
+    for step in reversed(study.rungs):
+        for bracket in sorted({trial.bracket for trial in trials}):
+            there = [trial for trial in trials if step in trial.rungs and trial.bracket == bracket]
+            for trial in _ranked(study, there, step)[: len(there) // study.pruner.eta]:
+                if trial.state == "paused" and trial.rung == step:
+                    return Promotion(trial, next_step(study, trial))
+    return None
+
+
+def last_promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
+    """Where no trial of the search has come to its end, the paused one that is to: the best of the highest rung."""
+    searched = [trial for trial in trials if not trial.baseline]
+    if any(trial.state == "finished" for trial in searched):
+        return None
+    paused = [trial for trial in searched if trial.state == "paused"]
+    if not paused:
+        return None
+    highest = max(trial.rung for trial in paused)
+    best = _ranked(study, [trial for trial in paused if trial.rung == highest], highest)[0]
+    return Promotion(best, next_step(study, best))
+
+
+def why_left_behind(study: Study, trial: Trial, trials: Sequence[Trial]) -> str:
+    """Why a trial that waits at a rung when the search ends did not go on."""
+    step = trial.rung
+    there = _ranked(study, [other for other in trials if step in other.rungs and other.bracket == trial.bracket], step)
+    place = [other.id for other in there].index(trial.id) + 1
+    return f"{trial.rungs[step].value:.4f} at step {step}: place {place} of {len(there)} there"
+
+
+def _ranked(study: Study, trials: Iterable[Trial], step: int) -> list[Trial]:
+    """The best first; of equals the older one."""
+    return sorted(trials, key=lambda trial: (-_sign(study) * trial.rungs[step].value, trial.number))
+
+
+def _sign(study: Study) -> int:
+    """1 where more is better, -1 where less is."""
+    return 1 if study.targets[0].direction == "maximize" else -1

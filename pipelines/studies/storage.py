@@ -1,0 +1,167 @@
+"""Where studies are kept: Optuna's journal in the home, or PostgreSQL; and the short lock under which they change.
+
+The journal (`studies/NAME/journal.log`) is the default. A database's URL in RPG_STUDIES_URL takes its place for every
+study, so that workers on several machines share them: `postgresql://user:password@host/database`.
+"""
+
+import contextlib
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from filelock import FileLock
+
+from pipelines.home import Home
+from specs.errors import Issue, RpgError, SpecError
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.storages import BaseStorage
+
+URL = "RPG_STUDIES_URL"
+OUTAGE_SECONDS = 600.0
+"""How long a worker waits for a database that does not answer before it gives up; its trial goes on later."""
+_RETRY_SECONDS = 1.0
+Result = TypeVar("Result")
+
+
+class StudyStorageError(RpgError):
+    """The database of studies does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyStorage:
+    """The storage of one study, and its lock."""
+
+    name: str
+    storage: "BaseStorage"
+    lock: Callable[[], contextlib.AbstractContextManager[Any]]
+    """Held while a worker looks at the trials and decides; never while it trains. Free when its holder dies."""
+
+    def study_id(self, name: str, directions: "list[Any]") -> int:
+        """The id of an Optuna study in this storage, made where there is none. Called under the lock."""
+        from optuna.exceptions import DuplicatedStudyError
+
+        try:
+            return int(self.storage.create_new_study(directions, name))
+        except DuplicatedStudyError:
+            return int(self.storage.get_study_id_from_name(name))
+
+    def transaction(self, work: Callable[[], Result], stopping: Callable[[], bool] = lambda: False) -> Result:
+        """Does `work` under the lock; once more from its beginning where the database went away in its middle.
+
+        `work` reads what is there before it writes, so that what a lost connection has left half done is gone on with.
+
+        Args:
+            stopping: asked while the database is away; true gives up.
+        Raises:
+            StudyStorageError: it stayed away for OUTAGE_SECONDS.
+        """
+        from optuna.exceptions import StorageInternalError
+        from sqlalchemy.exc import DBAPIError
+
+        deadline = time.monotonic() + OUTAGE_SECONDS
+        while True:
+            try:
+                with self.lock():
+                    return work()
+            except (DBAPIError, StorageInternalError) as error:
+                if stopping() or time.monotonic() > deadline:
+                    reason = str(error.__cause__ or error).splitlines()[0]
+                    message = f"the database of study {self.name} does not answer: {reason}"
+                    raise StudyStorageError(f"{message}; the same command goes on from here") from None
+                self.storage.remove_session()
+                time.sleep(_RETRY_SECONDS)
+
+
+def open_storage(home: Home, name: str) -> StudyStorage:
+    """The storage of a study.
+
+    Raises:
+        SpecError: RPG_STUDIES_URL names no PostgreSQL database, or its driver is not installed.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if url := os.environ.get(URL, ""):
+        return _in_database(url, name)
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    path = home.study(name) / "journal.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Optuna's own lock is a link that outlives a killed process; the kernel takes this one back.
+    lock = _KernelLock(f"{path}.lock")
+    _drop_torn_line(path, lock)
+    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=cast("Any", lock)))
+    return StudyStorage(name, storage, lambda: home.locked(f"study-{name}", waiting=lambda: None))
+
+
+def load_study(home: Home, name: str) -> "optuna.Study":
+    """The study as Optuna has it, for what only reads. Raises KeyError where there is none."""
+    import optuna
+
+    return optuna.load_study(study_name=name, storage=open_storage(home, name).storage)
+
+
+def _in_database(url: str, name: str) -> StudyStorage:
+    import optuna
+    import sqlalchemy
+
+    scheme, separator, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgresql+psycopg") or not separator:
+        hint = "leave it unset to keep studies in journals under RPG_HOME"
+        message = f"{URL} names no database of studies"
+        raise SpecError(Issue(message, given=scheme, allowed="postgresql://...", hint=hint))
+    try:
+        storage = optuna.storages.RDBStorage(
+            f"postgresql+psycopg://{rest}", engine_kwargs={"pool_pre_ping": True, "pool_size": 4}
+        )
+    except ImportError:
+        hint = "pip install 'rpg-experiments[postgres]'"
+        raise SpecError(Issue(f"{URL} needs PostgreSQL's driver", hint=hint)) from None
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise StudyStorageError(f"the database of {URL} cannot be opened: {reason}") from None
+    # A lock of the transaction: PostgreSQL frees it at its end, or when the worker or the connection dies.
+    key = sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=zlib.crc32(f"rpg study {name}".encode()))
+    engine = storage.engine
+
+    @contextlib.contextmanager
+    def locked() -> Iterator[None]:
+        with engine.connect() as connection:
+            connection.execute(key)
+            yield
+
+    from optuna.storages import get_storage
+
+    return StudyStorage(name, get_storage(storage), locked)
+
+
+def _drop_torn_line(journal: Path, lock: "_KernelLock") -> None:
+    """A process killed while writing may leave half a line, and Optuna cannot read what follows one."""
+    lock.acquire()
+    try:
+        if journal.is_file() and (content := journal.read_bytes()) and not content.endswith(b"\n"):
+            with open(journal, "r+b") as file:
+                file.truncate(content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+
+
+class _KernelLock:
+    """Optuna's lock interface over a lock that the kernel releases when its holder dies."""
+
+    def __init__(self, path: str) -> None:
+        self._lock = FileLock(path)
+
+    def acquire(self) -> bool:
+        self._lock.acquire()
+        return True
+
+    def release(self) -> None:
+        self._lock.release()

@@ -1,0 +1,185 @@
+"""A study's trials as they are kept in Optuna's storage, and who is at work on them.
+
+Optuna's own states cannot say that a trial waits at a rung: a paused trial is RUNNING there, and its `work` attribute
+tells the rest. Everything that one decision changes of a trial's work is one attribute, written at once.
+"""
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from rpg.files import now
+from storage.liveness import is_alive, start_of
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+State = Literal["pending", "running", "paused", "finished", "pruned", "failed"]
+BEAT_SECONDS = 20.0
+"""Between two signs of life of a worker."""
+SILENT_SECONDS = 120.0
+"""After which a worker of another machine counts as dead. One of this machine is looked at directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process that works on trials."""
+
+    id: str
+    host: str
+    pid: int
+    pid_started: str
+
+    @classmethod
+    def this(cls) -> "Worker":
+        """A new worker of this process."""
+        return cls(uuid.uuid4().hex[:12], socket.gethostname(), os.getpid(), start_of(os.getpid()))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is being done about a trial that has not ended."""
+
+    until: int = 0
+    """The step to train to; 0: the end."""
+    paused: bool = False
+    """It waits at a rung, whether it may go on."""
+    worker: Worker | None = None
+    """Who is at work on it; None: nobody yet."""
+    beat: str = ""
+    """When the worker last gave a sign of life."""
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether somebody has to take it up: nobody has, or the one who did is gone."""
+        if self.paused:
+            return False
+        return self.worker is None or not _lives(self.worker, self.beat)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any], beat: str = "") -> "Work":
+        """What `plain` wrote; `beat`: a later sign of life."""
+        worker = Worker(**plain["worker"]) if plain["worker"] else None
+        return cls(plain["until"], plain["paused"], worker, max(plain["beat"], beat))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a trial's seeds say of a measure."""
+
+    value: float
+    low: float | None
+    """Ends of the interval; None where there is none."""
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial, of the search or of the confirmation."""
+
+    id: int
+    """In the storage."""
+    number: int
+    """In its study."""
+    state: State
+    params: dict[str, Any]
+    baseline: bool
+    work: Work
+    rungs: dict[int, Score]
+    """What it was worth at each rung that it has reached."""
+    values: tuple[float, ...] | None
+    """What it is worth at its end, by goal."""
+    sampler_notes: Mapping[str, Any] = field(repr=False)
+    """What the sampler that proposed it wants to find again."""
+    about: Mapping[str, Any] = field(repr=False)
+    """Everything else that is recorded of it, by name."""
+
+    @property
+    def rung(self) -> int:
+        """The last step at which it was evaluated; 0: none yet."""
+        return max(self.rungs, default=0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in ("finished", "pruned", "failed")
+
+    @property
+    def bracket(self) -> int:
+        """How many of the first rungs it passes by (Hyperband)."""
+        return int(self.about.get("bracket", 0))
+
+    @property
+    def attempts(self) -> int:
+        """How often it was begun anew after a failure that was not its own."""
+        return int(self.about.get("attempts", 0))
+
+
+def read_trial(frozen: "FrozenTrial", restore: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Trial:
+    """A trial of the storage.
+
+    Args:
+        restore: Optuna's params -> ours, for trials of earlier versions, which kept them nowhere else.
+    """
+    about = frozen.user_attrs
+    work = Work.read(about["work"], about.get("beat", "")) if "work" in about else Work()
+    return Trial(
+        id=frozen._trial_id,
+        number=frozen.number,
+        state=_state(frozen, work),
+        params=dict(about["params"]) if "params" in about else restore(frozen.params),
+        baseline=bool(about.get("baseline")),
+        work=work,
+        rungs={int(step): Score(**score) for step, score in about.get("rungs", {}).items()},
+        values=tuple(frozen.values) if frozen.state.name == "COMPLETE" else None,
+        sampler_notes=frozen.system_attrs,
+        about=about,
+    )
+
+
+def _state(frozen: "FrozenTrial", work: Work) -> State:
+    if frozen.state.name == "RUNNING":
+        return "paused" if work.paused else "pending" if work.worker is None else "running"
+    if frozen.state.name == "PRUNED":
+        # The sampler is to keep away from what fails for its values; to the user it has failed.
+        return "failed" if frozen.user_attrs.get("at_fault") else "pruned"
+    states: dict[str, State] = {"WAITING": "pending", "COMPLETE": "finished", "FAIL": "failed"}
+    return states[frozen.state.name]
+
+
+def _lives(worker: Worker, beat: str) -> bool:
+    if worker.host == socket.gethostname():
+        return is_alive(worker.pid, worker.pid_started, worker.host)
+    silent = datetime.now(UTC) - datetime.fromisoformat(beat) if beat else None
+    return silent is not None and silent.total_seconds() < SILENT_SECONDS
+
+
+@contextmanager
+def signs_of_life(storage: "BaseStorage", trial: Trial) -> Iterator[None]:
+    """Within the block the trial's worker gives a sign of life every BEAT_SECONDS."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT_SECONDS):
+            # A database that is away for a while costs signs of life, never the trial.
+            with suppress(Exception):
+                storage.set_trial_user_attr(trial.id, "beat", now())
+
+    thread = threading.Thread(target=beat, name="signs-of-life", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,91 @@
+"""Results from elsewhere that a study's sampler learns from: trials of other studies, and runs, in the same home."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipelines.home import Home
+from pipelines.studies import space
+from pipelines.studies.measures import score
+from pipelines.studies.proposals import Foreign
+from rpg.files import read_json
+from specs.errors import Issue, SpecError
+from specs.schema.study import Cases
+from specs.study_document import StudyDocument
+from storage import Store
+
+
+def foreign_results(document: StudyDocument, home: Home) -> list[Foreign]:
+    """The results that `warm_start` names, as far as this study's space holds their values.
+
+    Raises:
+        SpecError: a study or run is not there, or gives nothing to learn from.
+    """
+    issues: list[Issue] = []
+    results: list[Foreign] = []
+    for section in ("studies", "runs"):
+        collect = _of_study if section == "studies" else _of_run
+        for index, name in enumerate(getattr(document.study.warm_start, section)):
+            usable, why = collect(document, home, name)
+            results += usable
+            if why:
+                issues.append(document.locate(Issue(why, ("warm_start", section, index), given=name)))
+    if issues:
+        raise SpecError(*issues)
+    return results
+
+
+def _of_study(document: StudyDocument, home: Home, name: str) -> tuple[list[Foreign], str]:
+    record = read_json(home.study(name) / "study.json")
+    if not record:
+        return [], "no such study in this home"
+    goals = [goal.model_dump(mode="json") for goal in document.study.targets]
+    if record.get("goals") != goals:
+        return [], f"it was judged by another goal: {record.get('goal')}"
+    searched = document.study.parameters
+    usable = [
+        Foreign({path: trial["params"][path] for path in searched if path in trial["params"]}, tuple(trial["values"]))
+        for trial in record["trials"]
+        if trial["state"] == "finished" and trial.get("values") and _fits(document, trial["params"])
+    ]
+    return usable, "" if usable else "none of its finished trials has values of this study's parameters"
+
+
+def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Foreign], str]:
+    spec = read_json(home.run(run_id) / "spec.json")
+    if not spec:
+        return [], "no such run in this home"
+    params = {path: value for path, value in _own(document, spec) if value is not None}
+    if not _fits(document, params):
+        return [], "its values are not in this study's ranges"
+    with Store.open(home.root) as store:
+        scores = [score(store, goal, [run_id]) for goal in document.study.targets]
+    values = tuple(scored.value for scored in scores if scored is not None)
+    if len(values) < len(scores):
+        return [], "it lacks the goal's measure"
+    return [Foreign(params, values)], ""
+
+
+def _own(document: StudyDocument, spec: dict[str, object]) -> Iterator[tuple[str, object]]:
+    for path, searched in document.study.parameters.items():
+        value = _value_at(spec, path)
+        if isinstance(searched, Cases):
+            value = next((name for name, case in searched.cases.items() if case == value), None)
+        yield path, value
+
+
+def _fits(document: StudyDocument, params: dict[str, object]) -> bool:
+    searched = document.study.parameters
+    active = [path for path in space.in_order(searched) if space.is_active(searched[path], params)]
+    return all(path in params and space.holds(searched[path], params[path]) for path in active)
+
+
+def _value_at(tree: Any, path: str) -> Any:
+    """What stands at a dotted path of plain data; None where nothing does."""
+    for part in path.split("."):
+        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        elif isinstance(tree, dict) and part in tree:
+            tree = tree[part]
+        else:
+            return None
+    return tree
