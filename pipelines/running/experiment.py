@@ -37,6 +37,7 @@ def execute_experiment(
     home: Home,
     *,
     until: int = 0,
+    in_study: bool = False,
     progress: ProgressReporter | None = None,
     stop: Stop | None = None,
 ) -> tuple[RunOutcome, ...]:
@@ -49,10 +50,12 @@ def execute_experiment(
         until: the training step at which every run pauses: it is evaluated there and its state saved, and a call with a
             later `until`, or none, goes on from it as if it had not paused. On record it is `cancelled`. 0, or not
             before the last step: no run pauses.
+        in_study: it is a study's trial: its runs join those of the trials before it, and the study writes the page.
     Raises:
         SpecError: the spec, or data or a model that it names, is wrong. The run that met it has it on record.
     """
-    return execute_plan(make_plan(document, home), home, until=until, progress=progress, stop=stop)
+    plan = make_plan(document, home)
+    return execute_plan(plan, home, until=until, in_study=in_study, progress=progress, stop=stop)
 
 
 def execute_plan(
@@ -61,6 +64,7 @@ def execute_plan(
     *,
     only: str = "",
     until: int = 0,
+    in_study: bool = False,
     progress: ProgressReporter | None = None,
     stop: Stop | None = None,
 ) -> tuple[RunOutcome, ...]:
@@ -68,7 +72,7 @@ def execute_plan(
 
     Args:
         only: id of the one run to execute, as when a run is resumed; the experiment's record then stays as it is.
-        until: as for `execute_experiment`.
+        until, in_study: as for `execute_experiment`.
     Raises:
         SpecError: as `execute_experiment`; or the plan no longer has the one run.
     """
@@ -77,7 +81,7 @@ def execute_plan(
     if only and not runs:
         raise SpecError(_replaced(plan, home, only))
     if not only:
-        register_experiment(home, plan.document, plan.runs)
+        register_experiment(home, plan.document, plan.runs, in_addition=in_study)
     outcomes: list[RunOutcome] = []
     for position, run in enumerate(runs, start=1):
         progress.run_started(run.run_id, run.name, position, len(runs))
@@ -88,7 +92,7 @@ def execute_plan(
             raise outcome.error
         if outcome.interrupted:
             break
-    if any(outcome.status == "finished" for outcome in outcomes):
+    if not in_study and any(outcome.status == "finished" for outcome in outcomes):
         from pipelines.report import write_experiment_report
 
         write_experiment_report(home, plan.document.experiment.name)

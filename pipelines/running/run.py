@@ -129,18 +129,31 @@ def register_run(home: Home, document: "Document", plan: RunPlan) -> None:
     write_json(home.run(plan.run_id) / "document.json", document.to_json())
 
 
-def register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, ...]) -> None:
-    """Writes the experiment's record, which lists all runs that it ever had, and its frozen document."""
+def register_experiment(
+    home: Home, document: "Document", runs: tuple[RunPlan, ...], *, in_addition: bool = False
+) -> None:
+    """Writes the experiment's record, which lists all runs that it ever had, and its frozen document.
+
+    Args:
+        in_addition: the runs join those that the experiment has now, as a study's trials do; else they replace them.
+    """
+    with home.locked(f"experiment-{document.experiment.name}", waiting=lambda: None):
+        _register_experiment(home, document, runs, in_addition)
+
+
+def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, ...], in_addition: bool) -> None:
     experiment = document.experiment
     directory = home.experiment(experiment.name)
     before = read_json(directory / "experiment.json")
-    listed = [run_id for run_id in before.get("runs", []) if run_id not in {run.run_id for run in runs}]
+    run_ids = [run.run_id for run in runs]
+    listed = [run_id for run_id in before.get("runs", []) if run_id not in run_ids]
+    kept = [run_id for run_id in before.get("current", []) if run_id not in run_ids] if in_addition else []
     frozen = document.to_json()
     record = {
         "name": experiment.name,
         "question": experiment.question,
-        "runs": listed + [run.run_id for run in runs],
-        "current": [run.run_id for run in runs],
+        "runs": listed + run_ids,
+        "current": kept + run_ids,
         "labels": {run.run_id: run.label for run in runs if run.label},
         "created_at": before.get("created_at") or now(),
         "updated_at": now(),

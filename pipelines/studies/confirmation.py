@@ -31,6 +31,11 @@ class Arm:
         return "baseline" if self.baseline else f"trial {self.trial}"
 
 
+def experiment_name(study: Study) -> str:
+    """The experiment that the confirmation's runs are: one group of seeds an arm, the baseline first."""
+    return f"{study.name[:50]}-confirmation"
+
+
 def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
     """Seeds that no trial of the search has, the same at every call."""
     first = max(searched) + 1

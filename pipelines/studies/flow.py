@@ -1,6 +1,5 @@
 """A study on a Prefect server: its submission, and the flow run in which a worker does all its trials."""
 
-from functools import partial
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -9,12 +8,13 @@ from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
 from pipelines.processes.stop import Stop
-from pipelines.running.experiment import execute_experiment
+from pipelines.running.experiment import RunOutcome, execute_experiment
 from pipelines.services.deployments import STUDIES, ensure_deployment
 from pipelines.services.server import client_settings
 from pipelines.services.submit import api_url, flow_run_link
 from pipelines.studies.report import answer, best_trial, write_study_report
 from pipelines.studies.study import StudyInterruptedError, run_study
+from specs.document import Document
 from specs.study_document import StudyDocument
 
 
@@ -28,10 +28,19 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
     """
     home, stop = Home.from_environment(), Stop()
     logger = get_run_logger()
-    execute = partial(execute_experiment, home=home, stop=stop)
+
+    def execute(trial: Document, until: int) -> tuple[RunOutcome, ...]:
+        return execute_experiment(trial, home, until=until, in_study=True, stop=stop)
+
     try:
         with stop.on_signals():
-            record = run_study(StudyDocument.from_json(document), home, execute, say=logger.info)
+            record = run_study(
+                StudyDocument.from_json(document),
+                home,
+                execute,
+                say=logger.info,
+                stopping=lambda: stop.requested() is not None,
+            )
     except StudyInterruptedError:
         return Cancelled(message=f"{name} goes on from here when it is submitted again")
     write_study_report(home, record["name"])

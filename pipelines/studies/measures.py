@@ -8,8 +8,8 @@ from pipelines.report.statistics import Interval, mean_interval, seed_mean
 from pipelines.studies.proposals import constraint_label
 from pipelines.studies.trials import Score
 from rpg.files import read_json
+from specs.rules.study import EVALUATED
 from specs.schema.study import Goal, Study
-from specs.study_document import EVALUATED
 from storage import Store
 
 LAST_STEPS = 10

@@ -115,7 +115,8 @@ def trial_document(document: StudyDocument, trial: Trial, seeds: Sequence[int]) 
     """
     study = document.study
     settings = {} if trial.baseline else space.settings(trial.params, study.parameters)
-    common: dict[str, Any] = {"name": study.name, "seeds": list(seeds)}
+    name = confirmation.experiment_name(study) if "arm" in trial.about else study.name
+    common: dict[str, Any] = {"name": name, "seeds": list(seeds)}
     if study.question:
         common["question"] = study.question
     if not trial.baseline and document.experiment.experiment.evaluation.checkpoints == "initial_and_final":
@@ -322,8 +323,12 @@ class _StudyWorker:
         self.say(self._begun_line(task))
         started = time.monotonic()
         twin = None if task.confirming else self._transaction(lambda: self._twin(trial))
-        with signs_of_life(self.storage.storage, trial):
-            result = twin or self._run(task)
+        try:
+            with signs_of_life(self.storage.storage, trial):
+                result = twin or self._run(task)
+        except BaseException:
+            self._transaction(lambda: self._release(trial))
+            raise
         seconds = time.monotonic() - started
         if result.busy:
             self._transaction(lambda: self._release(trial))
@@ -351,12 +356,10 @@ class _StudyWorker:
             outcomes = self.execute(trial_document(self.document, trial, seeds), trial.work.until)
         except SpecError as error:
             if not _blames(error, trial.params):
-                self._transaction(lambda: self._release(trial))
                 raise
             return Result(reason=str(error), at_fault=True)
         run_ids = tuple(outcome.run.run_id for outcome in outcomes)
         if any(outcome.interrupted for outcome in outcomes):
-            self._transaction(lambda: self._release(trial))
             raise StudyInterruptedError("interrupted")
         if busy := [outcome for outcome in outcomes if outcome.status == "busy"]:
             return Result(run_ids, reason=str(busy[0].error), busy=True)

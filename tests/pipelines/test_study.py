@@ -15,7 +15,7 @@ from pipelines.home import Home
 from pipelines.planning.plan import make_plan
 from pipelines.processes.supervisor import StageError
 from pipelines.running.experiment import RunOutcome
-from pipelines.studies.journal import StudyBusyError, held, load_study
+from pipelines.studies.storage import load_study
 from pipelines.studies.study import StudyInterruptedError, run_study
 from specs import SpecError, load_study_document
 from specs.document import Document
@@ -138,14 +138,14 @@ def test_half_a_line_at_the_journals_end_is_dropped(home: Home, tmp_path: Path) 
 def test_an_interrupted_trial_goes_on_under_its_number(home: Home, tmp_path: Path) -> None:
     document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 2")))
 
-    def interrupted(trial: Document) -> tuple[RunOutcome, ...]:
+    def interrupted(trial: Document, _until: int) -> tuple[RunOutcome, ...]:
         run = make_plan(trial, home).runs[0]
         return (RunOutcome(run, "cancelled", interrupted=True),)
 
     with pytest.raises(StudyInterruptedError):
         run_study(document, home, interrupted)
     left = json.loads((home.study("clips") / "study.json").read_text())
-    assert [trial["state"] for trial in left["trials"]] == ["running"]
+    assert [trial["state"] for trial in left["trials"]] == ["pending"]
     record = run_study(document, home, Evaluator(home))
     assert [(trial["number"], trial["state"]) for trial in record["trials"]] == [(0, "finished"), (1, "finished")]
     assert record["trials"][0]["params"] == left["trials"][0]["params"]
@@ -158,7 +158,7 @@ def test_a_failed_trial_is_recorded_with_its_reason(
     path = write_study(tmp_path / "specs", ("trials: 8", f"trials: 2\non_failure: {on_failure}"))
     succeed = Evaluator(home)
 
-    def first_fails(trial: Document) -> tuple[RunOutcome, ...]:
+    def first_fails(trial: Document, _until: int) -> tuple[RunOutcome, ...]:
         outcomes = succeed(trial)
         if len(succeed.calls) == 1:
             return (RunOutcome(outcomes[0].run, "failed", StageError("ran out of memory")), *outcomes[1:])
@@ -185,7 +185,7 @@ def test_the_mean_of_fewer_samples_is_the_mean_of_all(home: Home, tmp_path: Path
 def test_a_users_mistake_that_all_trials_share_ends_the_study(home: Home, tmp_path: Path) -> None:
     document = load_study_document(write_study(tmp_path / "specs"))
 
-    def missing(_trial: Document) -> tuple[RunOutcome, ...]:
+    def missing(_trial: Document, _until: int) -> tuple[RunOutcome, ...]:
         raise SpecError(Issue("no such directory", ("model", "path")))
 
     with pytest.raises(SpecError, match="no such directory"):
@@ -196,7 +196,7 @@ def test_a_users_mistake_that_all_trials_share_ends_the_study(home: Home, tmp_pa
 def test_a_mistake_in_a_searched_field_fails_the_trial_alone(home: Home, tmp_path: Path) -> None:
     document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 2")))
 
-    def refused(_trial: Document) -> tuple[RunOutcome, ...]:
+    def refused(_trial: Document, _until: int) -> tuple[RunOutcome, ...]:
         raise SpecError(Issue("does not fit", ("objective", "clip")))
 
     record = run_study(document, home, refused)
@@ -244,12 +244,6 @@ def test_another_experiment_under_the_same_study_is_refused(home: Home, tmp_path
     experiment.write_text(experiment.read_text().replace("steps: 20", "steps: 21"))
     with pytest.raises(SpecError, match="not the experiment of the stored study"):
         run_study(load_study_document(path), home, Evaluator(home))
-
-
-def test_two_processes_do_not_run_one_study(home: Home, tmp_path: Path) -> None:
-    document = load_study_document(write_study(tmp_path / "specs"))
-    with held(home, "clips"), pytest.raises(StudyBusyError, match=f"process {os.getpid()} since 20"):
-        run_study(document, home, Evaluator(home))
 
 
 def test_the_journal_is_optunas_own(home: Home, tmp_path: Path) -> None:

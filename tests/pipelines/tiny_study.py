@@ -123,7 +123,9 @@ class Evaluator:
             if before < step:
                 shutil.rmtree(note.parent, ignore_errors=True)
                 after = self.accuracy(run.experiment, step)
-                record_run(self.home, run.run_id, seed=run.seed, after=after, steps=step, problems=20, experiment="clips")
+                record_run(
+                    self.home, run.run_id, seed=run.seed, after=after, steps=step, problems=20, experiment="clips"
+                )
                 note.write_text(str(step))
                 self.steps_trained += step - before
                 if before == 0:

@@ -10,7 +10,9 @@ from pipelines.cli.options import AsJson, Output, Overrides, Profile, StudyFile
 
 if TYPE_CHECKING:
     from pipelines.home import Home
+    from pipelines.running.experiment import RunOutcome
     from pipelines.studies.results import StudyRecord
+    from specs.document import Document
     from specs.study_document import StudyDocument
 
 Name = Annotated[str, typer.Argument(metavar="FILE-or-NAME", help="The study's file, or its name.")]
@@ -111,8 +113,6 @@ def list_studies(as_json: AsJson = False) -> None:
 
 def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
     """Runs the study with one Prefect server for all its trials."""
-    from functools import partial
-
     from pipelines.processes.reap import reap
     from pipelines.processes.stop import Stop
     from pipelines.running.experiment import execute_experiment
@@ -124,10 +124,13 @@ def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
     for orphan in reap(home):
         typer.echo(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", err=True)
     progress, stop = ConsoleProgress(), Stop()
-    execute = partial(execute_experiment, home=home, progress=progress, stop=stop)
+
+    def execute(trial: Document, until: int) -> tuple[RunOutcome, ...]:
+        return execute_experiment(trial, home, until=until, in_study=True, progress=progress, stop=stop)
+
     try:
-        with Api(home) as api, api.connected():
-            return run_study(document, home, execute, say=progress.note)
+        with Api(home) as api, api.connected(), stop.on_signals():
+            return run_study(document, home, execute, say=progress.note, stopping=lambda: stop.requested() is not None)
     except StudyInterruptedError:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
