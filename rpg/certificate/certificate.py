@@ -113,10 +113,13 @@ def certify(objective: Objective) -> Certificate:
 
 
 def certify_over_training(objective: Objective) -> dict[int, Certificate]:
-    """Step -> the certificate of the objective as it is then: at the first step, and at each point and in the middle of
-    each ramp of its schedules. Of the first step alone where nothing is scheduled."""
+    """Step -> the certificate of the objective as it is then: at the first step, and where it is another one at a point
+    or in the middle of a ramp of its schedules."""
     steps = {1}.union(*(schedule.phases() for _, schedule in schedules_in(objective)))
-    return {step: certify(at_step(objective, step)) for step in sorted(steps)}
+    first_steps: dict[Objective, int] = {}
+    for step in sorted(steps):
+        first_steps.setdefault(at_step(objective, step), step)
+    return {step: certify(changed) for changed, step in first_steps.items()}
 
 
 def certificate_record(certificates: Mapping[int, Certificate]) -> dict[str, Any]:

@@ -42,6 +42,21 @@ def test_the_objectives_of_a_matrix_are_certified_by_its_labels() -> None:
     assert "5 of 5 claims hold; 1 objective claims nothing." in result.stdout
 
 
+def test_an_objective_that_schedules_change_is_certified_at_their_points_and_in_the_middle_of_ramps() -> None:
+    arguments = ["--set", "objective.clip.low={schedule: [[1, 0.1], [9, 0.3], [12, 0.2]], between: cosine}"]
+    arguments += ["--set", "objective.kl_coef={schedule: [[1, 0], [4, 0.1]]}"]
+    result = CliRunner().invoke(app, ["certify", str(QUICKSTART), *arguments])
+    assert result.exit_code == 0
+    names = [line.strip() for line in result.stdout.splitlines() if " at step " in line]
+    assert [name.rpartition(" ")[2] for name in names] == ["1", "4", "5", "9", "10", "12"]
+    assert "6 of 6 claims hold" in result.stdout
+    objectives = json.loads(CliRunner().invoke(app, ["certify", str(QUICKSTART), *arguments, "--json"]).stdout)
+    assert [found["objective"]["kl_coef"] for found in objectives] == [0, 0.1, 0.1, 0.1, 0.1, 0.1]
+    assert [found["objective"]["clip"]["low"] for found in objectives] == pytest.approx(
+        [0.1, 0.1617, 0.2, 0.3, 0.275, 0.2], abs=1e-4
+    )
+
+
 def test_a_weight_that_is_wrong_ends_with_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     right = divergence.unnormalized_reverse_weight
     wrong = {**divergence.WEIGHTS, "unnormalized_reverse": lambda w, q: 1.001 * right(w, q)}

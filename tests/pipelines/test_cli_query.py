@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
-from rpg.certificate.certificate import certify
+from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from specs import parse_objective
 from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
@@ -225,6 +225,16 @@ def test_a_run_shows_its_certificate(call: Call, home: Path) -> None:
     assert "Certificate: no claim; held against expected reward less the reverse KL of each token" in out
     assert re.search(r"on policy +apart +25 % .* forward KL of each token", out)
     assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == certificate
+
+
+def test_a_run_whose_objective_changes_shows_a_certificate_for_each_phase(call: Call, home: Path) -> None:
+    margin = {"schedule": [[1, 0.1], [9, 0.3]], "between": "linear"}
+    objective = parse_objective({"type": "rpg", "clip": {"type": "dual", "low": margin}})
+    phases = certificate_record(certify_over_training(objective))
+    write_json(home / "runs" / "sums-s0-aaaa1111" / "certificate.json", phases)
+    out = call("show", "aaaa")[1]
+    assert re.findall(r"Certificate at step (\d+): exact on policy, holds", out) == ["1", "5", "9"]
+    assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == json.loads(json.dumps(phases))
 
 
 def test_a_run_under_way_without_rows_is_shown(call: Call, home: Path) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.planning.fingerprint import base_identity, data_identity, evaluate_identity, fingerprint, flatten
 from pipelines.planning.plan import Plan, RunPlan, make_plan, plan_run
@@ -259,3 +261,21 @@ def test_what_is_measured_depends_on_the_environment(spec: Path, home: Home, mon
     assert changed(spec, home, two_turns) == {"train", "evaluate", "report"}
     identity = evaluate_identity(planned(spec, home, two_turns).runs[0].experiment)
     assert identity["rollout.rollouter.type"] == "check_again (rpg-check-again 1.0)"
+
+
+def test_values_that_change_over_training_are_shown_in_a_line_each(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPG_HOME", str(tmp_path / "home"))
+    ramp = "objective.clip={type: dual, low: {schedule: [[1, 0.1], [2, 0.3]], between: linear}}"
+    axis = "matrix.product.objective.kl_coef=[0.1, {schedule: [[1, 0.1], [2, 0.2]]}]"
+    arguments = ["plan", str(spec), "--set", ramp, "--set", axis]
+    lines = CliRunner().invoke(app, arguments).stdout.splitlines()
+    assert [line for line in lines if line.startswith("changes")] == [
+        "changes objective.clip.low 0.1 -> 0.3 (linear, steps 1, 2)",
+        "changes objective.kl_coef 0.1 -> 0.2 (held, steps 1, 2)",
+    ]
+    plain, changing = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["runs"]
+    assert plain["schedules"] == {"objective.clip.low": "0.1 -> 0.3 (linear, steps 1, 2)"}
+    assert changing["schedules"].keys() == {"objective.kl_coef", "objective.clip.low"}
+    assert not any("changes" in line for line in CliRunner().invoke(app, ["plan", str(spec)]).stdout.splitlines())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_home import record_experiment, record_run, record_two_cells, write
+from recorded_home import START, record_experiment, record_run, record_two_cells, write
 from tiny_study import Evaluator, write_study
 
 from pipelines.home import Home
@@ -21,8 +21,11 @@ from pipelines.report.plots import Mark, bar_chart, interval_chart
 from pipelines.report.statistics import Interval
 from pipelines.studies.report import answer, command, read_record, write_study_report
 from pipelines.studies.study import run_study
-from rpg.certificate.certificate import certify
+from rpg.certificate.certificate import certificate_record, certify, certify_over_training
+from rpg.recording.segments import SegmentWriter
 from specs import SpecError, load_study_document, parse_objective
+from specs.records import MetricRow
+from specs.schema.schedule import at_step
 from storage import Store
 
 
@@ -129,6 +132,22 @@ def test_a_certificate_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert "Objective certificate" in text
     assert re.search(r"Holds</span>.*enumerated cases", text, re.DOTALL)
     assert "reverse KL of each token" in text
+
+
+def test_a_run_whose_objective_changes_shows_the_ramp_and_a_certificate_for_each_phase(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0")
+    ramp = {"schedule": [[61, 0.1], [81, 0.3]], "between": "linear"}
+    objective = parse_objective({"type": "rpg", "clip": {"type": "dual", "low": ramp}})
+    writer = SegmentWriter(home.run("x-s0"), "x-s0", 1)
+    margins = [(step, at_step(objective, step).clip.low) for step in range(61, 100)]
+    writer.rows([MetricRow("x-s0", 1, step, "clip/low", margin, START) for step, margin in margins])
+    writer.flush()
+    write(home.run("x-s0") / "certificate.json", certificate_record(certify_over_training(objective)))
+    text = write_run_report(home, "x-s0").read_text()
+    assert 'aria-label="Lower margin of the clip"' in text
+    rows = text[text.index("Objective certificates") : text.index("<h2>Spec")].split("<tr>")[2:]
+    assert [re.search(r"step \d+(?=<)", row)[0] for row in rows] == ["step 1", "step 71", "step 81"]
 
 
 def test_cells_are_called_by_their_labels_and_each_objective_has_its_certificate(tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ SCALARS = st.one_of(
     st.none(),
     st.text(max_size=8),
     st.sampled_from(
-        ["type", "rpg", "*a", "&a x", "!!int 3", "[", "}", "{a: b}", "[1, [2]]", ".nan", "-1", "1e999", "''"]
+        [
+            *["type", "rpg", "*a", "&a x", "!!int 3", "[", "}", "{a: b}", "[1, [2]]", ".nan", "-1", "1e999", "''"],
+            *["{schedule: [[1, 0.1], [9, 0.3]], between: linear}", "{schedule: [[1]]}", "{schedule: 3}"],
+        ]
     ),
 )
 
@@ -64,6 +67,8 @@ PATHS = [
     "matrix",
     "objective",
     "objective.clip",
+    "objective.clip.low",
+    "objective.clip.low.schedule.0.1",
     "data.train.0",
     "data",
     "name",
@@ -78,10 +83,23 @@ def test_any_setting(path, value):
 
 
 KEYS = st.sampled_from(
-    ["objective.kl_coef", "training.steps", "objective", "seeds", "data.train.0.size", "a", "", "model.path"]
+    [
+        "objective.kl_coef",
+        "objective.kl_coef.schedule.0.1",
+        "objective.clip.low.schedule.0",
+        "training.steps",
+        "objective",
+        "seeds",
+        "data.train.0.size",
+        "a",
+        "",
+        "model.path",
+    ]
 )
 AXES = st.dictionaries(
-    KEYS, st.lists(st.sampled_from([1, 0.5, "x", None, [1], {"type": "grpo"}]), max_size=3), max_size=3
+    KEYS,
+    st.lists(st.sampled_from([1, 0.5, "x", None, [1], {"type": "grpo"}, {"schedule": [[1, 0.5]]}]), max_size=3),
+    max_size=3,
 )
 
 
