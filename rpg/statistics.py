@@ -1,21 +1,26 @@
 """Intervals for scores of seeds and problems: means, gains, and many arms held against the first.
 
-Scores come as a table [seeds, problems], each entry the mean over one problem's samples (or [problems] for one seed).
-A held-out set is a sample of problems and a group of runs a sample of seeds, so that a mean varies with both. The
-two-way table with one entry a cell tells three parts of that variance:
+Scores are a table [seeds, problems], each entry the mean over one problem's samples; one seed may come as [problems].
+The held-out problems are a sample of all problems and the seeds a sample of all seeds, so a mean varies with both. The
+two-way table with one entry a cell estimates three parts of that variance:
 
     A   s^2 / S, s^2 the variance of the seeds' means
     B   the variance of the problems' means over P
     E   the residual mean square over S P, which A and B both contain
 
-and the mean's variance is A + B - E. Two seeds tell far less of A than a hundred problems of B, so each part has its
-own factor of Student's t: the half-width is the root of (t_A^2 A + t_B^2 B) (A + B - E) / (A + B). One factor for the
-whole variance, with Satterthwaite's degrees of freedom, was measured to hold in 87 % of cases only from two seeds.
-With one seed A is unknown: an interval then holds for these weights on new problems and says nothing of what another
-seed would have learnt.
+The mean's variance is V = max(A + B - E, A, B). B rests on many problems and A on few seeds, sometimes two. One factor
+of Student's t for both is wrong: with the problems' an interval is too narrow, with the seeds' far too wide. The
+half-width h has the problems' factor t_B for the whole of V. The larger factor t_A of the seeds is for a share of A:
+all of it where A is most of V, little of it where A is residual noise or small beside B:
 
-Source: two-way random effects, Searle 1992, Variance Components, ch. 4; limits of sums of mean squares, Burdick and
-Graybill 1992, ch. 3; many arms, Dunnett 1955. Measured: benchmarks/coverage.py.
+    h^2 = t_B^2 V + (t_A^2 - t_B^2) A^2 / (A + E + B / 4)
+
+With one seed A is unknown. An interval then holds for these weights on new problems and says nothing of what another
+seed would have learnt: `Interval.holds_for` says which of the two it is, and `Interval.tells_from` is false.
+
+Source: two-way random effects, Searle 1992, Variance Components, ch. 4; limits for sums of mean squares, each with a
+factor of its own, Burdick and Graybill 1992, Confidence Intervals on Variance Components, ch. 3; many arms, Dunnett
+1955. The share A / (A + E + B / 4) and the terms for rare successes were chosen by simulation: benchmarks/coverage.py.
 """
 
 import math
@@ -28,6 +33,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Table = NDArray[np.float64]
 """[seeds, problems]"""
+NEW_SEEDS = "new seeds, new problems"
+THESE_WEIGHTS = "these weights, new problems"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,8 @@ class Interval:
     """Lower end of the interval; NaN where the observations give none."""
     high: float
     """Upper end of the interval; NaN where the observations give none."""
+    holds_for: str = NEW_SEEDS
+    """NEW_SEEDS, or THESE_WEIGHTS where it comes from one seed."""
 
     @property
     def known(self) -> bool:
@@ -48,6 +57,10 @@ class Interval:
     def excludes(self, value: float) -> bool:
         """Whether the interval lies wholly to one side of `value`."""
         return self.low > value or self.high < value
+
+    def tells_from(self, value: float) -> bool:
+        """Whether training is shown to lead elsewhere than `value`. One seed never shows it."""
+        return self.holds_for == NEW_SEEDS and self.excludes(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +72,41 @@ class Spread:
     freedom: int
     """Degrees of freedom behind it: seeds less arms."""
 
+    @property
+    def holds_for(self) -> str:
+        """What an interval with this spread is about."""
+        return NEW_SEEDS if self.freedom else THESE_WEIGHTS
+
 
 @dataclass(frozen=True, slots=True)
 class _Variance:
-    """Of a mean, in parts."""
+    """The variance of a mean or of a difference of means, in parts; see the top of this file."""
 
     by_seed: float
+    """A"""
     seed_freedom: float
     by_problem: float
+    """B"""
     problem_freedom: float
     noise: float
-    """What both parts contain."""
+    """E"""
+    unseen: float
+    """Added to V: what problems would add that are solved, or are moved, so seldom that the table has none or few."""
 
     def half_width(self, factor: Callable[[float], float]) -> float:
-        """Half the width of the mean's interval; NaN where nothing is known.
+        """Half the width of the interval; NaN where one problem says nothing of others.
 
         Args:
-            factor: degrees of freedom -> standard errors that a part alone would need.
+            factor: degrees of freedom -> half-width in standard errors.
         """
-        both = self.by_seed + self.by_problem
-        if not both or math.isnan(both):
-            return both
-        squares = factor(self.problem_freedom) ** 2 * self.by_problem
+        if math.isnan(self.by_problem):
+            return math.nan
+        variance = max(self.by_seed + self.by_problem - self.noise, self.by_seed, self.by_problem) + self.unseen
+        squared = factor(self.problem_freedom) ** 2 * variance
         if self.by_seed:
-            squares += factor(self.seed_freedom) ** 2 * self.by_seed
-        counted_once = max(both - self.noise, self.by_seed, self.by_problem) / both
-        return math.sqrt(squares * counted_once)
+            extra = factor(self.seed_freedom) ** 2 - factor(self.problem_freedom) ** 2
+            squared += max(extra, 0.0) * self.by_seed**2 / (self.by_seed + self.noise + self.by_problem / 4)
+        return math.sqrt(squared)
 
 
 def spread_of(tables: Sequence[ArrayLike]) -> Spread:
@@ -98,26 +120,35 @@ def spread_of(tables: Sequence[ArrayLike]) -> Spread:
 def mean_interval(scores: ArrayLike, *, confidence: float = 0.95, spread: Spread | None = None) -> Interval:
     """The mean over seeds and problems, for new seeds and new problems; from one seed for new problems alone.
 
-    Shares (all scores in [0, 1]) get the interval on the logit scale, where it holds near 0 and 1 too and never leaves
-    [0, 1].
+    Shares (all scores in [0, 1]) get the interval on the logit scale, around (P mean + 1/2) / (P + 1), which is never 0
+    or 1. It holds near 0 and 1 too and never leaves [0, 1].
 
     Args:
         scores: [seeds, problems] or [problems].
         confidence: level of the interval, in (0, 1).
-        spread: of the seeds, pooled with other arms; left out: from this table alone.
+        spread: of the seeds, pooled with other arms; left out: from this table alone. A table whose seeds differ more
+            than that counts with its own variance.
     Raises:
         ValueError: no scores, or one that is not finite.
-    Example: four problems, half of them right: t(0.975, 3) = 3.18 standard errors of sqrt(1/12) on the logit scale.
+    Example: four problems, half of them right. The problems' variance is 1/3, so V = 1/12, and (1/4) / 5 / 3^1.5 is
+    added for rare successes; t(0.975, 3) = 3.18; a logit is 4 times as wide as a share there.
         >>> interval = mean_interval([0, 0, 1, 1])
         >>> interval.value, round(interval.low, 2), round(interval.high, 2)
         (0.5, 0.02, 0.98)
     """
     table = _table(scores, "scores")
-    half = _variance_of_mean(table, spread).half_width(lambda freedom: _student(freedom, confidence))
-    mean, problems = float(table.mean()), table.shape[1]
-    if table.min() < 0 or table.max() > 1:
-        return Interval(mean, mean - half, mean + half)
-    return _share(mean, half, _student(problems - 1, confidence), problems)
+    spread = spread or spread_of([table])
+    mean, problems, shares = float(table.mean()), table.shape[1], _are_shares(table)
+    centre = (problems * mean + 0.5) / (problems + 1)
+    unseen = _unseen_successes(centre, problems) if shares else 0.0
+    half = _variance_of_mean(table, spread, unseen).half_width(lambda freedom: _student(freedom, confidence))
+    if not shares:
+        return Interval(mean, mean - half, mean + half, spread.holds_for)
+    if math.isnan(half):
+        return Interval(mean, 0.0, 1.0, spread.holds_for)
+    logit, half_of_logit = math.log(centre / (1 - centre)), half / (centre * (1 - centre))
+    low, high = ((1 + math.tanh(end / 2)) / 2 for end in (logit - half_of_logit, logit + half_of_logit))
+    return Interval(mean, min(low, mean), max(high, mean), spread.holds_for)
 
 
 def gain_interval(
@@ -129,7 +160,7 @@ def gain_interval(
         before: [seeds, problems] or [problems]; one row serves every seed of `after` (a shared base model).
         after: [seeds, problems], the same problems in the same order.
         confidence: level of the interval, in (0, 1).
-        spread: of the seeds' gains, pooled with other arms; left out: from these tables alone.
+        spread: of the seeds' gains, pooled with other arms; left out: from these tables alone. See `mean_interval`.
     Raises:
         ValueError: shapes that do not fit together, no scores, or one that is not finite.
     """
@@ -139,9 +170,11 @@ def gain_interval(
             f"before {first.shape} and after {second.shape} do not pair: [seeds, problems] of the same problems"
         )
     gains = second - first
-    half = _variance_of_mean(gains, spread).half_width(lambda freedom: _student(freedom, confidence))
+    spread = spread or spread_of([gains])
+    unseen = _unseen_moves(gains.mean(axis=0)) if _are_shares(first, second) else 0.0
+    half = _variance_of_mean(gains, spread, unseen).half_width(lambda freedom: _student(freedom, confidence))
     mean = float(gains.mean())
-    return Interval(mean, mean - half, mean + half)
+    return Interval(mean, mean - half, mean + half, spread.holds_for)
 
 
 def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -> list[Interval]:
@@ -149,7 +182,8 @@ def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -
 
     Problems are paired and seeds are not: seed 0 of one setting and seed 0 of another are no pair. The spread of the
     seeds and of arms over problems is pooled over all arms, and with several arms the factor is Dunnett's, so that in
-    `confidence` of all experiments none of the intervals misses its truth.
+    `confidence` of all experiments none of the intervals misses its truth. Two arms whose own seeds differ more than
+    the pooled spread says count with their own.
 
     Args:
         arms: tables [seeds, problems] of the same problems in the same order; numbers of seeds may differ.
@@ -163,22 +197,25 @@ def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -
     if len({table.shape[1] for table in tables}) > 1:
         shapes = ", ".join(str(table.shape) for table in tables)
         raise ValueError(f"the arms {shapes} are not about the same problems")
+    first, *others = tables
     spread, residual = spread_of(tables), _residual_variance(tables)
     problem_variance, problem_freedom = _arm_by_problem(tables)
-    problems = tables[0].shape[1]
+    problems, shares = first.shape[1], _are_shares(*tables)
     intervals = []
-    for table in tables[1:]:
-        inverse_seeds = 1 / len(tables[0]) + 1 / len(table)
+    for other in others:
+        inverse_seeds = 1 / len(first) + 1 / len(other)
+        moves = other.mean(axis=0) - first.mean(axis=0)
         variance = _Variance(
-            by_seed=spread.variance * inverse_seeds,
+            by_seed=max(spread.variance, spread_of([first, other]).variance) * inverse_seeds,
             seed_freedom=spread.freedom,
             by_problem=2 * problem_variance / problems,
             problem_freedom=problem_freedom,
             noise=residual * inverse_seeds / problems,
+            unseen=_unseen_moves(moves) if shares else 0.0,
         )
-        half = variance.half_width(lambda freedom: _dunnett(len(tables) - 1, freedom, confidence))
-        value = float(table.mean() - tables[0].mean())
-        intervals.append(Interval(value, value - half, value + half))
+        half = variance.half_width(lambda freedom: _dunnett(len(others), freedom, confidence))
+        value = float(moves.mean())
+        intervals.append(Interval(value, value - half, value + half, spread.holds_for))
     return intervals
 
 
@@ -193,7 +230,7 @@ def seed_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
     figures = _figures(values)
     mean, count = float(figures.mean()), figures.size
     if count == 1:
-        return Interval(mean, math.nan, math.nan)
+        return Interval(mean, math.nan, math.nan, THESE_WEIGHTS)
     half = _student(count - 1, confidence) * float(figures.std(ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - half, mean + half)
 
@@ -203,7 +240,7 @@ def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 
     left, right = _figures(first), _figures(second)
     difference = float(right.mean() - left.mean())
     if min(left.size, right.size) == 1:
-        return Interval(difference, math.nan, math.nan)
+        return Interval(difference, math.nan, math.nan, THESE_WEIGHTS)
     parts = [(float(group.var(ddof=1)) / group.size, group.size - 1) for group in (left, right)]
     variance = sum(part for part, _ in parts)
     if not variance:
@@ -213,16 +250,16 @@ def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 
     return Interval(difference, difference - half, difference + half)
 
 
-def _variance_of_mean(table: Table, spread: Spread | None) -> _Variance:
+def _variance_of_mean(table: Table, spread: Spread, unseen: float) -> _Variance:
     """The variance of a table's mean; of one seed alone, for these weights on new problems."""
     seeds, problems = table.shape
-    pooled = spread_of([table]) if spread is None else spread
     return _Variance(
-        by_seed=pooled.variance / seeds,
-        seed_freedom=pooled.freedom,
+        by_seed=max(spread.variance, spread_of([table]).variance) / seeds,
+        seed_freedom=spread.freedom,
         by_problem=float(table.mean(axis=0).var(ddof=1)) / problems if problems > 1 else math.nan,
         problem_freedom=problems - 1,
         noise=_residual_variance([table]) / (seeds * problems),
+        unseen=unseen,
     )
 
 
@@ -244,26 +281,32 @@ def _arm_by_problem(tables: Sequence[Table]) -> tuple[float, float]:
     return (float((rest**2).sum()) / freedom if freedom else math.nan), freedom
 
 
-def _share(mean: float, half: float, factor: float, problems: int) -> Interval:
-    """The interval of a share on the logit scale, around (P mean + 1/2) / (P + 1), which is never 0 or 1.
+def _are_shares(*tables: Table) -> bool:
+    return all(table.min() >= 0 and table.max() <= 1 for table in tables)
 
-    Where few problems are solved, or few are not, a table's own variance is often far too small: the next problem may
-    be one that was not met yet. So the variance of a single problem's chance is added, divided by one more than the
-    number of those few.
+
+def _unseen_successes(share: float, problems: int) -> float:
+    """Variance of a mean share that a table with few successes, or with few failures, does not show.
+
+    The next problem may be a success of a kind that was not met yet. So one problem's variance, share (1 - share), is
+    added over P + 1 and over (1 + few)^(3/2), where few is how many problems' worth of the rarer kind there is.
+    """
+    few = (problems + 1) * min(share, 1 - share) - 0.5
+    return share * (1 - share) / (problems + 1) / math.pow(1 + few, 1.5)
+
+
+def _unseen_moves(moves: NDArray[np.float64]) -> float:
+    """Variance of a mean difference that a table with few differing problems does not show.
+
+    One more problem may have moved, by 1/4 say. So the square of 1/4 is added over (P + 1)^2 and over (1 + n)^2, where
+    n is how many problems moved, as an effective number: (sum m^2)^2 / sum m^4.
 
     Args:
-        half: half-width on the scale of shares.
-        factor: standard errors that the problems' part alone would need.
+        moves: [problems], differences of shares.
     """
-    if math.isnan(half):  # one problem says nothing of others
-        return Interval(mean, 0.0, 1.0)
-    centre = (problems * mean + 0.5) / (problems + 1)
-    chance = centre * (1 - centre)
-    few = problems * min(mean, 1 - mean)
-    wider = math.hypot(half, factor * math.sqrt(chance / (problems + 1) / (1 + few))) / chance
-    at = math.log(centre / (1 - centre))
-    low, high = ((1 + math.tanh(end / 2)) / 2 for end in (at - wider, at + wider))
-    return Interval(mean, min(low, mean), max(high, mean))
+    fourth = float((moves**4).sum())
+    moved = float((moves**2).sum()) ** 2 / fourth if fourth else 0.0
+    return (1 / 4 / (len(moves) + 1) / (moved + 1)) ** 2
 
 
 @cache

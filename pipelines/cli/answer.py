@@ -39,7 +39,8 @@ def outcome_line(outcome: "Outcome", *, several: bool) -> str:
     if outcome.gain is not None:
         parts.append(f"gain {_interval(outcome.gain, sign='+')}")
     seeds = f"{outcome.num_seeds} seed{'' if outcome.num_seeds == 1 else 's'}"
-    return "  ".join([*parts, f"({outcome.num_problems} problems, {seeds}, {outcome.step} steps)"])
+    parts.append(f"({outcome.num_problems} problems, {seeds}, {outcome.step} steps)")
+    return "  ".join([*parts, outcome.after.holds_for] if outcome.num_seeds == 1 else parts)
 
 
 def _interval(interval: "Interval", sign: str = "") -> str:

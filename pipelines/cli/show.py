@@ -78,6 +78,8 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
 
 def print_run(run: dict[str, Any]) -> None:
     """The same for a reader."""
+    from rpg.statistics import THESE_WEIGHTS
+
     print(
         f"{run['run_id']}  {run['status']}"
         + (f" ({run['cause']})" if run["cause"] and run["status"] == "failed" else "")
@@ -90,7 +92,9 @@ def print_run(run: dict[str, Any]) -> None:
     _table("Stages", run["stages"], ("stage", "status", "cached", "started_at", "ended_at", "reason"))
     _table("Metrics at the last step", run["metrics"], ("name", "value", "step"))
     _table(
-        "Evaluations", run["evaluations"], ("dataset", "metric", "step", "value", "ci_low", "ci_high", "num_problems")
+        f"Evaluations (intervals: {THESE_WEIGHTS})",
+        run["evaluations"],
+        ("dataset", "metric", "step", "value", "ci_low", "ci_high", "num_problems"),
     )
     certificate = run["certificate"]
     for step, at_step in certificate.get("steps", {"": certificate} if certificate else {}).items():

@@ -5,10 +5,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.report import evidence
 from pipelines.report.evidence import Group, Scores
-from pipelines.report.statistics import Interval, arms_against_first, gain_interval, mean_interval, spread_of
+from pipelines.report.statistics import (
+    THESE_WEIGHTS,
+    Interval,
+    arms_against_first,
+    gain_interval,
+    mean_interval,
+    spread_of,
+)
+from storage import Store
 
 ONE_SEED = "One seed cannot tell what training does: its interval is about these weights on new problems."
+ACCURACY = "accuracy"
 BySteps = Mapping[str, Mapping[int, Scores]]
 """run_id -> step -> scores by problem, on one dataset."""
 
@@ -19,10 +29,12 @@ class Outcome:
 
     label: str
     dataset: str
+    measure: str
+    """ACCURACY, pass@k or maj@k."""
     after: Interval
-    """Accuracy of the last evaluated checkpoint."""
+    """The measure at the last evaluated checkpoint."""
     before: Interval | None
-    """Accuracy of the base model; None where it was not evaluated."""
+    """The same of the base model; None where it was not evaluated."""
     gain: Interval | None
     """after - before, paired by problem and seed."""
     against_first: Interval | None
@@ -34,22 +46,38 @@ class Outcome:
     """Of the last evaluated checkpoint."""
 
 
-def outcomes(groups: Sequence[Group], evaluated: Mapping[str, BySteps], *, confidence: float = 0.95) -> list[Outcome]:
+def outcomes(
+    groups: Sequence[Group], evaluated: Mapping[str, BySteps], *, measure: str = ACCURACY, confidence: float = 0.95
+) -> list[Outcome]:
     """One outcome per dataset and group with results, in the order given.
 
     Args:
         groups: the first is the one that the others are held against.
-        evaluated: dataset -> run_id -> step -> scores, see `evidence.accuracies`.
+        evaluated: dataset -> run_id -> step -> scores, see `evidence.accuracies` and `evidence.other_measures`.
+        measure: what the scores are.
         confidence: level of the intervals; those against the first group hold together.
     """
     results = []
     for dataset, by_run in evaluated.items():
         tables = {group.label: table for group in groups if (table := _table(group, by_run))}
-        results += _of_dataset(dataset, tables, confidence) if tables else []
+        results += _of_dataset(dataset, measure, tables, confidence) if tables else []
     return results
 
 
-def _of_dataset(dataset: str, tables: Mapping[str, "_Table"], confidence: float) -> list[Outcome]:
+def outcomes_of_other_measures(
+    store: Store, groups: Sequence[Group], accuracy: Sequence[Outcome], *, confidence: float = 0.95
+) -> list[Outcome]:
+    """pass@k and maj@k of the checkpoints whose accuracy is known: the same intervals, of each problem's score."""
+    steps = {0, *(outcome.step for outcome in accuracy)}
+    evaluated = evidence.other_measures(store, [run for group in groups for run in group.runs], steps)
+    return [
+        outcome
+        for measure, scores in evaluated.items()
+        for outcome in outcomes(groups, scores, measure=measure, confidence=confidence)
+    ]
+
+
+def _of_dataset(dataset: str, measure: str, tables: Mapping[str, "_Table"], confidence: float) -> list[Outcome]:
     """The groups' outcomes, by label. How much seeds differ is pooled over the groups."""
     seeds = spread_of([table.after for table in tables.values()])
     gains = spread_of([table.after - table.before for table in tables.values() if table.before is not None])
@@ -58,6 +86,7 @@ def _of_dataset(dataset: str, tables: Mapping[str, "_Table"], confidence: float)
         Outcome(
             label=label,
             dataset=dataset,
+            measure=measure,
             after=mean_interval(table.after, confidence=confidence, spread=seeds),
             before=None if table.before is None else mean_interval(table.before, confidence=confidence),
             gain=None
@@ -112,6 +141,11 @@ def headline(results: Sequence[Outcome]) -> str:
         return "Nothing has been evaluated yet."
     held = [outcome for outcome in results if outcome.dataset == results[0].dataset]
     return _headline_of_one(held[0]) if len(held) == 1 else _headline_of_many(held)
+
+
+def only_these_weights(results: Sequence[Outcome]) -> bool:
+    """Whether all intervals come from one seed each, so that they tell nothing of training."""
+    return all(outcome.after.holds_for == THESE_WEIGHTS for outcome in results)
 
 
 def percent(value: float) -> str:
@@ -170,24 +204,28 @@ def _against_first(tables: Sequence[_Table], confidence: float) -> Sequence[Inte
 
 
 def _headline_of_one(outcome: Outcome) -> str:
+    sentence = f"Accuracy on {outcome.dataset} {_moved(outcome)}."
+    return f"{sentence} {ONE_SEED}" if only_these_weights([outcome]) else sentence
+
+
+def _moved(outcome: Outcome) -> str:
     if outcome.gain is None or outcome.before is None:
-        return f"Accuracy on {outcome.dataset} is {percent(outcome.after.value)} after {outcome.step} steps."
+        return f"is {percent(outcome.after.value)} after {outcome.step} steps"
     moved = f"{percent(outcome.before.value)} to {percent(outcome.after.value)}, {points(outcome.gain)}"
     if not outcome.gain.excludes(0):
-        return f"Accuracy on {outcome.dataset} did not move measurably: {moved}."
-    sentence = f"Accuracy on {outcome.dataset} {'rose' if outcome.gain.value > 0 else 'fell'} from {moved}."
-    return sentence if outcome.num_seeds > 1 else f"{sentence} {ONE_SEED}"
+        return f"did not move measurably: {moved}"
+    return f"{'rose' if outcome.gain.value > 0 else 'fell'} from {moved}"
 
 
 def _headline_of_many(results: Sequence[Outcome]) -> str:
     first, best = results[0], max(results, key=lambda outcome: outcome.after.value)
     where = f"On {first.dataset}"
-    if all(result.num_seeds == 1 for result in results):
+    if only_these_weights(results):
         return f"{where}, {best.label} came out highest: {percent(best.after.value)}. {ONE_SEED}"
-    if best is not first and best.against_first is not None and best.against_first.excludes(0):
+    if best is not first and best.against_first is not None and best.against_first.tells_from(0):
         gap = points(best.against_first)
         return f"{where}, {best.label} is best: {percent(best.after.value)}, {gap} against {first.label}."
-    different = [result for result in results[1:] if result.against_first and result.against_first.excludes(0)]
+    different = [result for result in results[1:] if result.against_first and result.against_first.tells_from(0)]
     if best is first and different:
         behind = f"{len(different)} of the others fall behind it"
         return f"{where}, {first.label} is best: {percent(first.after.value)}; {behind}."

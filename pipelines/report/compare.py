@@ -6,7 +6,7 @@ from typing import Any
 
 from pipelines.home import Home
 from pipelines.report import evidence
-from pipelines.report.answer import Outcome, outcomes
+from pipelines.report.answer import Outcome, outcomes, outcomes_of_other_measures
 from pipelines.report.endings import FinalMetric, final_metrics
 from pipelines.report.evidence import Group
 from storage import Store
@@ -21,7 +21,10 @@ class RunComparison:
     """Fields that differ: path -> one value per group."""
     outcomes: tuple[Outcome, ...]
     """Accuracy on the evaluation sets."""
+    other_measures: tuple[Outcome, ...]
+    """pass@k and maj@k on the evaluation sets."""
     measures: tuple[FinalMetric, ...]
+    """Training metrics."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; where there is no interval its ends are NaN."""
@@ -33,6 +36,7 @@ class RunComparison:
             "groups": groups,
             "spec": self.spec,
             "accuracy": [asdict(outcome) for outcome in self.outcomes],
+            "measures": [asdict(outcome) for outcome in self.other_measures],
             "metrics": [asdict(measure) for measure in self.measures],
         }
 
@@ -48,11 +52,11 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     confidence = groups[0].runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
     with Store.open(home.root) as store:
         results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
+        others = outcomes_of_other_measures(store, groups, results, confidence=confidence)
         curves = evidence.metric_curves(store, run_ids)
     spec = evidence.differences([group.runs[0].spec for group in groups])
-    return RunComparison(
-        tuple(groups), spec, tuple(results), tuple(final_metrics(groups, curves, confidence=confidence))
-    )
+    metrics = final_metrics(groups, curves, confidence=confidence)
+    return RunComparison(tuple(groups), spec, tuple(results), tuple(others), tuple(metrics))
 
 
 def _distinct(groups: Sequence[Group]) -> list[Group]:

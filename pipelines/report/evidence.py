@@ -2,14 +2,18 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipelines.home import Home
 from pipelines.runs import find_run, status_of
+from rpg.evaluation.measures import majority_at_k, pass_at_k, sizes
 from rpg.files import read_json
 from specs.errors import Issue, SpecError
 from storage import Store
@@ -121,6 +125,36 @@ def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict
     for dataset, run_id, step, problem, share in rows:
         scores.setdefault(dataset, {}).setdefault(run_id, {}).setdefault(step, {})[problem] = share
     return scores
+
+
+def other_measures(
+    store: Store, runs: Sequence[Run], steps: Collection[int]
+) -> dict[str, dict[str, dict[str, dict[int, Scores]]]]:
+    """Each problem's pass@k and maj@k for k above 1, by measure, dataset, run, step and problem, from every sample.
+
+    Args:
+        steps: of the checkpoints that are wanted.
+    """
+    seeds = {run.run_id: run.spec.get("evaluation", {}).get("seed", 0) for run in runs}
+    rows = store.query(
+        "SELECT dataset, run_id, step, problem_id, list(correct ORDER BY sample), list(extracted ORDER BY sample) "
+        "FROM evaluation_samples WHERE list_contains(?, run_id) AND list_contains(?, step) GROUP BY ALL ORDER BY ALL",
+        [list(seeds), list(steps)],
+    ).rows
+    scores: dict[str, dict[str, dict[str, dict[int, Scores]]]] = {}
+    for dataset, run_id, step, problem, correct, votes in rows:
+        for measure, score in _pass_and_majority(tuple(correct), tuple(votes), seeds[run_id]).items():
+            by_run = scores.setdefault(measure, {}).setdefault(dataset, {})
+            by_run.setdefault(run_id, {}).setdefault(step, {})[problem] = score
+    return scores
+
+
+@lru_cache(maxsize=10_000)
+def _pass_and_majority(correct: tuple[bool, ...], votes: tuple[str | None, ...], seed: int) -> dict[str, float]:
+    """Of one problem. Many problems have the same answers, so that few are worked out anew."""
+    table, larger = np.array([correct]), [k for k in sizes(len(correct)) if k > 1]
+    scores = {f"pass@{k}": float(pass_at_k(table, k)[0]) for k in larger}
+    return scores | {f"maj@{k}": float(majority_at_k(table, [votes], k, seed=seed)[0]) for k in larger}
 
 
 def metric_curves(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, list[tuple[float, float]]]]:

@@ -9,7 +9,14 @@ from markupsafe import Markup
 
 from pipelines.home import Home
 from pipelines.report import evidence
-from pipelines.report.answer import Outcome, accuracies_by_step, headline, outcomes
+from pipelines.report.answer import (
+    Outcome,
+    accuracies_by_step,
+    headline,
+    only_these_weights,
+    outcomes,
+    outcomes_of_other_measures,
+)
 from pipelines.report.curves import accuracy_curves, learning_curves
 from pipelines.report.endings import LAST_STEPS, FinalMetric, final_metrics
 from pipelines.report.evidence import Group, Run, trouble_of
@@ -44,11 +51,12 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
     confidence = runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
     with Store.open(home.root) as store:
         evaluated = evidence.accuracies(store, run_ids)
+        results = outcomes(groups, evaluated, confidence=confidence)
+        others = outcomes_of_other_measures(store, groups, results, confidence=confidence) if len(runs) > 1 else []
         curves = evidence.metric_curves(store, run_ids)
         measures = _measures(store, runs)
         trouble = trouble_of(store, run_ids)
         best, worst = (evidence.sample_responses(store, run_ids, best=side) for side in (True, False))
-    results = outcomes(groups, evaluated, confidence=confidence)
     on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence))
     charts, flat = learning_curves(groups, curves)
     return render(
@@ -63,6 +71,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         answer_charts=_answer_charts(results),
         outcomes=results,
         many=len(groups) > 1,
+        other_measures=others,
         measures=measures,
         endings=_endings(final_metrics(groups, curves, confidence=confidence)) if len(groups) > 1 else {},
         last_steps=LAST_STEPS,
@@ -147,7 +156,7 @@ def _method(results: Sequence[Outcome], confidence: float) -> str:
         return ""
     first = results[0]
     level, problems = f"{100 * confidence:g} %", f"{first.num_problems} held-out problems"
-    if all(result.num_seeds == 1 for result in results):
+    if only_these_weights(results):
         return f"Brackets are {level} intervals for these weights on new problems, from {problems} and one seed."
     together = "; those of differences hold together (Dunnett)" if len(results) > 2 else ""
     return (

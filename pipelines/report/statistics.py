@@ -1,6 +1,8 @@
 """The intervals of answers, by the name that notebooks and scripts import them from. See `rpg.statistics`."""
 
 from rpg.statistics import (
+    NEW_SEEDS,
+    THESE_WEIGHTS,
     Interval,
     Spread,
     arms_against_first,
@@ -12,6 +14,8 @@ from rpg.statistics import (
 )
 
 __all__ = [
+    "NEW_SEEDS",
+    "THESE_WEIGHTS",
     "Interval",
     "Spread",
     "arms_against_first",

@@ -19,6 +19,7 @@ from prefect.artifacts import (
 
 from pipelines.planning.plan import RunPlan
 from pipelines.running.run import RunExecution
+from rpg.statistics import THESE_WEIGHTS
 from specs.metrics import REWARD
 from storage import Store
 
@@ -136,7 +137,8 @@ def publish_results(execution: RunExecution) -> None:
             {name: _shown(value) for name, value in zip(evaluations.columns, row, strict=True)}
             for row in evaluations.rows
         ]
-        create_table_artifact(rows, key=key(execution, "results"), description=f"Evaluation of {execution.run_id}")
+        description = f"Evaluation of {execution.run_id}; intervals: {THESE_WEIGHTS}"
+        create_table_artifact(rows, key=key(execution, "results"), description=description)
 
 
 def key(execution: RunExecution, name: str) -> str:

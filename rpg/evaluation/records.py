@@ -9,6 +9,7 @@ import numpy as np
 from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
+from rpg.statistics import THESE_WEIGHTS
 from rpg.types import Problem, Rollout
 from specs.records import EvaluationRow, EvaluationSampleRow, Int32
 from specs.schema.evaluation import Evaluation
@@ -50,7 +51,8 @@ class Recorder:
             means = mean_at_k(correct).tolist()
             summary.append(_summary(step, dataset, groups, measured, means))
             first = measured[0]
-            print(f"step {step}, {dataset}: {first.metric} {first.value:.4f} [{first.ci_low:.4f}, {first.ci_high:.4f}]")
+            interval = f"[{first.ci_low:.4f}, {first.ci_high:.4f}] ({THESE_WEIGHTS})"
+            print(f"step {step}, {dataset}: {first.metric} {first.value:.4f} {interval}")
         return summary
 
     def _measure(self, step: int, dataset: str, num_problems: int, measure: EvaluationMeasure) -> EvaluationRow:

@@ -1,14 +1,17 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from recorded_home import record_experiment, record_run, record_two_cells
+from recorded_home import record_experiment, record_run, record_two_cells, write
 from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.report.compare import compare
+from pipelines.report.statistics import THESE_WEIGHTS, arms_against_first, mean_interval, spread_of
 from pipelines.runs import NoSuchRunError
+from storage import Store
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,67 @@ def test_single_runs_are_compared_by_problem_and_have_no_seed_interval(home: Hom
     found = compare(home, ["sums-narrow-s0", "sums-wide-s0"])
     assert found.outcomes[1].against_first is not None
     assert all(measure.value.low != measure.value.low for measure in found.measures)
+
+
+def test_one_seed_a_group_marks_no_difference_and_says_that_it_cannot_tell(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["sums-narrow-s0", "sums-wide-s0"]
+    outcomes = compare(home, names).outcomes
+    assert {outcome.after.holds_for for outcome in outcomes} == {THESE_WEIGHTS}
+    against = outcomes[1].against_first
+    assert against is not None
+    assert against.excludes(0)  # wide is 16 points better
+    assert not against.tells_from(0)
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = CliRunner().invoke(app, ["compare", *names]).stdout
+    assert "One seed cannot tell" in shown
+    assert "] *" not in shown
+    several = CliRunner().invoke(app, ["compare", "sums"]).stdout
+    assert "One seed cannot tell" not in several
+    assert several.count("] *") == 1
+
+
+def test_pass_and_majority_have_the_intervals_of_their_scores_by_seed_and_problem(home: Home) -> None:
+    comparison = compare(home, ["sums"])
+    measures = [f"{name}@{k}" for name in ("pass", "maj") for k in (2, 4, 8)]
+    assert [(outcome.measure, outcome.label) for outcome in comparison.other_measures] == [
+        (measure, group.label) for measure in measures for group in comparison.groups
+    ]
+    with Store.open(home.root) as store:
+        rows = store.query(
+            "SELECT run_id, problem_id, count_if(correct) FROM evaluation_samples "
+            "WHERE step = 60 GROUP BY ALL ORDER BY ALL"
+        ).rows
+    right = np.array([count for _, _, count in rows]).reshape(2, 3, 60)  # clips, seeds, problems
+    scores = 1 - (8 - right) * (7 - right) / (8 * 7)
+    narrow, wide = comparison.other_measures[:2]
+    expected = mean_interval(scores[0], spread=spread_of(list(scores)))
+    assert (narrow.after.low, narrow.after.high) == pytest.approx((expected.low, expected.high))
+    (difference,) = arms_against_first(list(scores))
+    assert wide.against_first is not None
+    assert (wide.against_first.low, wide.against_first.high) == pytest.approx((difference.low, difference.high))
+    assert narrow.gain is not None
+    assert narrow.gain.known
+
+
+def test_the_level_of_the_spec_is_that_of_every_interval(tmp_path: Path) -> None:
+    widths = {}
+    for level in (0.5, 0.95):
+        home = Home(tmp_path / str(level))
+        for run_id in record_two_cells(home):
+            spec = json.loads((home.run(run_id) / "spec.json").read_text())
+            write(home.run(run_id) / "spec.json", spec | {"evaluation": {"confidence": level}})
+        comparison = compare(home, ["sums"])
+        intervals = []
+        for outcome in (*comparison.outcomes, *comparison.other_measures):
+            intervals += [outcome.after, outcome.before, outcome.gain, outcome.against_first]
+        for metric in comparison.measures:
+            intervals += [metric.value, metric.against_first]
+        widths[level] = [interval.high - interval.low for interval in intervals if interval is not None]
+    pairs = list(zip(widths[0.5], widths[0.95], strict=True))
+    assert len(pairs) > 60
+    assert all(narrow < wide or narrow == wide == 0 for narrow, wide in pairs)
 
 
 def test_groups_of_two_experiments_with_equal_cells_are_told_apart(tmp_path: Path) -> None:

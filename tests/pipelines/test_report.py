@@ -219,6 +219,27 @@ def test_a_change_within_its_interval_is_not_called_one(home: Home) -> None:
     assert headline([result]).startswith("Accuracy on d fell from 50.0 % to 0.0 %, -50.0 points")
 
 
+def test_a_page_of_cells_with_one_seed_each_claims_nothing(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    cells = [("narrow", 0.1, 0.5), ("wide", 0.28, 0.9)]
+    run_ids = [record_run(home, name, values={"objective.clip.high": high}, after=to) for name, high, to in cells]
+    record_experiment(home, run_ids)
+    text = write_experiment_report(home, "sums").read_text()
+    assert "came out highest" in text
+    assert "One seed cannot tell what training does" in text
+    assert "for these weights on new problems, from 60 held-out problems and one seed" in text
+    table = text[text.index("against the first") : text.index("</table>")]
+    assert re.search(r'<span class="">\+\d\d\.\d</span>', table)
+    assert "sure" not in table
+
+
+def test_one_seed_is_said_of_a_run_that_did_not_move_too(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0", before=0.5, after=0.5)
+    text = write_run_report(home, "x-s0").read_text()
+    assert re.search(r"did not move measurably: [^<]*\. One seed cannot tell", text)
+
+
 def test_points_show_their_sign() -> None:
     assert points(Interval(-0.05, -0.1, 0.0)) == "-5.0 points [-10.0, +0.0]"
 

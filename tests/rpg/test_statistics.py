@@ -10,6 +10,8 @@ from scipy import stats
 from pipelines.report import statistics as answers
 from rpg import statistics
 from rpg.statistics import (
+    NEW_SEEDS,
+    THESE_WEIGHTS,
     arms_against_first,
     gain_interval,
     mean_interval,
@@ -28,21 +30,37 @@ def test_reports_and_notebooks_have_the_same_intervals_as_evaluation() -> None:
     assert answers.arms_against_first is arms_against_first
 
 
-def test_a_gain_that_every_problem_shows_is_certain() -> None:
+def test_a_gain_that_every_problem_shows_alike_has_the_width_of_one_problem_more() -> None:
+    # No variance in the table; three problems moved, so one more may have by 1/4: 1/4 / (3 + 1) / (3 + 1) = 1/64.
     before = np.tile([0.1, 0.5, 0.6], (2, 1))
     interval = gain_interval(before, before + 0.25)
     assert interval.value == pytest.approx(0.25)
-    assert (interval.low, interval.high) == pytest.approx((0.25, 0.25))
+    assert interval.high - interval.value == pytest.approx(stats.t.ppf(0.975, 2) / 64)
+
+
+def test_a_gain_of_figures_that_are_no_shares_is_certain_where_all_problems_agree() -> None:
+    before = np.tile([1.0, 5.0, 6.0], (2, 1))
+    interval = gain_interval(before, before + 2.5)
+    assert (interval.low, interval.high) == pytest.approx((2.5, 2.5))
 
 
 def test_the_variance_of_a_gain_has_a_part_of_seeds_and_one_of_problems() -> None:
     # Gains of two seeds on two problems: [[0, 2], [2, 6]]. Seeds' means 1 and 4: s^2 = 4.5, A = 4.5 / 2 = 2.25.
     # Problems' means 1 and 4: B = 4.5 / 2 = 2.25. Residuals are +-1/2: mean square 4 (1/4) / 1 = 1, E = 1 / 4.
-    # Both parts have one degree of freedom, so the factor is t(0.975, 1) = 12.7; V = 2.25 + 2.25 - 0.25 = 4.25.
+    # Both parts have one degree of freedom, so there is one factor, t(0.975, 1) = 12.7; V = 2.25 + 2.25 - 0.25 = 4.25.
     interval = gain_interval(np.zeros((2, 2)), [[0.0, 2.0], [2.0, 6.0]])
     half = stats.t.ppf(0.975, 1) * math.sqrt(4.25)
     assert interval.value == 2.5
     assert (interval.low, interval.high) == pytest.approx((2.5 - half, 2.5 + half), rel=1e-9)
+
+
+def test_the_factor_of_few_seeds_is_on_a_share_of_their_variance() -> None:
+    # Three problems now: seeds' means 1 and 4, A = 2.25; problems' means 1, 4, 2.5: B = 2.25 / 3 = 0.75. Residuals are
+    # +-1/2 on the first two problems and 0 on the third: mean square 1 / 2, E = 1 / 12; V = 2.25 + 0.75 - 1/12.
+    interval = gain_interval(np.zeros((2, 3)), [[0.0, 2.0, 1.0], [2.0, 6.0, 4.0]])
+    seeds, problems = stats.t.ppf(0.975, [1, 2])
+    squared = problems**2 * (3 - 1 / 12) + (seeds**2 - problems**2) * 2.25**2 / (2.25 + 1 / 12 + 0.75 / 4)
+    assert interval.high - interval.value == pytest.approx(math.sqrt(squared), rel=1e-9)
 
 
 def test_pairing_makes_the_interval_narrower_than_two_groups_apart() -> None:
@@ -83,6 +101,40 @@ def test_a_spread_pooled_with_other_arms_narrows_the_interval_of_two_seeds() -> 
     assert np.mean(widths, axis=0)[1] < np.mean(widths, axis=0)[0] / 1.5
 
 
+def test_a_pooled_spread_never_hides_that_an_arms_own_seeds_differ_more() -> None:
+    problems = np.random.default_rng(0).random(300) - 1
+    calm, wild = np.tile(problems, (2, 1)), problems + np.array([[-0.2], [0.2]])
+    pooled = spread_of([calm] * 5 + [wild])
+    # s^2 = 0.08 of the wild one, so A = 0.04: at least t(0.975, 6) = 2.45 times 0.2, where the pooled 0.0067 has 0.08.
+    interval = mean_interval(wild, spread=pooled)
+    assert interval.high - interval.value > 0.45
+    # (0.08 + 0) / 2 for the pair, and A = 0.04 again, with Dunnett's 3.4.
+    differences = arms_against_first([wild, *[calm] * 5])
+    assert all(difference.high - difference.value > 0.6 for difference in differences)
+
+
+def test_one_seed_tells_nothing_of_training_however_narrow_its_interval_is() -> None:
+    before, after = np.full(300, 0.2), np.full(300, 0.8)
+    intervals = [
+        gain_interval(before, after),
+        mean_interval(after),
+        *arms_against_first([before, after, after]),
+    ]
+    assert {interval.holds_for for interval in intervals} == {THESE_WEIGHTS}
+    assert all(interval.excludes(0) and not interval.tells_from(0) for interval in intervals)
+    (difference,) = arms_against_first([[before] * 2, [after] * 2])
+    assert difference.holds_for == NEW_SEEDS
+    assert difference.tells_from(0)
+    assert not difference.tells_from(0.6)
+
+
+def test_what_few_or_no_problems_show_is_not_certain() -> None:
+    nothing = np.zeros(30)
+    assert gain_interval(nothing, nothing).high == pytest.approx(stats.t.ppf(0.975, 29) / 4 / 31)
+    (difference,) = arms_against_first([nothing, nothing])
+    assert difference.low < 0 < difference.high
+
+
 @pytest.mark.parametrize("solved", [0, 1, 2, 298, 299, 300])
 def test_the_interval_of_a_share_stays_within_0_and_1_and_says_more_than_the_table_did(solved: int) -> None:
     scores = np.zeros(300)
@@ -93,7 +145,7 @@ def test_the_interval_of_a_share_stays_within_0_and_1_and_says_more_than_the_tab
 
 
 def test_one_problem_says_nothing_of_others() -> None:
-    assert mean_interval([0.5]) == statistics.Interval(0.5, 0.0, 1.0)
+    assert mean_interval([0.5]) == statistics.Interval(0.5, 0.0, 1.0, THESE_WEIGHTS)
 
 
 def test_the_level_of_the_interval_is_obeyed() -> None:
@@ -104,7 +156,7 @@ def test_the_level_of_the_interval_is_obeyed() -> None:
 
 def test_the_difference_of_two_arms_pairs_problems_and_not_seeds() -> None:
     problems = np.random.default_rng(0).random(100)
-    (shift,) = arms_against_first([np.tile(problems, (2, 1)), np.tile(problems + 0.1, (3, 1))])
+    (shift,) = arms_against_first([np.tile(problems - 1, (2, 1)), np.tile(problems - 0.9, (3, 1))])
     assert (shift.low, shift.value, shift.high) == pytest.approx((0.1, 0.1, 0.1))
 
 
@@ -119,24 +171,55 @@ def test_several_arms_get_dunnetts_factor(count: int, freedom: float) -> None:
     assert inside == pytest.approx(0.95, abs=5e-4)
 
 
-def arm(rng: np.random.Generator, difficulty: np.ndarray, seeds: int) -> np.ndarray:
-    """Scores [seeds, problems]: luck of two points a seed, eight answers a problem."""
-    luck = 0.1 * rng.standard_normal((seeds, 1))
+def arm(rng: np.random.Generator, difficulty: np.ndarray, seeds: int, luck: float = 2.0) -> np.ndarray:
+    """Scores [seeds, problems]: `luck` points a seed (a point is 0.064 logits here), eight answers a problem."""
+    shift = 0.064 * luck * rng.standard_normal((seeds, 1))
     effect = 0.5 * rng.standard_normal(difficulty.shape)
-    return rng.binomial(8, 1 / (1 + np.exp(-(difficulty + effect + luck)))) / 8
+    return rng.binomial(8, 1 / (1 + np.exp(-(difficulty + effect + shift)))) / 8
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_equal_arms_are_seldom_said_to_differ_and_means_are_held(seeds: int) -> None:
-    rng = np.random.default_rng(seeds)
-    trials, claims, held = 300, 0, 0
+@pytest.mark.parametrize(("seeds", "problems", "luck"), [(2, 30, 1.0), (2, 300, 3.0), (3, 100, 2.0), (5, 30, 2.0)])
+def test_equal_arms_are_seldom_said_to_differ_and_means_and_gains_are_held(
+    seeds: int, problems: int, luck: float
+) -> None:
+    rng = np.random.default_rng([seeds, problems])
+    trials, claims, held = 300, 0, np.zeros(4)
+    for _ in range(trials):
+        difficulty = 2 * rng.standard_normal(problems)
+        before = rng.binomial(8, 1 / (1 + np.exp(-difficulty))) / 8
+        arms = [arm(rng, difficulty, seeds, luck) for _ in range(6)]
+        spread, of_gains = spread_of(arms), spread_of([each - before for each in arms])
+        claims += any(interval.tells_from(0) for interval in arms_against_first(arms))
+        held += [
+            not mean_interval(arms[0]).excludes(0.5),
+            not gain_interval(before, arms[0]).excludes(0),
+            not mean_interval(arms[0], spread=spread).excludes(0.5),
+            not gain_interval(before, arms[0], spread=of_gains).excludes(0),
+        ]
+    assert claims / trials <= 0.08  # 0.05 expected, standard deviation 0.013
+    assert (held / trials).min() >= 0.91  # 0.95 expected, standard deviation 0.013
+    assert (held / trials).max() < 1
+
+
+def test_the_best_of_many_equal_trials_are_seldom_confirmed_on_fresh_seeds() -> None:
+    rng = np.random.default_rng(0)
+    trials, claims, flattered = 200, 0, 0.0
     for _ in range(trials):
         difficulty = 2 * rng.standard_normal(100)
-        arms = [arm(rng, difficulty, seeds) for _ in range(6)]
-        claims += any(interval.excludes(0) for interval in arms_against_first(arms))
-        held += not mean_interval(arms[0]).excludes(0.5)
-    assert claims / trials <= 0.08  # 0.05 expected, standard deviation 0.013
-    assert held / trials >= 0.91  # 0.95 expected, standard deviation 0.013
+        effects = 0.5 * rng.standard_normal((8, 100))
+        seeds_of = [[arm_with(rng, difficulty + effect) for _ in range(6)] for effect in effects]
+        values = [runs[0].mean() for runs in seeds_of]
+        best = [int(number) for number in np.argsort(values)[::-1] if number][:3]
+        flattered += (values[best[0]] - 0.5) / trials
+        confirmed = arms_against_first([seeds_of[number][1:] for number in (0, *best)])
+        claims += any(interval.tells_from(0) for interval in confirmed)
+    assert flattered > 0.02  # by the selection
+    assert claims / trials <= 0.08
+
+
+def arm_with(rng: np.random.Generator, logits: np.ndarray) -> np.ndarray:
+    """Scores [problems] of one seed with two points of luck."""
+    return rng.binomial(8, 1 / (1 + np.exp(-(logits + 0.128 * rng.standard_normal())))) / 8
 
 
 def test_seed_intervals_are_students_and_welchs() -> None:

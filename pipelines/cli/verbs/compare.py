@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pipelines.report.compare import RunComparison
     from pipelines.report.statistics import Interval
 
+_SURE = "accuracy differs (of so many other figures some intervals exclude 0 by chance)"
+
 
 def compare(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or experiments: groups of seeds.")],
@@ -36,6 +38,8 @@ def _print(comparison: RunComparison) -> None:
 
     from rich.console import Console
 
+    from pipelines.report.answer import ONE_SEED, only_these_weights
+
     # A pipe has no width to fit into.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
     if comparison.spec:
@@ -44,7 +48,9 @@ def _print(comparison: RunComparison) -> None:
         console.print("The specs differ in nothing but the seed.\n")
     console.print(_result_table(comparison))
     if len(comparison.groups) > 1:
-        console.print("Second lines: difference from the first column; * its interval excludes 0.")
+        console.print(f"Second lines: difference from the first column; * {_SURE}.")
+    if comparison.outcomes and only_these_weights(comparison.outcomes):
+        console.print(ONE_SEED)
 
 
 def _spec_table(comparison: RunComparison) -> Table:
@@ -62,9 +68,13 @@ def _result_table(comparison: RunComparison) -> Table:
     rows: dict[str, dict[str, str]] = {}
     for outcome in comparison.outcomes:
         row = rows.setdefault(f"accuracy {outcome.dataset}", {})
-        row[outcome.label] = _cell(outcome.after, outcome.against_first)
+        sure = outcome.against_first is not None and outcome.against_first.tells_from(0)
+        row[outcome.label] = _cell(outcome.after, outcome.against_first, mark=" *" if sure else "")
         if outcome.gain is not None:
             rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)
+    for outcome in comparison.other_measures:
+        row = rows.setdefault(f"{outcome.measure} {outcome.dataset}", {})
+        row[outcome.label] = _cell(outcome.after, outcome.against_first)
     for measure in comparison.measures:
         rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first)
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in comparison.groups]
@@ -75,11 +85,10 @@ def _result_table(comparison: RunComparison) -> Table:
     return table
 
 
-def _cell(value: Interval, against: Interval | None) -> str:
+def _cell(value: Interval, against: Interval | None, *, mark: str = "") -> str:
     text = _interval(value, "")
     if against is None:
         return text
-    mark = " *" if against.excludes(0) else ""
     return f"{text}\n  {_interval(against, '+')}{mark}"
 
 
