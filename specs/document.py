@@ -47,7 +47,10 @@ class Document:
             at: the position of these values, which issues with them are given.
         """
         for path in values:
-            if issue := unknown(Experiment, split(path)) or no_such_item(self.source, split(path)):
+            parts = split(path)
+            around = {other: value for other, value in values.items() if other != path and _leads_to(other, parts)}
+            source = with_values(self.source, around) if around else self.source
+            if issue := unknown(Experiment, parts) or no_such_item(source, parts):
                 raise SpecError(dataclasses.replace(issue, file=at.file, line=at.line, snippet=at.snippet))
         changed = tuple(split(path) for path in values)
         positions = {
@@ -72,6 +75,11 @@ class Document:
         positions = read_positions(data["positions"])
         warnings = tuple(Issue(**{**item, "path": tuple(item["path"])}) for item in data["warnings"])
         return cls(experiment_of(base_of(data["source"]), positions), data["source"], positions, warnings)
+
+
+def _leads_to(path: str, place: Path) -> bool:
+    """Whether the dotted path is that of the place or of a section around it."""
+    return place[: len(split(path))] == split(path)
 
 
 def checked(source: dict[str, Any], positions: Positions) -> Document:

@@ -1,10 +1,11 @@
 """StudyDocument: a study's file as read, its experiment, and the checks that the two fit each other."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specs.cells import FIXED
 from specs.document import Document
 from specs.errors import (
     Issue,
@@ -136,12 +137,14 @@ def checked_study(
 ) -> StudyDocument:
     """The document of a study's source. Raises SpecError with every issue, located."""
     study = _study(source, positions)
-    issues = _path_issues(study, lambda section, path: unknown(Experiment, split(path)) or _fixed(section, path))
+    issues = _path_issues(study, "overrides", lambda path: unknown(Experiment, split(path)))
+    issues += _path_issues(study, "parameters", lambda path: unknown(Experiment, split(path)) or _fixed(path))
     refuse(issues + search_space.issues_of(study.parameters), positions)
     experiment = load_document(study.experiment)
-    refuse(_path_issues(study, lambda _, path: no_such_item(experiment.source, split(path))), positions)
+    refuse(_path_issues(study, "overrides", lambda path: no_such_item(experiment.source, split(path))), positions)
     if study.overrides:
         experiment = _with_overrides(experiment, study, positions)
+    refuse(_path_issues(study, "parameters", lambda path: _no_item_to_search(study, experiment, path)), positions)
     refuse(study_rules.issues_of(study, experiment.experiment), positions)
     document = StudyDocument(study, experiment, source, positions)
     tried, issues = _try_candidates(document)
@@ -170,14 +173,17 @@ def _with_overrides(experiment: Document, study: Study, positions: Positions) ->
         raise
 
 
-def _path_issues(study: Study, check: Callable[[str, str], Issue | None]) -> list[Issue]:
-    """What `check(section, path)` finds wrong with the paths that a study names, told at those paths."""
+def _path_issues(study: Study, section: str, check: Callable[[str], Issue | None]) -> list[Issue]:
+    """What `check` finds wrong with the paths that a section of the study names, told at those paths."""
     return [
-        dataclasses.replace(issue, path=(section, path))
-        for section, paths in (("overrides", study.overrides), ("parameters", study.parameters))
-        for path in paths
-        if (issue := check(section, path))
+        dataclasses.replace(issue, path=(section, path)) for path in getattr(study, section) if (issue := check(path))
     ]
+
+
+def _no_item_to_search(study: Study, experiment: Document, path: str) -> Issue | None:
+    """A place in a list that there is not. One inside a section that the study sets is known when that is tried."""
+    inside = any(other != path and _containing([other], split(path)) for other in study.parameters)
+    return None if inside else no_such_item(experiment.source, split(path))
 
 
 def _study(source: dict[str, Any], positions: Positions) -> Study:
@@ -187,8 +193,8 @@ def _study(source: dict[str, Any], positions: Positions) -> Study:
     return study
 
 
-def _fixed(section: str, path: str) -> Issue | None:
-    if section == "parameters" and split(path)[0] in ("name", "question", "seeds", "matrix"):
+def _fixed(path: str) -> Issue | None:
+    if split(path)[0] in FIXED:
         return Issue("cannot be searched", hint="it belongs to the experiment as a whole")
     return None
 
@@ -257,12 +263,12 @@ def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Is
         return Issue(message, ("parameters",), issue.given, issue.allowed, hint)
     if cause and cause != path:
         message += f" (with {cause}={search_space.shown(params[cause])})"
-        if below or issue.message == "unknown field":
+        if (below or issue.message in ("unknown field", "no such item")) and cause not in study.parameters[path].when:
             hint = f"search it only where it acts: when: {{{cause}: [...]}}"
     elif not above:
         message += f" (with {search_space.shown(params[path])})"
     searched = study.parameters[path]
-    if isinstance(searched, FloatRange) and issue.message == "must be a whole number":
+    if isinstance(searched, FloatRange) and issue.message.startswith("must be a whole number"):
         hint = "search it as {int: [low, high]}"
     place = search_space.place_of(path, searched, params[path])
     if path == above and len(place) > 2:
@@ -270,7 +276,7 @@ def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Is
     return Issue(message, place, issue.given, issue.allowed, hint)
 
 
-def _containing(paths: Mapping[str, Any], place: Path) -> str:
+def _containing(paths: Iterable[str], place: Path) -> str:
     """The longest of the paths that lead to the place or end above it; empty where none does."""
     above = [path for path in paths if place[: len(split(path))] == split(path)]
     return max(above, key=lambda path: len(split(path)), default="")

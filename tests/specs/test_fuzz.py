@@ -1,5 +1,6 @@
 """Whatever the file holds, the answer is an experiment or a SpecError that can be printed."""
 
+import json
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -106,7 +107,81 @@ AXES = st.dictionaries(
 @QUICK
 @given(AXES, AXES, st.lists(st.dictionaries(KEYS, st.integers(), max_size=2), max_size=2))
 def test_any_matrix(product, rows, exclude):
-    import json
-
     matrix = json.dumps({"product": product, "zip": rows, "exclude": exclude})
     loads_or_is_refused(f"{GOOD}matrix: {matrix}\n".encode())
+
+
+STUDY = """\
+name: fuzzed
+experiment: base.yaml
+overrides: {training.steps: 9, seeds: [0, 1]}
+parameters:
+  objective.clip.low: {float: [0.1, 0.4], step: 0.1}
+  reference: {cases: {moves: {source: snapshot, update: {every_steps: 2}}, stays: {source: initial}}}
+  reference.update.every_steps: {int: [2, 4], when: {reference: moves}}
+goal: {dataset: held_out, metric: mean@8}
+constraints: [{metric: kl/reverse, max: 0.1}]
+sampler: {type: tpe}
+pruner: {type: asha, rungs: [3, 6], eta: 2}
+budget: {hours: 2}
+confirm: {candidates: 2}
+warm_start: {studies: [earlier]}
+trials: 8
+"""
+STUDY_LINES = STUDY.splitlines()
+VALUES = st.sampled_from([0, 1, 0.1, 0.3, 1e300, -1, 2**60, True, None, "", "moves", "dual", [1], {}, {"type": "grpo"}])
+SEARCHED = [
+    "objective.clip.low",
+    "training.epochs",
+    "reference",
+    "objective",
+    "objective.clip",
+    "data.train.0.size",
+    "x",
+    "",
+]
+CONDITIONS = st.dictionaries(st.sampled_from(SEARCHED), VALUES | st.lists(VALUES, max_size=2), max_size=2)
+RANGES = st.one_of(
+    st.fixed_dictionaries(
+        {"float": st.lists(VALUES, min_size=2, max_size=2)},
+        optional={"step": VALUES, "log": VALUES, "when": CONDITIONS},
+    ),
+    st.fixed_dictionaries(
+        {"int": st.lists(VALUES, min_size=2, max_size=2)}, optional={"step": VALUES, "log": VALUES, "when": CONDITIONS}
+    ),
+    st.fixed_dictionaries({"choice": st.lists(VALUES, max_size=4)}, optional={"when": CONDITIONS}),
+    st.fixed_dictionaries(
+        {"cases": st.dictionaries(st.text(max_size=3), VALUES, max_size=3)}, optional={"when": CONDITIONS}
+    ),
+    VALUES,
+)
+
+
+def study_loads_or_is_refused(text: str, *overrides: str) -> None:
+    Path("base.yaml").write_text(GOOD)
+    loads_or_is_refused(text.encode("utf-8", "replace"), *overrides)
+
+
+@QUICK
+@given(st.integers(0, len(STUDY_LINES) - 1), SCALARS | RANGES.map(json.dumps))
+def test_a_value_of_a_study_replaced(index, value):
+    key, _, _ = STUDY_LINES[index].partition(":")
+    study_loads_or_is_refused("\n".join([*STUDY_LINES[:index], f"{key}: {value}", *STUDY_LINES[index + 1 :]]))
+
+
+@QUICK
+@given(st.dictionaries(st.sampled_from(SEARCHED), RANGES, max_size=4), st.sampled_from(["tpe", "grid", "cma"]))
+def test_any_search_space(parameters, sampler):
+    study_loads_or_is_refused(
+        f"name: a\nexperiment: base.yaml\nparameters: {json.dumps(parameters)}\ngoal: {{dataset: held_out}}\n"
+        f"sampler: {{type: {sampler}}}\ntrials: 9\n"
+    )
+
+
+@QUICK
+@given(
+    st.sampled_from(["parameters.objective.clip.low", "goals", "goal.metric", "pruner", "sampler.type", "overrides.x"]),
+    SCALARS | RANGES.map(json.dumps),
+)
+def test_any_setting_of_a_study(path, value):
+    study_loads_or_is_refused(STUDY, f"{path}={value}")
