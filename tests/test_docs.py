@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specs.errors import SpecError, render
-from specs.loader import load_experiment
+from specs.loader import load_experiment, load_study_document
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,6 +34,15 @@ def test_yaml_examples_marked_as_whole_specs_validate(page: Path, tmp_path: Path
         path = tmp_path / f"example-{index}.yaml"
         path.write_text(text)
         load_experiment(path)
+
+
+def test_the_study_in_the_docs_validates_without_a_warning(tmp_path: Path) -> None:
+    [text] = re.findall(r"```yaml\n(# study\n.*?)```", (ROOT / "docs/studies.md").read_text(), re.DOTALL)
+    (tmp_path / "experiments").symlink_to(ROOT / "specs/experiments")
+    (tmp_path / "studies").mkdir()
+    path = tmp_path / "studies" / "example.yaml"
+    path.write_text(text)
+    assert load_study_document(path).warnings == ()
 
 
 def test_commands_named_in_the_docs_exist() -> None:
