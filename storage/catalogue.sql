@@ -83,7 +83,7 @@ CREATE TABLE trials (
     "values" JSON,                          -- of each goal
     baseline BOOLEAN,                       -- whether it has the experiment's own values
     params JSON,
-    rung INTEGER,                           -- the last step at which it was evaluated
+    rung INTEGER,                           -- the last rung that it reached, a step
     rungs JSON,                             -- step -> value, low, high
     feasible BOOLEAN,                       -- whether it keeps the constraints
     constraints JSON,                       -- constrained metric -> value
@@ -91,7 +91,7 @@ CREATE TABLE trials (
     tokens DOUBLE,                          -- response tokens sampled for training, over its seeds
     gpu_hours DOUBLE,
     seconds DOUBLE,
-    attempts INTEGER,
+    attempts INTEGER,                       -- how often it was begun anew after a failure that was not its own
     started_at TIMESTAMP WITH TIME ZONE,
     ended_at TIMESTAMP WITH TIME ZONE
 );

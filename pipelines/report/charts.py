@@ -99,7 +99,7 @@ def line_chart(lines: Sequence[Line], *, title: str, x_label: str = "step") -> M
     x = Axis(first, last if last > first else first + 1, axis(across, ticks=6).ticks)
     frame = Frame(x, axis([y for _, y in (*points, *ends)]))
     drawn = "".join(_band(line, frame) for line in lines)
-    drawn += "".join(_line(line, frame) for line in sorted(lines, key=lambda line: not line.faint))
+    drawn += "".join(polyline(line, frame) for line in sorted(lines, key=lambda line: not line.faint))
     return frame.svg(title, drawn, x_label, hover=_hover(lines, frame))
 
 
@@ -121,13 +121,23 @@ class Frame:
         across = self.x.place(point[0], self.left, self.width - self.right)
         return round(across, 1), round(self.y.place(point[1], self.height - self.bottom, self.top), 1)
 
-    def svg(self, title: str, drawn: str, x_label: str, *, hover: str = "", x_names: Sequence[str] = ()) -> Markup:
-        """The whole chart: `drawn` with title, grid and marks. `x_names`: the marks of x, where they are no numbers."""
+    def svg(
+        self,
+        title: str,
+        drawn: str,
+        x_label: str,
+        *,
+        hover: str = "",
+        x_names: Sequence[str] = (),
+        y_names: Sequence[str] = (),
+    ) -> Markup:
+        """The whole chart: `drawn` with title, grid and marks. Names: the marks of an axis, where not its numbers."""
         right, foot = self.width - self.right, self.height - self.bottom
         grid = "".join(
             f'<line class="grid" x1="{self.left}" x2="{right}" y1="{y}" y2="{y}"/>'
-            f'<text class="mark" x="{self.left - 6}" y="{y + 3.5}" text-anchor="end">{number(tick)}</text>'
-            for tick in self.y.ticks
+            f'<text class="mark" x="{self.left - 6}" y="{y + 3.5}" text-anchor="end">{escape(name)}</text>'
+            for tick, name in zip(self.y.ticks, y_names or [number(tick) for tick in self.y.ticks], strict=True)
+            if self.y.low <= tick <= self.y.high
             for y in [round(self.y.place(tick, foot, self.top), 1)]
         )
         names = x_names or [number(tick) for tick in self.x.ticks]
@@ -169,7 +179,8 @@ def _band(line: Line, frame: Frame) -> str:
     return f'<polygon class="band {color_class(line.color)}" points="{corners}"/>' if corners else ""
 
 
-def _line(line: Line, frame: Frame) -> str:
+def polyline(line: Line, frame: Frame) -> str:
+    """A line in the frame of a chart."""
     pixels = [frame.at(point) for point in line.points]
     kind = f"{color_class(line.color)}{' faint' if line.faint else ''}"
     if line.dots or len(pixels) == 1:

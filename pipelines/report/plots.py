@@ -1,4 +1,4 @@
-"""Charts that are no lines over steps: intervals, bars, a value over one parameter, parallel coordinates."""
+"""Charts that are no lines over steps: intervals, bars, parallel coordinates. Those of dots are in `dots`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from html import escape
 
 from markupsafe import Markup
 
-from pipelines.report.charts import Axis, Frame, axis, color_class, number, picture
+from pipelines.report.charts import Axis, axis, color_class, number, picture
 from pipelines.report.statistics import Interval
 
 WIDTH = 820
@@ -66,45 +66,6 @@ def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") 
         drawn.append(f'<rect class="bar c0" x="{left}" y="{y}" width="{length}" height="16" rx="2"/>')
         drawn.append(f'<text class="mark" x="{left + length + 6}" y="{y + 12}">{number(value)}{escape(unit)}</text>')
     return picture(title, "".join(drawn), width, 40 + 26 * len(bars))
-
-
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """One trial in a slice."""
-
-    x: float
-    y: float
-    label: str
-    shade: float
-    """From 0, the first trial, to 1, the last."""
-
-
-def slice_chart(
-    dots: Sequence[Dot], *, title: str, names: Sequence[str] = (), log: bool = False, whole: bool = False
-) -> Markup:
-    """Each trial's value over one parameter.
-
-    Args:
-        names: of the choices at x = 0, 1, ..., where the parameter is one of several choices.
-        log: x is the parameter's logarithm to base 10.
-        whole: the parameter is a whole number; only whole numbers are marked.
-    """
-    if not dots:
-        return Markup("")
-    if names:
-        x = Axis(-0.5, len(names) - 0.5, tuple(float(index) for index in range(len(names))))
-    else:
-        x = axis([dot.x for dot in dots])
-        x = Axis(x.low, x.high, tuple(tick for tick in x.ticks if not whole or log or tick.is_integer()))
-    frame = Frame(x, axis([dot.y for dot in dots]))
-    drawn = "".join(
-        f'<circle class="dot shade" style="--shade:{dot.shade:.2f}" cx="{cx}" cy="{cy}" r="4.5">'
-        f"<title>{escape(dot.label)}</title></circle>"
-        for dot in dots
-        for cx, cy in [frame.at((dot.x, dot.y))]
-    )
-    marks = names or ([number(10.0**tick) for tick in x.ticks] if log else ())
-    return frame.svg(title, drawn, "", x_names=marks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from specs.schema.experiment import Experiment
 
 _SUFFIX = "-best"
 _LONGEST_NAME = 63
-_TELLS_RUNS_APART = ("name", "question", "seeds", "matrix")
+_NO_DIFFERENCE = ("name", "question", "seeds", "matrix", "evaluation.checkpoints")
+"""What a study gives its trials otherwise than the experiment has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _changes_since(home: Home, record: StudyRecord, best: Best, experiment: Expe
             trained = Experiment.model_validate(read_json(home.run(run_id) / "spec.json"))
         except ValidationError:  # of another version, or gone
             continue
-        changed = differences([trained.identity(), experiment.identity()], ignore=_TELLS_RUNS_APART)
+        changed = differences([trained.identity(), experiment.identity()], ignore=_NO_DIFFERENCE)
         if changed:
             file, number = Path(record.experiment).name, best.trial
             return [f"{file} has changed since trial {number} was trained: {', '.join(changed)}"]

@@ -12,7 +12,9 @@ from pipelines.running.experiment import RunOutcome, execute_experiment
 from pipelines.services.deployments import STUDIES, ensure_deployment
 from pipelines.services.server import client_settings
 from pipelines.services.submit import api_url, flow_run_link
-from pipelines.studies.report import answer, best_trial, write_study_report
+from pipelines.studies.answers import answer
+from pipelines.studies.report import write_study_report
+from pipelines.studies.results import StudyRecord
 from pipelines.studies.study import StudyInterruptedError, run_study
 from specs.document import Document
 from specs.study_document import StudyDocument
@@ -34,7 +36,7 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
 
     try:
         with stop.on_signals():
-            record = run_study(
+            data = run_study(
                 StudyDocument.from_json(document),
                 home,
                 execute,
@@ -43,9 +45,10 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
             )
     except StudyInterruptedError:
         return Cancelled(message=f"{name} goes on from here when it is submitted again")
-    write_study_report(home, record["name"])
-    ending = Completed if best_trial(record) else Failed
-    return ending(message=answer(home, record))
+    record = StudyRecord.of(data)
+    write_study_report(home, record.name)
+    ending = Completed if record.finished else Failed
+    return ending(message=answer(home, record).sentence)
 
 
 def submit_study(document: StudyDocument, home: Home, profile: str = "") -> str:

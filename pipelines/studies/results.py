@@ -62,10 +62,12 @@ class Trial:
     """One a goal; empty where the trial has not finished."""
     interval: Interval | None
     """Of the first goal's value."""
+    rung: int | None
+    """The last rung that it reached, a step."""
     rungs: dict[int, Interval]
     """Step -> the first goal's value there."""
     constraints: dict[str, float]
-    """What was measured of each constrained metric."""
+    """What was measured of each constrained metric: `kl/reverse`, `mean@4 on held_out`."""
     feasible: bool
     """Whether it keeps the constraints."""
     reason: str
@@ -75,6 +77,7 @@ class Trial:
     gpu_hours: float
     seconds: float
     attempts: int
+    """How often it was begun anew after a failure that was not its own."""
 
     @property
     def finished(self) -> bool:
@@ -103,6 +106,7 @@ class Trial:
             run_ids=tuple(data.get("run_ids") or ()),
             values=tuple(data.get("values") or (() if value is None else (value,))),
             interval=None if value is None else _interval(value, data.get("value_low"), data.get("value_high")),
+            rung=data.get("rung"),
             rungs=dict(sorted((int(step), _rung(rung)) for step, rung in (data.get("rungs") or {}).items())),
             constraints={name: at for name, at in (data.get("constraints") or {}).items() if at is not None},
             feasible=data.get("feasible") is not False,
@@ -110,7 +114,7 @@ class Trial:
             tokens=float(data.get("tokens") or 0),
             gpu_hours=float(data.get("gpu_hours") or 0),
             seconds=float(data.get("seconds") or 0),
-            attempts=int(data.get("attempts") or 1),
+            attempts=int(data.get("attempts") or 0),
         )
 
 
@@ -336,7 +340,7 @@ def cost_words(tokens: float, gpu_hours: float, seconds: float) -> str:
         '1.235M tokens, 1.5 h'
     """
     parts = [f"{number(tokens)} tokens"] if tokens else []
-    parts += [f"{gpu_hours:.3g} GPU hours"] if gpu_hours else []
+    parts += [f"{number(gpu_hours)} GPU hours"] if gpu_hours else []
     if seconds:
         parts.append(f"{seconds / 3600:.3g} h" if seconds >= 3600 else f"{seconds / 60:.3g} min")
     return ", ".join(parts)

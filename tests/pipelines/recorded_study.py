@@ -1,6 +1,7 @@
 """Studies as the engine records them, with made-up figures, for what only reads: study.json, and runs where needed."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def study(trials: Sequence[Mapping[str, Any]], name: str = "clips", **changes: A
         "spent": {key: sum(trial[key] for trial in trials) for key in ("tokens", "gpu_hours", "seconds")},
         "created_at": AT,
         "updated_at": AT,
-        "trials": list(trials),
+        "trials": deepcopy(list(trials)),
         "confirmation": None,
         "warm_start": {"studies": [], "runs": []},
         **changes,
@@ -88,7 +89,7 @@ def trial(number: int, value: float | None, **changes: Any) -> dict[str, Any]:
         "value_high": value + 0.04 if value is not None else None,
         "baseline": number == 0,
         "params": params_of(number),
-        "rung": 60 if finished else None,
+        "rung": None,
         "rungs": {},
         "constraints": {},
         "feasible": True,
@@ -96,7 +97,7 @@ def trial(number: int, value: float | None, **changes: Any) -> dict[str, Any]:
         "tokens": 1000,
         "gpu_hours": 0.5,
         "seconds": 120.0,
-        "attempts": 1,
+        "attempts": 0,
         "started_at": AT,
         "ended_at": AT,
         **changes,

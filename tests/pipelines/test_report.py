@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from recorded_home import START, record_experiment, record_run, record_two_cells, write
-from tiny_study import Evaluator, write_study
 
 from pipelines.home import Home
 from pipelines.report import charts, evidence, write_experiment_report, write_run_report
@@ -19,11 +18,9 @@ from pipelines.report.charts import Line, axis, line_chart, thin
 from pipelines.report.evidence import Group, differences, flatten
 from pipelines.report.plots import Mark, bar_chart, interval_chart
 from pipelines.report.statistics import Interval
-from pipelines.studies.report import answer, command, read_record, write_study_report
-from pipelines.studies.study import run_study
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from rpg.recording.segments import SegmentWriter
-from specs import SpecError, load_study_document, parse_objective
+from specs import SpecError, parse_objective
 from specs.records import MetricRow
 from specs.schema.schedule import at_step
 from storage import Store
@@ -286,26 +283,6 @@ def test_charts_without_data_are_empty_and_single_points_are_dots() -> None:
     assert "<circle" in line_chart([Line([(1.0, 2.0)])], title="t")
     assert ">-0.2<" not in interval_chart([("r", [Mark("m", Interval(0.0, 0.0, 0.0))])], title="t", share=True)
     assert "NaN" not in interval_chart([("r", [Mark("m", Interval(0.5, float("nan"), float("nan")))])], title="t")
-
-
-def test_a_studys_page_names_the_best_values_and_a_line_to_paste(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    run_study(load_study_document(write_study(tmp_path / "specs")), home, Evaluator(home))
-    record = read_record(home, "clips")
-    text = write_study_report(home, "clips").read_text()
-    page = Page(text)
-    best = max(record["trials"], key=lambda trial: trial["value"])
-    assert page.references == []
-    assert f"objective.clip.high={best['params']['objective.clip.high']!r}" in command(record, best)
-    assert f"objective.clip.high={best['params']['objective.clip.high']!r}" in text
-    assert "against the experiment&#39;s own values" in text
-    assert page.charts == 8  # baseline and best, history, importances, four slices, parallel
-    assert answer(home, record).startswith("The best mean@8 on two-terms is 0.")
-
-
-def test_a_study_that_nobody_ran_is_a_users_error(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="no such study"):
-        write_study_report(Home(tmp_path), "clips")
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")

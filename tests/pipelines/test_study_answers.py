@@ -228,7 +228,6 @@ def test_the_command_writes_a_file_that_validates(
 
 def test_the_list_tells_candidates_from_what_is_confirmed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RPG_HOME", str(home.root))
-    monkeypatch.setenv("COLUMNS", "300")
     arms = arm(0, [0.5] * 5), arm(2, [0.6] * 5)
     record(home, study([*SEARCH, pruned(4, 0.2)], name="sure", confirmation=confirmation(*arms)))
     record(home, study(SEARCH, name="hope", trials_wanted=8, status="searching"))
@@ -236,9 +235,9 @@ def test_the_list_tells_candidates_from_what_is_confirmed(home: Home, monkeypatc
     hope, sure = (next(line for line in text.splitlines() if line.startswith(name)) for name in ("hope", "sure"))
     assert "searching" in hope
     assert "4/8" in hope
-    assert "0.7000  candidate" in hope
+    assert "0.7000  candidate: trial 2" in hope
     assert "5/5, 1 pruned" in sure
-    assert "0.6000  confirmed" in sure
+    assert "0.6000  confirmed: trial 2" in sure
     assert "4250 tokens" in sure
     assert "2.5 GPU hours" in sure
     listed = json.loads(CliRunner().invoke(app, ["study", "list", "--json"]).output)

@@ -25,21 +25,23 @@ def run(file: StudyFile, overrides: Overrides = None, as_json: AsJson = False) -
     """Runs the trials that are still wanted; called again, goes on where it stopped."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
-    from pipelines.studies.report import answer, best_trial, write_study_report
+    from pipelines.studies.answers import answer
+    from pipelines.studies.report import write_study_report
+    from pipelines.studies.results import StudyRecord
     from specs.loader import load_study_document
 
     home = Home.from_environment()
-    record = _run_here(load_study_document(file, overrides or ()), home)
-    name, found = record["name"], best_trial(record)
-    page = write_study_report(home, name)
+    data = _run_here(load_study_document(file, overrides or ()), home)
+    record = StudyRecord.of(data)
+    page = write_study_report(home, record.name)
     if as_json:
-        print_json(record)
+        print_json(data)
     else:
-        typer.echo(answer(home, record))
-        if found is not None:
-            typer.echo(f"\n  rpg study best {name} -o {name}-best.yaml\n")
+        typer.echo(answer(home, record).sentence)
+        if record.finished:
+            typer.echo(f"\n  rpg study best {record.name} -o {record.name}-best.yaml\n")
         typer.echo(f"report: {page}")
-    if found is None or len(_ended(record)) < record["trials_wanted"]:
+    if not record.finished or record.num_ended < record.trials_wanted:
         raise typer.Exit(1)
 
 
@@ -101,14 +103,18 @@ def list_studies(as_json: AsJson = False) -> None:
     if as_json:
         print_json(records)
         return
+    import sys
+
     from rich.console import Console
     from rich.table import Table
 
-    columns = ("study", "status", "trials", "goal", "best", "", "with", "spent")
+    columns = ("study", "status", "trials", "goal", "best", "", "spent")
     table = Table(*columns, box=None, pad_edge=False)
     for record in records:
         table.add_row(*_row(StudyRecord.of(record)))
-    Console(highlight=False, soft_wrap=True).print(table if records else "no studies yet")
+    # A pipe has no width to fit into.
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
+    console.print(table if records else "no studies yet")
 
 
 def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
@@ -143,22 +149,17 @@ def _records(home: Home) -> list[dict[str, Any]]:
 
 
 def _row(record: StudyRecord) -> tuple[str, ...]:
-    from pipelines.report.evidence import cell_label
     from pipelines.studies.results import best_of, cost_words, pareto_front
 
     counts = [f"{record.num_ended}/{record.trials_wanted}"]
     counts += [f"{number} {state}" for state in ("pruned", "failed") if (number := record.count(state))]
-    best_columns = ("-", "", "")
+    value, ground = "-", ""
     if best := best_of(record):
-        label = "the experiment's own values" if best.baseline else cell_label(best.params)
-        best_columns = (f"{best.value:.4f}", best.standing, label)
+        who = "baseline" if best.baseline else f"trial {best.trial}"
+        value, ground = f"{best.value:.4f}", f"{best.standing}: {who}"
     elif front := pareto_front(record):
-        best_columns = ("-", "", f"Pareto front: trials {', '.join(str(trial.number) for trial in front)}")
-    return record.name, record.status, ", ".join(counts), record.goal, *best_columns, cost_words(**record.spent)
-
-
-def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
-    return [trial for trial in record["trials"] if trial["state"] in ("finished", "failed")]
+        ground = f"Pareto front: trials {', '.join(str(trial.number) for trial in front)}"
+    return record.name, record.status, ", ".join(counts), record.goal, value, ground, cost_words(**record.spent)
 
 
 def _name(name: str) -> str:

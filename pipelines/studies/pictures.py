@@ -1,0 +1,240 @@
+"""The charts of a study's page, each made from the record, of the trials that the page shows."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from pipelines.report.charts import Line, line_chart
+from pipelines.report.dots import Dot, Scale, dot_chart, surface_chart
+from pipelines.report.evidence import show
+from pipelines.report.plots import Mark, Upright, bar_chart, interval_chart, parallel_chart
+from pipelines.studies.answers import ArmResult, amount
+from pipelines.studies.importances import Importance
+from pipelines.studies.results import StudyRecord, Trial, pareto_front
+
+_PRUNED, _BASELINE = 7, 1
+"""Colours."""
+_MOST_NAMED = 6
+"""Lines of a chart that the hover box names."""
+_NOT_SET = -0.09
+"""Where a path crosses the axis of a parameter that the trial does not have."""
+Searched = Mapping[str, Any]
+"""A parameter's range as the record has it."""
+
+
+def confirmation_chart(record: StudyRecord, arms: Sequence[ArmResult]) -> Markup:
+    """The arms' means on fresh seeds with their intervals."""
+    rows = [
+        (result.arm.label, [Mark(result.arm.label, result.mean, _BASELINE if result.arm.baseline else 0)])
+        for result in arms
+    ]
+    assert record.confirmation is not None
+    measure = f"{record.first.metric} on {record.confirmation.dataset}".removesuffix(" on ")
+    return interval_chart(rows, title=f"{measure} on fresh seeds", share=record.first.is_share)
+
+
+def history_chart(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
+    """Each trial's value with its interval, and the best so far; pruned trials where they were stopped."""
+    goal = record.first
+    dots = []
+    for trial in trials:
+        if trial.last is None or trial.state not in ("finished", "pruned"):
+            continue
+        stopped = trial.state == "pruned"
+        dots.append(
+            Dot(
+                x=float(trial.number),
+                y=trial.last.value,
+                label=_label(record, trial),
+                low=math.nan if stopped else trial.last.low,
+                high=math.nan if stopped else trial.last.high,
+                shade=0.4 if stopped else 1.0,
+                hollow=stopped or not trial.feasible,
+                color=_PRUNED if stopped else _BASELINE if trial.baseline else 0,
+            )
+        )
+    best_so_far: list[tuple[float, float]] = []
+    for trial in record.finished:
+        if trial.feasible and (not best_so_far or goal.better(trial.value) > goal.better(best_so_far[-1][1])):
+            best_so_far.append((float(trial.number), trial.value))
+    if best_so_far:
+        best_so_far.append((float(max(trial.number for trial in record.trials)), best_so_far[-1][1]))
+    stairs = Line(best_so_far, color=2, steps=True)
+    return dot_chart(dots, title=f"{goal.measure} by trial", x_label="trial", scale=Scale(whole=True), lines=[stairs])
+
+
+def rung_chart(record: StudyRecord, trials: Sequence[Trial], horizon: int) -> Markup:
+    """The value over the steps at which trials were evaluated; those trained to their end drawn strong.
+
+    Args:
+        horizon: the step at which a trial ends; 0: unknown, and only rungs are drawn.
+    """
+    if not any(trial.rungs for trial in trials):
+        return Markup("")
+    curves = [(trial, points) for trial in trials if (points := _rungs(trial, horizon))]
+    ended = [trial for trial, _ in curves if trial.finished]
+    ranked = sorted(ended, key=lambda trial: -record.first.better(trial.value))
+    named = {trial.number for trial in ranked[:_MOST_NAMED]}
+    lines = [
+        Line(
+            points,
+            label=f"trial {trial.number}" if trial.number in named else "",
+            color=_BASELINE if trial.baseline else 0 if trial.finished else _PRUNED,
+            faint=not trial.finished,
+        )
+        for trial, points in curves
+    ]
+    return line_chart(lines, title=f"{record.first.measure} over the steps")
+
+
+def slice_charts(record: StudyRecord, trials: Sequence[Trial]) -> list[Markup]:
+    """The value over each parameter, later trials darker."""
+    finished = [trial for trial in trials if trial.finished]
+    last = max((trial.number for trial in finished), default=0) or 1
+    charts = []
+    for path, searched in record.parameters.items():
+        dots = [
+            Dot(
+                x=_place(trial.params[path], searched),
+                y=trial.value,
+                label=_label(record, trial),
+                shade=trial.number / last,
+                hollow=not trial.feasible,
+                color=_BASELINE if trial.baseline else 0,
+            )
+            for trial in finished
+            if path in trial.params
+        ]
+        charts.append(dot_chart(dots, title=path, scale=_scale(searched)))
+    return [chart for chart in charts if chart]
+
+
+def surface(record: StudyRecord, trials: Sequence[Trial], ranked: Sequence[Importance]) -> Markup:
+    """The value over both clip bounds, or over the two numeric parameters that matter most."""
+    chosen = _two_numeric(record, ranked)
+    if chosen is None:
+        return Markup("")
+    across, upward = (record.parameters[path] for path in chosen)
+    both = [trial for trial in trials if trial.finished and set(chosen) <= trial.params.keys()]
+    dots = [
+        Dot(
+            x=_place(trial.params[chosen[0]], across),
+            y=_place(trial.params[chosen[1]], upward),
+            label=_label(record, trial),
+            shade=0.6,
+            color=_BASELINE if trial.baseline else 0,
+        )
+        for trial in both
+    ]
+    values = [record.first.better(trial.value) for trial in both]
+    title = f"{chosen[1]} over {chosen[0]}"
+    return surface_chart(dots, values, title=title, scales=(_scale(across), _scale(upward)), x_label=chosen[0])
+
+
+def parallel(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
+    """One path a trial across all parameters and its value, the best strongest."""
+    finished = [trial for trial in trials if trial.finished]
+    values = [trial.value for trial in finished]
+    if len(finished) < 2 or min(values) == max(values):
+        return Markup("")
+    uprights = [_upright(path, searched, finished) for path, searched in record.parameters.items()]
+    scaled = [(value - min(values)) / (max(values) - min(values)) for value in values]
+    marks = [(place, amount(record.first, value)) for place, value in ((0.0, min(values)), (1.0, max(values)))]
+    shades = scaled if record.first.direction == "maximize" else [1 - place for place in scaled]
+    every = [*uprights, Upright(record.first.metric, scaled, marks)]
+    return parallel_chart(every, shades, title="All trials, the best strongest")
+
+
+def importance_chart(ranked: Sequence[Importance]) -> Markup:
+    """The parameters whose importance is above chance."""
+    bars = [(item.path, round(100 * item.share, 1)) for item in ranked if item.above_chance]
+    return bar_chart(bars, title="Importance of the parameters", unit=" %")
+
+
+def goals_chart(record: StudyRecord, trials: Sequence[Trial]) -> Markup:
+    """The first two of several goals against each other, the Pareto front joined."""
+    if len(record.goals) < 2:
+        return Markup("")
+    front = {trial.number for trial in pareto_front(record)}
+    dots = [
+        Dot(
+            x=trial.values[0],
+            y=trial.values[1],
+            label=_label(record, trial),
+            shade=1.0 if trial.number in front else 0.3,
+            hollow=not trial.feasible,
+            color=_BASELINE if trial.baseline else 0,
+        )
+        for trial in trials
+        if trial.finished
+    ]
+    first, second = record.goals[:2]
+    title = f"{second.measure} over {first.measure}"
+    edge = sorted(trial.values[:2] for trial in record.finished if trial.number in front)
+    joined = [Line([(x, y) for x, y in edge], color=2)] if len(record.goals) == 2 and len(edge) > 1 else []
+    return dot_chart(dots, title=title, x_label=first.measure, lines=joined)
+
+
+def _rungs(trial: Trial, horizon: int) -> list[tuple[float, float]]:
+    """(step, value) at each rung, and at the trial's end."""
+    at = {step: interval.value for step, interval in trial.rungs.items()}
+    if trial.finished and horizon:
+        at[horizon] = trial.value
+    return [(float(step), value) for step, value in sorted(at.items())]
+
+
+def _label(record: StudyRecord, trial: Trial) -> str:
+    """`trial 7: 65.0 %, objective.clip.low 0.2, ...`."""
+    value = trial.last.value if trial.last else math.nan
+    if trial.state == "pruned":
+        state = f", pruned at step {trial.rung}"
+    else:
+        state = "" if trial.feasible else ", breaks a constraint"
+    settings = "".join(f", {path} {show(setting)}" for path, setting in trial.params.items())
+    return f"trial {trial.number}: {amount(record.first, value)}{state}{settings}"
+
+
+def _names(searched: Searched) -> list[Any]:
+    """The choices, or the names of the cases; none of a range of numbers."""
+    return list(searched.get("choice") or searched.get("cases") or ())
+
+
+def _scale(searched: Searched) -> Scale:
+    names = tuple(show(value) for value in _names(searched))
+    return Scale(names, bool(searched.get("log")), "int" in searched)
+
+
+def _place(value: Any, searched: Searched) -> float:
+    """Where a value lies: the logarithm to base 10 of a logarithmic range, the position of a choice."""
+    if names := _names(searched):
+        return float(names.index(value))
+    return math.log10(value) if searched.get("log") else float(value)
+
+
+def _two_numeric(record: StudyRecord, ranked: Sequence[Importance]) -> tuple[str, str] | None:
+    numeric = [path for path, searched in record.parameters.items() if not _names(searched)]
+    low = next((path for path in numeric if path.endswith("clip.low")), None)
+    high = next((path for path in numeric if path.endswith("clip.high")), None)
+    if low and high:
+        return low, high
+    ordered = [item.path for item in ranked if item.path in numeric]
+    ordered += [path for path in numeric if path not in ordered]
+    return (ordered[0], ordered[1]) if len(ordered) > 1 else None
+
+
+def _upright(path: str, searched: Searched, trials: Sequence[Trial]) -> Upright:
+    places = [_place(trial.params[path], searched) if path in trial.params else None for trial in trials]
+    having = [place for place in places if place is not None]
+    if names := _names(searched):
+        low, high = 0.0, float(max(1, len(names) - 1))
+        marks = [(index / high, show(value)) for index, value in enumerate(names)]
+    else:
+        ends = searched.get("float") or searched["int"]
+        # A range may have been narrowed since a trial was drawn from it.
+        low, high = min(*having, *(_place(end, searched) for end in ends)), max(*having, _place(ends[1], searched))
+        marks = [((_place(end, searched) - low) / (high - low), show(end)) for end in ends]
+    marks += [(_NOT_SET, "not set")] if None in places else []
+    crossings = [_NOT_SET if place is None else (place - low) / (high - low) for place in places]
+    return Upright(path.removeprefix("objective."), crossings, marks)

@@ -1,0 +1,319 @@
+"""The page of a study: the answer in words that claim only what fresh seeds confirm, and the charts under it."""
+
+import html
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from recorded_study import (
+    GOAL,
+    HIGH,
+    KL_GOAL,
+    LOW,
+    PACE,
+    SCALE,
+    arm,
+    confirmation,
+    confirmed_arm,
+    pruned,
+    record,
+    study,
+    trial,
+)
+
+from pipelines.home import Home
+from pipelines.report.charts import Axis
+from pipelines.report.dots import Dot, Scale, dot_chart, smoothed, surface_chart
+from pipelines.studies.answers import answer
+from pipelines.studies.importances import importances, num_best
+from pipelines.studies.report import MOST_TRIALS, shown_trials, write_study_report
+from pipelines.studies.results import StudyRecord
+from specs import SpecError
+
+SEARCH = [trial(0, 0.5), trial(1, 0.6), trial(2, 0.7), trial(3, 0.65)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def page_of(home: Home, data: dict[str, Any]) -> str:
+    return html.unescape(write_study_report(home, record(home, data)).read_text())
+
+
+def sentence_of(home: Home, data: dict[str, Any]) -> str:
+    return answer(home, StudyRecord.of(data)).sentence
+
+
+def test_before_confirmation_the_answer_is_a_candidate(home: Home) -> None:
+    text = page_of(home, study(SEARCH))
+    assert "Candidate: objective.clip.low" in text
+    assert "mean@8 on two-terms 70.0 % [66.0, 74.0] (not confirmed; the best of 4 trials flatters itself)." in text
+    assert "rpg study best clips -o clips-best.yaml" in text
+    assert "better than" not in text
+    assert text.index("Candidate:") < text.index("<svg")
+
+
+def test_a_baseline_that_nothing_came_out_above_is_a_candidate_too(home: Home) -> None:
+    data = study([trial(0, 0.7), trial(1, 0.6)])
+    assert sentence_of(home, data).startswith("Candidate: the experiment's own values, which no other trial came out")
+
+
+def test_nothing_is_said_before_a_trial_has_finished_or_where_none_keeps_the_constraints(home: Home) -> None:
+    assert sentence_of(home, study([trial(0, None), pruned(1, 0.4)])) == "No trial has finished yet."
+    none_keeps = "No trial that finished keeps the constraints."
+    assert sentence_of(home, study([trial(0, 0.5, feasible=False)])) == none_keeps
+
+
+def test_a_confirmed_winner_is_claimed_with_its_interval(home: Home) -> None:
+    arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75), confirmed_arm(home, 3, 0.52)
+    data = study(SEARCH, confirmation=confirmation(*arms))
+    found = answer(home, StudyRecord.of(data))
+    gap = r"\+2\d\.\d points \[\+[12]\d\.\d, \+[23]\d\.\d\]"
+    claim = f"Trial 2 is better than the baseline by {gap} in mean@8 on two-terms on 5 fresh seeds"
+    assert re.match(claim + r" \(7\d\.\d % against [45]\d\.\d %\): objective", found.sentence), found.sentence
+    assert [result.arm.label for result in found.arms] == ["baseline", "trial 2", "trial 3"]
+    assert found.arms[0].against_baseline is None
+    assert found.arms[2].against_baseline is not None
+    assert not found.arms[2].against_baseline.excludes(0)
+    text = page_of(home, data)
+    assert "mean@8 on two-terms on fresh seeds" in text
+    assert "100, 101, 102, 103, 104" in text
+
+
+def test_equal_arms_end_with_no_difference(home: Home) -> None:
+    arms = confirmed_arm(home, 0, 0.6), confirmed_arm(home, 2, 0.6)
+    text = page_of(home, study(SEARCH, confirmation=confirmation(*arms)))
+    assert "No difference found: the candidate came out" in text
+    assert "better than" not in text
+
+
+def test_a_baseline_that_is_better_than_every_candidate_is_said_to_be(home: Home) -> None:
+    arms = confirmed_arm(home, 0, 0.75), confirmed_arm(home, 2, 0.5)
+    sentence = sentence_of(home, study(SEARCH, confirmation=confirmation(*arms)))
+    assert sentence.startswith(
+        "The experiment's own values are better than every candidate: the best of them came out -2"
+    )
+
+
+def test_a_goal_to_minimize_is_better_where_it_is_lower(home: Home) -> None:
+    goal = KL_GOAL
+    values = [0.010, 0.011, 0.010, 0.011, 0.010], [0.005, 0.006, 0.005, 0.006, 0.005], [0.02, 0.021, 0.02, 0.021, 0.02]
+    arms = [arm(number, row) for number, row in zip((0, 2, 3), values, strict=True)]
+    data = study(SEARCH, goals=[goal], confirmation=confirmation(*arms, dataset=""))
+    sentence = sentence_of(home, data)
+    assert sentence.startswith("Trial 2 is better than the baseline by -0.005 [-0.0059")
+    assert "in kl/reverse on 5 fresh seeds (0.0054 against 0.0104)" in sentence
+
+
+def test_a_confirmation_that_is_not_complete_says_so_and_claims_nothing(home: Home) -> None:
+    arms = arm(0, [0.5] * 5), arm(2, [0.9, 0.9, 0.9, None, None])
+    text = page_of(home, study(SEARCH, confirmation=confirmation(*arms), status="confirming"))
+    assert "The confirmation is not complete: 8 of 10 runs on fresh seeds have ended." in text
+    assert "Candidate:" in text
+    assert "better than" not in text
+
+
+def test_runs_of_the_confirmation_that_failed_are_told(home: Home) -> None:
+    whole, broken = confirmed_arm(home, 0, 0.6), confirmed_arm(home, 2, 0.6)
+    broken["units"][0] |= {"state": "failed", "value": None, "reason": "diverged"}
+    note = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(whole, broken)))).note
+    assert "1 of its 10 runs failed; the intervals are of the others." in note
+    for unit in broken["units"]:
+        unit |= {"state": "failed", "value": None}
+    found = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(whole, broken))))
+    assert (
+        found.note == "The confirmation failed: the baseline or every candidate has fewer than two runs with a value."
+    )
+    assert found.sentence.startswith("Candidate:")
+
+
+def test_pruned_trials_stand_apart_with_their_reasons_and_what_they_saved(home: Home) -> None:
+    rungs = {"15": {"value": 0.4, "low": 0.3, "high": 0.5}, "30": {"value": 0.45, "low": 0.4, "high": 0.5}}
+    finished = [trial(number, 0.5 + number / 100, rungs=rungs) for number in range(4)]
+    data = study([*finished, pruned(4, 0.3), pruned(5, 0.2), pruned(6, 0.3, 0.35)])
+    text = page_of(home, data | {"pruner": {"type": "asha", "rungs": [15, 30], "eta": 2}})
+    assert "pruner asha" in text
+    assert '<td>pruned: below the best half at step 15</td><td class="number">2</td>' in text
+    assert "pruned at 30" in text
+    rows = re.findall(r'<td class="number">(\d+)</td><td class="number">(\d)</td><td class="number">(\d)</td>', text)
+    assert rows == [("15", "7", "2"), ("30", "5", "1")]
+    assert "Pruning 3 trials saved about 2250 tokens, by what finished trials took." in text
+    assert "3 pruned" in text
+
+
+def test_several_goals_have_a_front_and_constraints_a_table(home: Home) -> None:
+    def both(number: int, accuracy: float, divergence: float) -> dict[str, Any]:
+        kept = {"kl/reverse": divergence}
+        return trial(number, accuracy, values=[accuracy, divergence], constraints=kept, feasible=divergence < 0.05)
+
+    trials = [both(0, 0.5, 0.01), both(1, 0.6, 0.03), both(2, 0.55, 0.04), both(3, 0.9, 0.2)]
+    bound = {"metric": "kl/reverse", "dataset": "", "max": 0.05, "min": None}
+    text = page_of(home, study(trials, goals=[GOAL, KL_GOAL], constraints=[bound]))
+    assert "Candidates: trials 1, 0, which no other beats in every goal (not confirmed; the best of 4" in text
+    assert "rpg study best clips --trial N" in text
+    assert "kl/reverse over mean@8 on two-terms" in text
+    assert 'at most 0.05</td><td class="number">3 of 4</td>' in text
+
+
+def test_a_page_of_an_earlier_version_s_record_is_written(home: Home) -> None:
+    new = study(SEARCH)
+    kept = ("name", "question", "experiment", "goal", "direction", "sampler", "trials_wanted", "parameters")
+    of_trial = ("number", "state", "run_ids", "run_id", "value", "value_low", "value_high", "baseline", "params")
+    old = {key: new[key] for key in kept} | {"trials": [{key: t[key] for key in of_trial} for t in SEARCH]}
+    text = page_of(home, old)
+    assert "Candidate:" in text
+    assert "<h2>Cost</h2>" not in text
+
+
+def test_a_study_that_nobody_ran_is_a_users_error(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no such study"):
+        write_study_report(Home(tmp_path), "clips")
+
+
+def test_conditional_parameters_and_cases_are_drawn_where_a_trial_has_them(home: Home) -> None:
+    data = study(SEARCH)
+    data["parameters"] = data["parameters"] | {"reference": {"cases": {"pace": {"source": "snapshot"}, "start": {}}}}
+    for index, entry in enumerate(data["trials"]):
+        entry["params"] = entry["params"] | {"reference": "pace" if index else "start"}
+        if not index:
+            entry["params"] = {path: value for path, value in entry["params"].items() if path != PACE}
+    text = page_of(home, data)
+    assert ">start</text>" in text
+    assert "not set</text>" in text
+
+
+def noise(number_of_trials: int, seed: int, effect: float = 0.0) -> StudyRecord:
+    rng = np.random.default_rng(seed)
+    trials = []
+    for number in range(1, number_of_trials + 1):
+        params = {
+            LOW: float(rng.uniform(0.05, 0.5)),
+            HIGH: float(0.05 * 20 ** rng.uniform()),
+            PACE: int(rng.integers(1, 3)),
+            SCALE: str(rng.choice(["none", "group_std"])),
+        }
+        trials.append(trial(number, float(effect * params[LOW] + rng.normal(0, 0.03)), params=params))
+    return StudyRecord.of(study(trials))
+
+
+def test_of_pure_noise_no_importance_is_shown() -> None:
+    false_alarms = [any(item.above_chance for item in importances(noise(30, seed))) for seed in range(40)]
+    assert sum(false_alarms) <= 5  # 2 expected; 6 or more of 40 at 5 % has a chance of 1.4 %
+
+
+def test_a_parameter_that_decides_is_shown_and_others_are_not() -> None:
+    ranked = importances(noise(60, 1, effect=1.0))
+    assert [item.path for item in ranked if item.above_chance] == [LOW]
+    assert sum(item.share for item in ranked) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("num_trials", [20, 57])
+def test_importances_are_those_of_optuna(num_trials: int) -> None:
+    import optuna
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    record = noise(num_trials, 3, effect=0.3)
+    distributions = {
+        LOW: FloatDistribution(0.05, 0.5),
+        HIGH: FloatDistribution(0.05, 1.0, log=True),
+        PACE: IntDistribution(1, 2),
+        SCALE: CategoricalDistribution(["none", "group_std"]),
+    }
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    stored = optuna.create_study(direction="maximize")
+    for each in record.trials:
+        stored.add_trial(optuna.create_trial(params=each.params, distributions=distributions, value=each.value))
+    quantile = num_best(num_trials) / num_trials - 1e-9
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=quantile)
+    shares = optuna.importance.get_param_importances(stored, evaluator=evaluator)
+    assert {item.path: item.share for item in importances(record)} == pytest.approx(shares)
+
+
+def test_a_surface_is_the_mean_of_near_trials_and_blank_far_from_all() -> None:
+    dots = [Dot(0.1, 0.1, "a"), Dot(0.1, 0.12, "b"), Dot(0.12, 0.1, "c")]
+    unit = Axis(0.0, 1.0, (0.0, 1.0))
+    surface = smoothed(dots, [1.0, 1.0, 1.0], unit, unit)
+    assert surface[2, 2] == pytest.approx(1.0)
+    assert np.isnan(surface[-1, -1])
+    assert 'class="cell"' in surface_chart(dots, [1.0, 2.0, 3.0], title="t", scales=(Scale(), Scale()))
+    assert surface_chart(dots, [1.0, 1.0, 1.0], title="t", scales=(Scale(), Scale())) == ""
+
+
+def test_a_chart_of_dots_is_empty_without_any_and_draws_intervals_where_they_are_known() -> None:
+    assert dot_chart([], title="t") == ""
+    drawn = dot_chart([Dot(0, 0.5, "a", low=0.4, high=0.6), Dot(1, 0.5, "b")], title="t")
+    assert drawn.count("bar-end") == 1
+    assert drawn.count("<circle") == 2
+
+
+def many(number_of_trials: int) -> dict[str, Any]:
+    """A study of so many trials, a third of them pruned, the best last but one."""
+    rng = np.random.default_rng(0)
+    values = 0.5 + 0.1 * rng.normal(size=number_of_trials)
+    values[-2] = 1.0
+    rungs = {"15": {"value": 0.4, "low": 0.3, "high": 0.5}, "30": {"value": 0.45, "low": 0.4, "high": 0.5}}
+    trials = [
+        pruned(number, 0.3) if number % 3 == 1 else trial(number, float(value), rungs=rungs)
+        for number, value in enumerate(values)
+    ]
+    trials[-2] = trial(number_of_trials - 2, 1.0)
+    return study(trials)
+
+
+def test_a_page_of_many_trials_shows_those_that_matter_and_says_so(home: Home) -> None:
+    data = many(2000)
+    shown = shown_trials(StudyRecord.of(data))
+    assert len(shown) <= MOST_TRIALS
+    assert {0, 1998} <= {trial.number for trial in shown}
+    text = page_of(home, data)
+    assert f"{len(shown)} of 2,000 trials" in text
+    assert text.count('<td class="number">') > len(shown)
+    assert len(text) < 6_000_000
+
+
+@pytest.mark.long
+def test_ten_thousand_trials_are_reported_within_twenty_seconds(home: Home) -> None:
+    record(home, many(10_000))
+    begun = time.monotonic()
+    page = write_study_report(home, "clips")
+    assert time.monotonic() - begun < 20
+    assert page.stat().st_size < 6_000_000
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+def test_a_browser_shows_the_page_on_a_phone_without_an_error(home: Home, tmp_path: Path) -> None:
+    arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75)
+    rungs = {"15": {"value": 0.4, "low": 0.3, "high": 0.5}}
+    trials = [trial(number, 0.5 + number / 50, rungs=rungs) for number in range(12)]
+    page = write_study_report(home, record(home, study([*trials, pruned(12, 0.3)], confirmation=confirmation(*arms))))
+    watch = "<script>window.onerror = (message) => { parent.document.title = 'ERROR ' + message; };</script>"
+    inner = page.read_text().replace("<head>", f"<head>{watch}")
+    # A frame as wide as a phone; its own document cannot be wider.
+    script = (
+        "<script>window.onload = () => { const inner = document.querySelector('iframe').contentDocument;"
+        "const texts = [...inner.querySelectorAll('svg text')].filter((text) => text.textContent);"
+        "const font = Math.min(...texts.map((text) => text.getBoundingClientRect().height));"
+        "document.title += ` width ${inner.documentElement.scrollWidth} charts"
+        " ${inner.querySelectorAll('svg').length} text ${Math.round(font)}`; };</script>"
+    )
+    probe = tmp_path / "probe.html"
+    frame = f'<iframe width="390" height="844" style="border:0" srcdoc="{html.escape(inner)}"></iframe>'
+    probe.write_text(f"<html><head><title>probe</title>{script}</head><body>{frame}</body></html>")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"file://{probe}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    titled = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert titled
+    measured = re.fullmatch(r"probe width (\d+) charts (\d+) text (\d+)", titled[1])
+    assert measured, titled[1]
+    width, charts, text_height = map(int, measured.groups())
+    assert width <= 390
+    assert charts >= 8
+    assert text_height >= 8  # pixels
