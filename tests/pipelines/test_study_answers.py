@@ -120,7 +120,7 @@ def test_sql_has_all_that_is_recorded_of_a_trial(home: Home) -> None:
         first, second = store.query(query).rows
         status, tokens = store.query("SELECT status, spent.tokens FROM studies").rows[0]
         units = store.query("SELECT label, count(value), min(seed), max(state) FROM confirmations GROUP BY 1").rows
-    assert first == (0.46, 0.54, "[0.5,0.01]", True, 60, None, True, "0.01", "", 1000, 0.5, 120, 2)
+    assert first == (0.46, 0.54, "[0.5,0.01]", True, None, None, True, "0.01", "", 1000, 0.5, 120, 2)
     assert second[3:6] == (False, 30, "0.3")
     assert second[8] == "below the best half at step 30"
     assert (status, tokens) == ("confirming", 1250)
