@@ -143,15 +143,21 @@ def other_measures(
     ).rows
     scores: dict[str, dict[str, dict[str, dict[int, Scores]]]] = {}
     for dataset, run_id, step, problem, correct, votes in rows:
-        for measure, score in _pass_and_majority(tuple(correct), tuple(votes), seeds[run_id]).items():
+        for measure, score in _pass_and_majority(tuple(correct), _numbered(votes), seeds[run_id]).items():
             by_run = scores.setdefault(measure, {}).setdefault(dataset, {})
             by_run.setdefault(run_id, {}).setdefault(step, {})[problem] = score
     return scores
 
 
+def _numbered(votes: Sequence[str | None]) -> tuple[int | None, ...]:
+    """Equal answers by equal numbers, in the order of their first votes; None abstains."""
+    numbers: dict[str, int] = {}
+    return tuple(None if vote is None else numbers.setdefault(vote, len(numbers)) for vote in votes)
+
+
 @lru_cache(maxsize=10_000)
-def _pass_and_majority(correct: tuple[bool, ...], votes: tuple[str | None, ...], seed: int) -> dict[str, float]:
-    """Of one problem. Many problems have the same answers, so that few are worked out anew."""
+def _pass_and_majority(correct: tuple[bool, ...], votes: tuple[int | None, ...], seed: int) -> dict[str, float]:
+    """Of one problem. Many problems have the same pattern of answers, so that few are worked out anew."""
     table, larger = np.array([correct]), [k for k in sizes(len(correct)) if k > 1]
     scores = {f"pass@{k}": float(pass_at_k(table, k)[0]) for k in larger}
     return scores | {f"maj@{k}": float(majority_at_k(table, [votes], k, seed=seed)[0]) for k in larger}

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,15 +104,20 @@ def majority_at_k(correct: Correct, votes: Sequence[Sequence[Hashable | None]], 
     return np.array(rows, dtype=np.float64)
 
 
-def _subsets(num_samples: int, k: int, seed: int) -> NDArray[np.int64]:
-    """[subsets, k] positions."""
+@lru_cache(maxsize=64)
+def _subsets(num_samples: int, k: int, seed: int) -> NDArray[np.float64]:
+    """[subsets, num_samples]: 1 where a subset has a sample."""
     if math.comb(num_samples, k) <= _MOST_SUBSETS:
-        return np.array(list(itertools.combinations(range(num_samples), k)))
-    generator = np.random.default_rng([seed, num_samples, k])
-    return np.stack([generator.permutation(num_samples)[:k] for _ in range(_MOST_SUBSETS)])
+        positions = np.array(list(itertools.combinations(range(num_samples), k)))
+    else:
+        generator = np.random.default_rng([seed, num_samples, k])
+        positions = np.stack([generator.permutation(num_samples)[:k] for _ in range(_MOST_SUBSETS)])
+    members = np.zeros((len(positions), num_samples))
+    np.put_along_axis(members, positions, 1.0, axis=1)
+    return members
 
 
-def _majority(correct: NDArray[np.bool_], votes: Sequence[Hashable | None], subsets: NDArray[np.int64]) -> float:
+def _majority(correct: NDArray[np.bool_], votes: Sequence[Hashable | None], subsets: NDArray[np.float64]) -> float:
     answers = {vote: index for index, vote in enumerate(dict.fromkeys(vote for vote in votes if vote is not None))}
     if not answers:
         return 0.0
@@ -120,7 +126,7 @@ def _majority(correct: NDArray[np.bool_], votes: Sequence[Hashable | None], subs
         if vote is not None:
             ballots[sample, answers[vote]] = 1.0
     rightness = (ballots * correct[:, None]).sum(axis=0) / ballots.sum(axis=0)
-    counts = ballots[subsets].sum(axis=1)  # [subsets, answers]
+    counts = subsets @ ballots  # [subsets, answers]
     most = counts.max(axis=1, keepdims=True)
     winners = (counts == most) & (most > 0)
     shares = (winners * rightness).sum(axis=1) / np.maximum(winners.sum(axis=1), 1)
