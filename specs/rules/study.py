@@ -91,7 +91,7 @@ def _named(measured: Goal | Constraint) -> str:
 def _measured(place: Path, measured: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
     """What is wrong with what a goal or a constraint measures."""
     if not EVALUATED.fullmatch(measured.metric):
-        yield from _trained(place, measured)
+        yield from _trained(place, measured, experiment)
         return
     yield from _evaluation_set((*place, "dataset"), measured.dataset, experiment)
     measure, _, digits = measured.metric.partition("@")
@@ -115,15 +115,19 @@ def _evaluation_set(place: Path, name: str, experiment: Experiment) -> Iterator[
         yield Issue("no such evaluation set", place, show(name), allowed, nearest(name, evaluated))
 
 
-def _trained(place: Path, measured: Goal | Constraint) -> Iterator[Issue]:
+def _trained(place: Path, measured: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
     """What is wrong with a measure that is a training metric."""
-    known = list(BY_NAME)
+    known, at = list(BY_NAME), (*place, "metric")
     if measured.metric not in known:
         allowed = "mean@k, pass@k, maj@k or a metric of training (docs/metrics.md)"
-        hint = nearest(measured.metric, known)
-        yield Issue("no such measure", (*place, "metric"), show(measured.metric), allowed, hint)
-    elif measured.dataset:
+        yield Issue("no such measure", at, show(measured.metric), allowed, nearest(measured.metric, known))
+        return
+    if measured.dataset:
         yield Issue("a training metric is of no evaluation set", (*place, "dataset"), show(measured.dataset))
+    section, _, key = BY_NAME[measured.metric].recorded_with.partition(".")
+    if key and not getattr(getattr(experiment, section), key):
+        hint = f"set it under overrides: {section}.{key}"
+        yield Issue(f"is recorded only with {section}.{key}", at, measured.metric, hint=hint)
 
 
 def _num_seeds(study: Study, experiment: Experiment) -> int:

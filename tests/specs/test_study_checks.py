@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 from spec_text import GOOD, message, warnings, write
 
+from pipelines.studies.conditions import conditions
 from specs import load_study_document
 
 STUDY = """\
@@ -76,6 +77,12 @@ def test_a_study_with_everything_is_read_without_a_word():
             "spec.yaml:9: goals.1.metric: no such measure\n    9 |   - {metric: kl/revers}\n"
             '  given: "kl/revers"    allowed: mean@k, pass@k, maj@k or a metric of training (docs/metrics.md)\n'
             "  hint: did you mean `kl/reverse`?\n",
+        ),
+        (
+            "goal: {metric: trained_fraction}\n",
+            "spec.yaml:7: goal.metric: is recorded only with training.skip_zero_advantage\n"
+            "    7 | goal: {metric: trained_fraction}\n"
+            "  given: trained_fraction\n  hint: set it under overrides: training.skip_zero_advantage\n",
         ),
         (
             "goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\nseeds_per_trial: 1\n",
@@ -292,9 +299,7 @@ def test_a_grid_says_how_many_trials_it_takes():
 
 
 def test_how_many_trials_run_at_a_time_does_not_make_another_study():
-    from pipelines.studies.journal import experiment_digest
-
     one = load_study_document(write(STUDY + GOAL + TRIALS))
     four = load_study_document(write(STUDY + GOAL + TRIALS), ("parallel=4",))
     assert one.study.identity() == four.study.identity()
-    assert experiment_digest(one) == experiment_digest(four)
+    assert conditions(one) == conditions(four)
