@@ -217,6 +217,31 @@ def test_a_parameter_is_tried_only_where_it_is_searched():
     )
 
 
+def test_a_parameter_that_the_experiment_itself_leaves_out_is_tried_too():
+    text = study(REFERENCES + "  reference.update.every_steps: {int: [-1, 3], when: {reference: snapshot}}\n")
+    assert message(text).startswith(
+        "spec.yaml:9: parameters[reference.update.every_steps]: must be at least 0\n"
+        "    9 |   reference.update.every_steps: {int: [-1, 3], when: {reference: snapshot}}\n"
+        "  given: -1"
+    )
+
+
+def test_a_point_of_a_schedule_that_a_case_gives_is_searched():
+    ramp = "  objective.clip.low: {cases: {flat: 0.2, ramp: {schedule: [[1, 0.2], [4, 0.4]], between: linear}}}\n"
+    point = "  objective.clip.low.schedule.1.1: {float: [0.2, 0.5], when: {objective.clip.low: ramp}}\n"
+    document = load_study_document(write(study(ramp + point)))
+    assert document.warnings == ()
+    assert document.own_params() == ({"objective.clip.low": "flat"}, [])
+    assert message(study(ramp + point.replace(", when: {objective.clip.low: ramp}", ""))).startswith(
+        "spec.yaml:5: parameters[objective.clip.low.schedule.1.1]: objective.clip.low.schedule.1: no such item "
+        "(with objective.clip.low=flat)\n"
+        "    5 |   objective.clip.low.schedule.1.1: {float: [0.2, 0.5]}\n"
+        "  allowed: none: there is no list\n"
+        "  hint: search it only where it acts: when: {objective.clip.low: [...]}\n"
+    )
+    assert "schedule.2: no such item" in message(study(ramp + point.replace("schedule.1.1", "schedule.2.1")))
+
+
 def test_every_value_of_a_short_range_is_tried():
     text = message(study("  training.minibatches: {int: [1, 4]}\n"))
     assert text.startswith("spec.yaml:4: parameters[training.minibatches]: the batch does not divide\n")

@@ -291,10 +291,10 @@ def test_a_grid_says_how_many_trials_it_takes():
     text = STUDY.replace("[0.1, 0.4]", "[0.1, 0.4], step: 0.1") + GOAL + "sampler: {type: grid}\n"
     assert without_warning(text + "trials: 9\n")
     assert (
-        "spec.yaml:9: trials: the grid is not finished\n    9 | trials: 6\n"
-        "  given: 6, of 8 combinations and the baseline\n"
+        "spec.yaml:9: trials: the grid is not finished\n    9 | trials: 8\n"
+        "  given: 8, of 8 combinations and the baseline\n"
         "  hint: raise trials to 9, or take qmc, which spreads them evenly\n"
-    ) in warnings(text + "trials: 6\n")
+    ) in warnings(text + "trials: 8\n")
     assert "hint: lower trials to 9\n" in warnings(text + "trials: 10\n")
 
 
