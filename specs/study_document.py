@@ -87,29 +87,39 @@ class StudyDocument:
         for path in in_order(space):
             if not is_active(space[path], params):
                 continue
-            own = self._own_param(path)
+            own = self._own_param(path, params)
             if own is None:
                 outside.append(path)
             else:
                 params[path] = own[0]
         return {path: params[path] for path in space if path in params}, outside
 
-    def _own_param(self, path: str) -> tuple[Any] | None:
-        """The param that gives what the experiment has at the path; None where the range does not hold that."""
+    def _own_param(self, path: str, params: Params) -> tuple[Any] | None:
+        """The param that gives what the experiment has at the path; None where the range does not hold that.
+
+        Args:
+            params: those of the parameters before it.
+        """
         searched, own = self.study.parameters[path], self.own_value(path)
         if not isinstance(searched, (Choice, Cases)):
             return (own,) if holds(searched, own) else None
         for name, value in values_by_name(searched):
-            if is_same(value, own) or self._changes_nothing(path, value):
+            if is_same(value, own) or self._changes_nothing(path, value, {**params, path: name}):
                 return (name,)
         return None
 
-    def _changes_nothing(self, path: str, value: Any) -> bool:
-        """Whether a section written otherwise says the same: with the defaults that it leaves out."""
+    def _changes_nothing(self, path: str, value: Any, params: Params) -> bool:
+        """Whether a section written otherwise says the same: with the defaults that it leaves out, and with the
+        experiment's own values of the parameters that are searched inside it."""
         if not isinstance(value, dict):
             return False
+        inside = {
+            other: self.own_value(other)
+            for other, searched in self.study.parameters.items()
+            if other != path and _containing([path], split(other)) and is_active(searched, params)
+        }
         try:
-            return self.trial({path: value}).experiment == self.experiment.experiment
+            return self.trial({path: value, **inside}).experiment == self.experiment.experiment
         except SpecError:
             return False
 

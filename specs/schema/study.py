@@ -24,30 +24,24 @@ def num_steps(low: float, high: float, step: float) -> int:
     return int((Decimal(str(high)) - Decimal(str(low))) // Decimal(str(step)))
 
 
-def _check_ends(low: float, high: float) -> None:
+def _check_range(low: float, high: float, step: float, *, log: bool, no_step: float) -> None:
+    """Raises IssueError with what keeps a range from having candidates. `no_step` is the step that log can have."""
+    given = f"[{low:g}, {high:g}]"
     if low >= high:
-        given, hint = (
-            f"[{low:g}, {high:g}]",
-            "a parameter with one value belongs under overrides" if low == high else "",
-        )
-        raise IssueError(Issue("the lower end must come first", given=given, allowed="[low, high]", hint=hint))
-
-
-def _check_step(low: float, high: float, step: float) -> None:
-    if step > high - low:
-        given, allowed = f"step {step:g} over [{low:g}, {high:g}]", f"at most {high - low:g}"
-        raise IssueError(Issue("the step leaves one candidate", ("step",), given, allowed))
-    if (high - low) / step > LARGEST:
+        hint = "a parameter with one value belongs under overrides" if low == high else ""
+        raise IssueError(Issue("the lower end must come first", (), given, "[low, high]", hint))
+    if log and low <= 0:
+        hint = "raise the lower end, or leave log out"
+        raise IssueError(Issue("a logarithmic range must be above 0", (), given, hint=hint))
+    if log and step != no_step:
+        hint = "leave one of the two out"
+        raise IssueError(Issue("a logarithmic range takes no step", (), f"step {step:g}", f"{no_step:g}", hint))
+    if step and (high - low) / step > LARGEST:
         hint = "leave it out: any number between the ends"
         raise IssueError(Issue("the step is too small for its range", ("step",), f"{step:g}", hint=hint))
-
-
-def _check_log(low: float, *, has_step: bool, no_step: str) -> None:
-    if low <= 0 or has_step:
-        message = "a logarithmic range must be above 0" if low <= 0 else "a logarithmic range takes no step"
-        given = f"log: true from {low:g}" if low <= 0 else ""
-        hint = "raise the lower end, or leave log out" if low <= 0 else f"leave one of the two out ({no_step})"
-        raise IssueError(Issue(message, given=given, hint=hint))
+    if step and num_steps(low, high, step) < 1:
+        allowed = f"at most {high - low:g}"
+        raise IssueError(Issue("the step leaves one candidate", ("step",), f"step {step:g} over {given}", allowed))
 
 
 class FloatRange(Spec):
@@ -56,19 +50,17 @@ class FloatRange(Spec):
     float: Bounds
     """Lowest and highest value, both included."""
     step: Distance = 0.0
-    """Distance between two candidates, counted from the lowest; 0: any number between."""
+    """Distance between two candidates, counted from the lowest; 0: any number between. An upper end that no step leads
+    to is never tried."""
     log: bool = False
     """Search the logarithm: for values that span orders of magnitude; needs step 0."""
     when: dict[str, Any] = Field(default_factory=dict)
-    """Search it only while other parameters have these values: path -> value or list of values; of cases, the names."""
+    """Search it only while all of these hold: path of another parameter -> the value, or a list of values, that it has
+    (of cases, the names). While that one is not searched itself, this one is not."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        _check_ends(*self.float)
-        if self.log:
-            _check_log(self.float[0], has_step=bool(self.step), no_step="step 0")
-        if self.step:
-            _check_step(*self.float, self.step)
+        _check_range(*self.float, self.step, log=self.log, no_step=0)
         return self
 
 
@@ -78,7 +70,7 @@ class IntRange(Spec):
     int: WholeBounds
     """Lowest and highest value, both included."""
     step: Positive = 1
-    """Distance between two candidates."""
+    """Distance between two candidates, as for float."""
     log: bool = False
     """Search the logarithm; needs step 1."""
     when: dict[str, Any] = Field(default_factory=dict)
@@ -86,10 +78,7 @@ class IntRange(Spec):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        _check_ends(*self.int)
-        if self.log:
-            _check_log(self.int[0], has_step=self.step != 1, no_step="step 1")
-        _check_step(*self.int, self.step)
+        _check_range(*self.int, self.step, log=self.log, no_step=1)
         return self
 
 

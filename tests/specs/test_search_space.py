@@ -166,6 +166,11 @@ def test_a_step_that_misses_the_upper_end_is_warned_of_and_ends_below_it():
     assert list(candidates(space["objective.clip.low"])) == [0.1, 0.2, 0.3, 0.4]
 
 
+def test_a_step_as_wide_as_its_range_leaves_both_ends():
+    space = space_of("  objective.clip.low: {float: [0.8, 0.9], step: 0.1}\n")  # 0.9 - 0.8 is below 0.1
+    assert list(candidates(space["objective.clip.low"])) == [0.8, 0.9]
+
+
 def test_a_float_range_of_a_whole_number_is_told():
     assert message(study("  training.epochs: {float: [1, 3]}\n")) == (
         "spec.yaml:4: parameters[training.epochs]: must be a whole number\n"
@@ -304,9 +309,11 @@ def test_the_own_values_follow_the_conditions():
     conditional = "  reference.update.every_steps: {int: [1, 3], when: {reference: snapshot}}\n"
     document = load_study_document(write(study(REFERENCES + conditional)))
     assert document.own_params() == ({"reference": "behaviour"}, [])
-    moved = "overrides: {reference: {source: snapshot, update: {every_steps: 2}}}\n"
+    # The case has 2; the parameter inside it is searched as well.
+    moved = "overrides: {reference: {source: snapshot, update: {every_steps: 3}}}\n"
     document = load_study_document(write(study(REFERENCES + conditional) + moved))
-    assert document.own_params() == ({"reference": "snapshot", "reference.update.every_steps": 2}, [])
+    assert document.own_params() == ({"reference": "snapshot", "reference.update.every_steps": 3}, [])
+    assert document.warnings == ()
 
 
 def test_a_knob_that_acts_in_no_trial_is_warned_of_though_it_is_searched():
