@@ -12,9 +12,10 @@ from pipelines.running.experiment import RunOutcome, execute_experiment
 from pipelines.services.deployments import STUDIES, ensure_deployment
 from pipelines.services.server import client_settings
 from pipelines.services.submit import api_url, flow_run_link
-from pipelines.studies.answers import answer
-from pipelines.studies.report import write_study_report
-from pipelines.studies.results import StudyRecord
+from pipelines.studies.answers.answer import answer
+from pipelines.studies.answers.dashboard import publish_study
+from pipelines.studies.answers.report import write_study_report
+from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.study import StudyInterruptedError, run_study
 from specs.document import Document
 from specs.study_document import StudyDocument
@@ -42,6 +43,7 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
                 execute,
                 say=logger.info,
                 stopping=lambda: stop.requested() is not None,
+                ended=lambda record: publish_study(home, StudyRecord.of(record)),
             )
     except StudyInterruptedError:
         return Cancelled(message=f"{name} goes on from here when it is submitted again")

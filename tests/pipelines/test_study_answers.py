@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.home import Home
-from pipelines.studies.best import best_spec
-from pipelines.studies.results import StudyRecord, best_of, pareto_front, read_study
+from pipelines.studies.answers.best import best_spec
+from pipelines.studies.answers.results import StudyRecord, best_of, pareto_front, read_study
 from specs import SpecError, load_experiment
 from specs.errors import Position
 from specs.reading.yaml import dump, parse_text

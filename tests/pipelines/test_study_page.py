@@ -29,10 +29,10 @@ from recorded_study import (
 from pipelines.home import Home
 from pipelines.report.charts import Axis
 from pipelines.report.dots import Dot, Scale, dot_chart, smoothed, surface_chart
-from pipelines.studies.answers import answer
-from pipelines.studies.importances import importances, num_best
-from pipelines.studies.report import MOST_TRIALS, shown_trials, write_study_report
-from pipelines.studies.results import StudyRecord
+from pipelines.studies.answers.answer import answer
+from pipelines.studies.answers.importances import importances, num_best
+from pipelines.studies.answers.report import MOST_TRIALS, shown_trials, write_study_report
+from pipelines.studies.answers.results import StudyRecord
 from specs import SpecError
 
 SEARCH = [trial(0, 0.5), trial(1, 0.6), trial(2, 0.7), trial(3, 0.65)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipelines.cli.options import AsJson, ExperimentFile, Overrides
+from pipelines.cli.options import AsJson, Overrides, SpecFile
 
 if TYPE_CHECKING:
     from pipelines.planning.plan import Plan
@@ -16,28 +16,40 @@ LARGE = 50_000_000
 
 
 def plan(
-    file: ExperimentFile,
+    file: SpecFile,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing."""
+    """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing.
+
+    Of a study: the search space, what the search and its confirmation cost at best and at worst, and what is done.
+    """
     import json
     import sys
 
+    from pipelines.cli.study_plan import print_study_plan, study_plan_data
     from pipelines.home import Home
     from pipelines.planning.memory import memory_warnings
     from pipelines.planning.plan import make_plan
     from specs.errors import render
-    from specs.loader import load_document
+    from specs.loader import load_either
+    from specs.study_document import StudyDocument
 
-    document = load_document(file, tuple(overrides or ()))
-    made = make_plan(document, Home.from_environment())
-    if as_json:
+    document, home = load_either(file, tuple(overrides or ())), Home.from_environment()
+    experiment = document.experiment if isinstance(document, StudyDocument) else document
+    made = make_plan(experiment, home)
+    if isinstance(document, StudyDocument):
+        data = study_plan_data(document, made, home)
+        if as_json:
+            print(json.dumps(data, indent=2))
+        else:
+            print_study_plan(document, data)
+    elif as_json:
         print(json.dumps(as_data(made), indent=2))
     else:
         _print_plan(made)
     over_memory = {warning for run in made.runs for warning in memory_warnings(run.experiment)}
-    warnings = [*document.warnings, *(document.locate(warning) for warning in over_memory)]
+    warnings = [*document.warnings, *(experiment.locate(warning) for warning in over_memory)]
     if warnings:
         print(render(warnings, noun="warning"), file=sys.stderr)
 

@@ -11,7 +11,7 @@ from pipelines.cli.options import AsJson, Output, Overrides, Profile, StudyFile
 if TYPE_CHECKING:
     from pipelines.home import Home
     from pipelines.running.experiment import RunOutcome
-    from pipelines.studies.results import StudyRecord
+    from pipelines.studies.answers.results import StudyRecord
     from specs.document import Document
     from specs.study_document import StudyDocument
 
@@ -25,9 +25,9 @@ def run(file: StudyFile, overrides: Overrides = None, as_json: AsJson = False) -
     """Runs the trials that are still wanted; called again, goes on where it stopped."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
-    from pipelines.studies.answers import answer
-    from pipelines.studies.report import write_study_report
-    from pipelines.studies.results import StudyRecord
+    from pipelines.studies.answers.answer import answer
+    from pipelines.studies.answers.report import write_study_report
+    from pipelines.studies.answers.results import StudyRecord
     from specs.loader import load_study_document
 
     home = Home.from_environment()
@@ -63,7 +63,7 @@ def submit(
 def report(name: Name, output: Output = None) -> None:
     """Writes the study's page: history, importances, slices, the best values; prints where it lies."""
     from pipelines.home import Home
-    from pipelines.studies.report import write_study_report
+    from pipelines.studies.answers.report import write_study_report
 
     typer.echo(write_study_report(Home.from_environment(), _name(name), output))
 
@@ -76,8 +76,8 @@ def best(
 ) -> None:
     """Prints the best spec as YAML, ready for `rpg run`: the best that fresh seeds confirm, else the best candidate."""
     from pipelines.home import Home
-    from pipelines.studies.best import best_spec
-    from pipelines.studies.results import read_study
+    from pipelines.studies.answers.best import best_spec
+    from pipelines.studies.answers.results import read_study
     from rpg.files import replacing
 
     home = Home.from_environment()
@@ -97,7 +97,7 @@ def list_studies(as_json: AsJson = False) -> None:
     """Lists the studies: how far they are, what they cost, and the best value, a candidate or confirmed."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
-    from pipelines.studies.results import StudyRecord
+    from pipelines.studies.answers.results import StudyRecord
 
     records = _records(Home.from_environment())
     if as_json:
@@ -124,6 +124,8 @@ def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
     from pipelines.running.experiment import execute_experiment
     from pipelines.running.progress import ConsoleProgress
     from pipelines.services.server import Api
+    from pipelines.studies.answers.dashboard import publish_study
+    from pipelines.studies.answers.results import StudyRecord
     from pipelines.studies.study import StudyInterruptedError, run_study
 
     home.root.mkdir(parents=True, exist_ok=True)
@@ -136,7 +138,14 @@ def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
 
     try:
         with Api(home) as api, api.connected(), stop.on_signals():
-            return run_study(document, home, execute, say=progress.note, stopping=lambda: stop.requested() is not None)
+            return run_study(
+                document,
+                home,
+                execute,
+                say=progress.note,
+                stopping=lambda: stop.requested() is not None,
+                ended=lambda record: publish_study(home, StudyRecord.of(record)),
+            )
     except StudyInterruptedError:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
@@ -149,7 +158,7 @@ def _records(home: Home) -> list[dict[str, Any]]:
 
 
 def _row(record: StudyRecord) -> tuple[str, ...]:
-    from pipelines.studies.results import best_of, cost_words, pareto_front
+    from pipelines.studies.answers.results import best_of, cost_words, pareto_front
 
     counts = [f"{record.num_ended}/{record.trials_wanted}"]
     counts += [f"{number} {state}" for state in ("pruned", "failed") if (number := record.count(state))]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.studies.results import StudyRecord, Trial
+from pipelines.studies.answers.results import StudyRecord, Trial
 
 PERMUTATIONS = 400
 LEVEL = 0.05

@@ -19,7 +19,7 @@ from pipelines.report.statistics import (
     seed_mean,
     spread_of,
 )
-from pipelines.studies.results import Arm, Confirmation, Goal, Params, StudyRecord, best_trial, pareto_front
+from pipelines.studies.answers.results import Arm, Confirmation, Goal, Params, StudyRecord, best_trial, pareto_front
 from storage import Store
 
 

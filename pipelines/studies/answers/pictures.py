@@ -10,9 +10,9 @@ from pipelines.report.charts import Line, line_chart
 from pipelines.report.dots import Dot, Scale, dot_chart, surface_chart
 from pipelines.report.evidence import show
 from pipelines.report.plots import Mark, Upright, bar_chart, interval_chart, parallel_chart
-from pipelines.studies.answers import ArmResult, amount
-from pipelines.studies.importances import Importance
-from pipelines.studies.results import StudyRecord, Trial, pareto_front
+from pipelines.studies.answers.answer import ArmResult, amount
+from pipelines.studies.answers.importances import Importance
+from pipelines.studies.answers.results import StudyRecord, Trial, pareto_front
 
 _PRUNED, _BASELINE = 7, 1
 """Colours."""

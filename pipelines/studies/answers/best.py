@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from pipelines.home import Home
 from pipelines.report.evidence import differences, show
-from pipelines.studies.results import Best, StudyRecord, Trial, best_of, pareto_front
+from pipelines.studies.answers.results import Best, StudyRecord, Trial, best_of, pareto_front
 from rpg.files import read_json
 from specs.document import Document
 from specs.errors import Issue, Position, SpecError

@@ -11,10 +11,10 @@ from pipelines.home import Home
 from pipelines.report.charts import number
 from pipelines.report.evidence import show
 from pipelines.report.page import publish, render
-from pipelines.studies import pictures
-from pipelines.studies.answers import answer, difference, with_interval
-from pipelines.studies.importances import Importance, importances
-from pipelines.studies.results import StudyRecord, Trial, best_of, cost_words, pareto_front, read_study
+from pipelines.studies.answers import pictures
+from pipelines.studies.answers.answer import answer, difference, with_interval
+from pipelines.studies.answers.importances import Importance, importances
+from pipelines.studies.answers.results import StudyRecord, Trial, best_of, cost_words, pareto_front, read_study
 from rpg.files import read_json
 
 MOST_TRIALS = 500

@@ -1,0 +1,164 @@
+"""What a study will cost before anything runs: at worst, at best, and the confirmation.
+
+At worst every trial is trained to its end; at best pruning lets no more go on than it has to. Response tokens are at
+most those of full responses, so that both are upper bounds. What the parameters of a trial change in a run's cost is
+not counted: the experiment's own values stand for all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.planning.gpu_hours import gpu_hours
+from pipelines.planning.memory import batch_algebra
+from pipelines.planning.model_shape import model_shape
+from pipelines.studies import space
+from pipelines.studies.conditions import trial_seeds
+from pipelines.studies.confirmation import fresh_seeds
+from specs.schema.experiment import Experiment
+from specs.schema.study import Hyperband, MedianRule, NoPruner, Study, SuccessiveHalving
+from specs.study_document import StudyDocument
+from specs.study_space import num_candidates, num_combinations
+
+CHANGE_COST = ("training", "rollout", "data", "model", "evaluation")
+"""Sections whose fields change what a run costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a part of a study."""
+
+    runs: int
+    """A trial with a seed, or an arm with one."""
+    trained_to_end: int
+    """Runs among them that reach the last step."""
+    steps: int
+    """Of training, over all runs."""
+    tokens: int
+    """Most response tokens to sample for training."""
+    evaluation_samples: int | None
+    """Responses to evaluate checkpoints with; None where the size of an evaluation set is not known yet."""
+    gpu_hours: float | None
+    """Of training on H100s; None where the model's config is not on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyCost:
+    """What a study takes from its beginning."""
+
+    trials: int
+    seeds: tuple[int, ...]
+    """Of each trial."""
+    worst: Cost
+    """Of the search."""
+    best: Cost
+    confirmation: Cost
+    varying: tuple[str, ...]
+    """Parameters that change what a run costs."""
+
+
+def study_cost(document: StudyDocument) -> StudyCost:
+    """The cost of all that the study wants, what is done already included."""
+    study, experiment = document.study, document.experiment.experiment
+    trials = study.trials
+    if study.sampler.type == "grid" and all(num_candidates(searched) for searched in study.parameters.values()):
+        _, outside = space.own_params(document)
+        trials = min(trials, num_combinations(study.parameters) + bool(outside))
+    seeds = trial_seeds(study, experiment.seeds)
+    horizon = experiment.training.steps
+    to_end = [horizon] * trials
+    arms = study.confirm.candidates + 1 if study.confirm else 0
+    fresh = len(fresh_seeds(study, experiment.seeds))
+    return StudyCost(
+        trials=trials,
+        seeds=seeds,
+        worst=_cost(document, to_end, len(seeds)),
+        best=_cost(document, least_steps(study, trials, horizon), len(seeds)),
+        confirmation=_cost(document, [horizon] * arms, fresh, pruned=False),
+        varying=tuple(path for path in study.parameters if path.startswith(CHANGE_COST)),
+    )
+
+
+def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
+    """The last step of each trial where pruning lets no more go on than it has to; the baseline's first.
+
+    Args:
+        horizon: the step at which a trial ends.
+    """
+    pruner, others = study.pruner, trials - 1
+    if isinstance(pruner, NoPruner) or not others:
+        return [horizon] * trials
+    if isinstance(pruner, (SuccessiveHalving, Hyperband)):
+        ends = _halved(pruner, trials, horizon)
+        if horizon not in ends:  # where none earns it, the best of the highest rung is trained to its end
+            ends = [*sorted(ends)[:-1], horizon]
+        return [horizon, *ends]
+    if isinstance(pruner, MedianRule):
+        spared = min(others, max(0, pruner.startup_trials - 1))
+        return [horizon] * (1 + spared) + [pruner.rungs[0]] * (others - spared)
+    stopped = pruner.rungs[pruner.patience] if pruner.patience < len(pruner.rungs) else horizon
+    return [horizon, *[stopped] * others]
+
+
+def _halved(pruner: SuccessiveHalving | Hyperband, trials: int, horizon: int) -> list[int]:
+    """The last step of each trial but the baseline, trial 0, which meets no rung."""
+    brackets = len(pruner.rungs) if isinstance(pruner, Hyperband) else 1
+    ends: list[int] = []
+    for bracket in range(brackets):
+        there = len([number for number in range(1, trials) if number % brackets == bracket])
+        for step in pruner.rungs[bracket:]:
+            promoted = there // pruner.eta
+            ends += [step] * (there - promoted)
+            there = promoted
+        ends += [horizon] * there
+    return ends
+
+
+def _cost(document: StudyDocument, ends: Sequence[int], seeds: int, *, pruned: bool = True) -> Cost:
+    """Of trials that end at these steps, the first of them the baseline's.
+
+    Args:
+        pruned: whether they meet the study's rungs.
+    """
+    study, experiment = document.study, document.experiment.experiment
+    horizon, algebra, shape = experiment.training.steps, batch_algebra(experiment), model_shape(experiment)
+    steps = sum(ends) * seeds
+    problems = evaluation_problems(experiment)
+    looks = 0
+    for index, end in enumerate(ends):
+        looks += _evaluated_on_the_way(experiment, end) + (end == horizon)
+        looks += sum(step <= end for step in study.rungs) if pruned and index else 0
+        # The base model is evaluated with the baseline alone.
+        looks += index == 0 and experiment.evaluation.checkpoints == "initial_and_final"
+    per_step = gpu_hours(experiment, shape).total / horizon if shape else None
+    return Cost(
+        runs=len(ends) * seeds,
+        trained_to_end=sum(end == horizon for end in ends) * seeds,
+        steps=steps,
+        tokens=steps * algebra.tokens_to_sample // horizon,
+        evaluation_samples=None
+        if problems is None
+        else looks * seeds * problems * experiment.evaluation.samples_per_problem,
+        gpu_hours=None if per_step is None else per_step * steps,
+    )
+
+
+def _evaluated_on_the_way(experiment: Experiment, end: int) -> int:
+    """Checkpoints that a run up to a step evaluates beside the base model, the rungs and its last one."""
+    every, exports = experiment.evaluation.every_steps, experiment.training.export_every_steps
+    looks = (end - 1) // every if every else 0
+    if experiment.evaluation.checkpoints == "all" and exports:
+        looks += (end - 1) // exports
+    return looks
+
+
+def evaluation_problems(experiment: Experiment) -> int | None:
+    """Problems of all sets that are evaluated; None where a set's size is not known before it is read."""
+    chosen, total = experiment.evaluation.datasets, 0
+    for source in experiment.data.evaluation:
+        if chosen and source.name not in chosen:
+            continue
+        sizes = [size for size in (source.limit, getattr(source, "size", 0)) if size]
+        if not sizes:
+            return None
+        total += min(sizes)
+    return total
