@@ -232,14 +232,14 @@ def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue
             documents.append(document.trial(settings(params, space)))
         except SpecError as error:
             for issue in error.issues:
-                told = _at_candidate(issue, varied, params, document.study)
-                refused.append((told.path[:2] == ("parameters", varied), issue, told))
+                blamed = _at_candidate(issue, varied, params, document.study)
+                refused.append((blamed.path[:2] == ("parameters", varied), issue, blamed))
     issues: dict[tuple[Path, str], dict[Path, Issue]] = {}
     # Where it is the candidate's own turn, the message names no other parameter.
-    for own_turn, issue, told in sorted(refused, key=lambda item: not item[0]):
+    for own_turn, issue, blamed in sorted(refused, key=lambda item: not item[0]):
         places = issues.setdefault((issue.path, issue.message), {})
         if own_turn or not places:
-            places.setdefault(told.path, told)
+            places.setdefault(blamed.path, blamed)
     return documents, [issue for places in issues.values() for issue in places.values()]
 
 
@@ -262,7 +262,8 @@ def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Is
         varied: whose turn it was; empty where all parameters had their lowest or highest value.
     """
     above = _containing(params, issue.path)
-    below = next((path for path in params if split(path)[: len(issue.path)] == issue.path and path != above), "")
+    inside = [path for path in params if issue.path and split(path)[: len(issue.path)] == issue.path]
+    below = next((path for path in inside if path != above), "")
     path = below or above or varied
     cause = above if below else varied
     message, hint = issue.message, issue.hint

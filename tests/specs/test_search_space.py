@@ -73,7 +73,7 @@ def test_conditions_in_a_circle_are_told_from_the_first_of_them():
 
 
 @pytest.mark.parametrize(
-    ("condition", "told"),
+    ("condition", "expected"),
     [
         (
             "reference: snapshots",
@@ -95,12 +95,12 @@ def test_conditions_in_a_circle_are_told_from_the_first_of_them():
         ),
     ],
 )
-def test_a_condition_that_can_never_hold_is_told(condition, told):
+def test_a_condition_that_can_never_hold_is_told(condition, expected):
     text = study(
         f"{REFERENCES}  training.epochs: {{int: [1, 2], when: {{{condition}}}}}\n"
         "  training.group_size: {int: [2, 6], step: 2}\n  objective.clip.low: {float: [0.1, 0.3]}\n"
     )
-    assert told in message(text)
+    assert expected in message(text)
     assert message(text).startswith("spec.yaml:9: parameters[training.epochs].when")
 
 
@@ -122,7 +122,7 @@ def test_conditions_that_contradict_those_of_a_parent_are_told():
 
 
 @pytest.mark.parametrize(
-    ("searched", "told"),
+    ("searched", "expected"),
     [
         ("{float: [0.5, 0.1]}", ": the lower end must come first\n"),
         ("{float: [0.1, 0.1]}", "hint: a parameter with one value belongs under overrides\n"),
@@ -142,10 +142,10 @@ def test_conditions_that_contradict_those_of_a_parent_are_told():
         ("{float: [0.1, 0.3], choice: [0.1, 0.2]}", ".choice: unknown field\n"),
     ],
 )
-def test_a_range_that_is_none_is_told(searched, told):
+def test_a_range_that_is_none_is_told(searched, expected):
     text = message(study(f"  objective.clip.low: {searched}\n"))
     assert text.startswith("spec.yaml:4: parameters[objective.clip.low]")
-    assert told in text
+    assert expected in text
 
 
 def test_a_step_that_misses_the_upper_end_is_warned_of_and_ends_below_it():

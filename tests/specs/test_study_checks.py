@@ -46,7 +46,7 @@ def test_a_study_with_everything_is_read_without_a_word():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             "",
@@ -173,8 +173,8 @@ def test_a_study_with_everything_is_read_without_a_word():
         (GOAL + "warm_start: {studies: [Some Study]}\n", "warm_start.studies.0: is not written as it must be\n"),
     ],
 )
-def test_what_is_wrong_is_told_at_its_line(text, told):
-    assert told in message(STUDY + text + TRIALS)
+def test_what_is_wrong_is_told_at_its_line(text, expected):
+    assert expected in message(STUDY + text + TRIALS)
 
 
 def test_a_rung_is_held_against_the_shortest_trial_where_the_steps_are_searched():
@@ -214,7 +214,7 @@ def test_samplers_that_take_several_goals(sampler):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             GOAL + "pruner: {type: patient, rungs: [5, 10], patience: 2}\n" + TRIALS,
@@ -274,8 +274,8 @@ def test_samplers_that_take_several_goals(sampler):
         ),
     ],
 )
-def test_what_cannot_act_is_warned_of(text, told):
-    assert told in warnings(STUDY + text)
+def test_what_cannot_act_is_warned_of(text, expected):
+    assert expected in warnings(STUDY + text)
 
 
 def test_conditional_parameters_are_warned_of_where_the_sampler_draws_them_at_random():
