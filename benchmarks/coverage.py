@@ -8,9 +8,12 @@ problems by its luck, and each problem is answered eight times. All arms are tru
 The first table is of experiments with six arms. Its columns are the shares of intervals that hold the truth: accuracy
 and gain of an arm alone, the same with the seeds' spread pooled over the arms, and the difference of two arms alone;
 then the share of experiments whose page says that any arm differs from the first. With one seed the intervals are about
-these weights on new problems and are held against just that, and a page claims nothing.
+these weights on new problems and are held against just that, and a page claims nothing. pass@1 is accuracy.
 
-The second table is of studies that choose the best 3 of many trials with one seed each and confirm them and the
+The second table is of training metrics: one figure a seed, of two groups with spreads of 1 and of
+`ratio`; coverage of the second group's mean (Student) and of the difference (Welch).
+
+The third table is of studies that choose the best 3 of many trials with one seed each and confirm them and the
 baseline with five fresh seeds, on the problems they were chosen on or on others. Its columns: by how many points the
 best trial's own figure flatters it, by how many points its confirmed difference still does, the share of the three
 confirmed intervals that hold the truth, and the share of studies that claim any difference.
@@ -21,6 +24,7 @@ below the table. The exit code is 1 if any other line is outside.
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -29,7 +33,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rpg.statistics import Table, arms_against_first, gain_interval, mean_interval, spread_of
+from rpg.statistics import (
+    Table,
+    arms_against_first,
+    gain_interval,
+    mean_interval,
+    seed_difference,
+    seed_mean,
+    spread_of,
+)
 
 ARMS = 6
 SAMPLES = 8
@@ -58,6 +70,8 @@ class Setting:
     """Standard deviation of a seed's accuracy in each arm, as a share."""
     accuracy: float = 0.5
     """After training, over all problems there could be."""
+    k: int = 1
+    """The measure is pass@k; pass@1 is accuracy."""
     known: str = ""
     """Why the line is outside, where that is known."""
 
@@ -90,9 +104,9 @@ class World:
         return luck / slope
 
 
-def expected(middle: float, deviation: float) -> float:
-    """Mean chance of problems whose logits are normal."""
-    return float(_WEIGHTS @ chance(middle + deviation * _NODES) / _WEIGHTS.sum())
+def expected(middle: float, deviation: float, k: int = 1) -> float:
+    """pass@k over problems whose logits are normal; the mean chance of a right answer for k = 1."""
+    return float(_WEIGHTS @ (1 - (1 - chance(middle + deviation * _NODES)) ** k) / _WEIGHTS.sum())
 
 
 def chance(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -100,9 +114,10 @@ def chance(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return 1 / (1 + np.exp(-logits))
 
 
-def scores(logits: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """The share of right answers to each problem."""
-    return rng.binomial(SAMPLES, chance(logits)) / SAMPLES
+def scores(logits: NDArray[np.float64], rng: np.random.Generator, k: int = 1) -> NDArray[np.float64]:
+    """pass@k of each problem, estimated from its samples; the share of right ones for k = 1."""
+    by_count = np.array([1 - math.comb(SAMPLES - right, k) / math.comb(SAMPLES, k) for right in range(SAMPLES + 1)])
+    return by_count[rng.binomial(SAMPLES, chance(logits))]
 
 
 def share(outcomes: Iterable[bool]) -> float:
@@ -115,22 +130,23 @@ def experiments(setting: Setting, trials: int) -> Iterator[tuple[Table, list[Tab
 
     Yields:
         scores [problems] of the base model, scores [seeds, problems] of each arm, what the intervals of each arm should
-        hold, and the base model's accuracy over all problems there could be.
+        hold, and the base model's measure over all problems there could be.
     """
     rng, world = np.random.default_rng(0), World(setting.accuracy)
     middle, lucks = world.middle(), [world.in_logits(luck) for luck in setting.luck]
     start = middle - GAIN
-    of_new_seeds = [expected(middle, float(np.hypot(world.deviation, luck))) for luck in lucks]
-    before_training = expected(start, DIFFICULTY)
+    of_new_seeds = [expected(middle, float(np.hypot(world.deviation, luck)), setting.k) for luck in lucks]
+    before_training = expected(start, DIFFICULTY, setting.k)
     for _ in range(trials):
         difficulty = DIFFICULTY * rng.standard_normal(setting.problems)
-        before = scores(start + difficulty, rng)
+        before = scores(start + difficulty, rng, setting.k)
         after, truths = [], []
         for seeds, luck, truth in zip(setting.seeds, lucks, of_new_seeds, strict=True):
             effect = world.arm_effect * rng.standard_normal(setting.problems)
             shift = luck * rng.standard_normal((seeds, 1))
-            after.append(scores(middle + difficulty + effect + shift, rng))
-            truths.append(expected(middle + float(shift[0, 0]), world.deviation) if seeds == 1 else truth)
+            after.append(scores(middle + difficulty + effect + shift, rng, setting.k))
+            of_these_weights = expected(middle + float(shift[0, 0]), world.deviation, setting.k)
+            truths.append(of_these_weights if seeds == 1 else truth)
         yield before, after, np.array(truths), before_training
 
 
@@ -156,7 +172,7 @@ def line(setting: Setting, trials: int) -> tuple[list[float], float]:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One line of the second table: equal arms with one seed each, of which arm 0 is the baseline."""
+    """One line of the third table: equal arms with one seed each, of which arm 0 is the baseline."""
 
     tried: int
     """Arms, the baseline among them."""
@@ -199,7 +215,7 @@ def study_line(study: Study, trials: int) -> tuple[float, float, float, float]:
 
 
 def settings() -> list[Setting]:
-    """Numbers of seeds and problems and luck; rare and frequent success; unequal numbers of seeds; unequal luck."""
+    """Numbers of seeds and problems and luck; rare and frequent success; unequal seeds; unequal luck; pass@k."""
     skewed = "one point of luck is most of an accuracy of 1.6 %: seeds are skewed, and a gain's interval is symmetric"
     two_seeds = "two seeds cannot show that the first arm varies more than the others, and it is in every difference"
     equal = itertools.product((1, 2, 3, 5, 10), (30, 300), (0.01, 0.02, 0.03))
@@ -207,7 +223,7 @@ def settings() -> list[Setting]:
     known = {(2, 300, 0.016): skewed, (3, 300, 0.016): skewed}
     rows = [Setting((seeds,) * ARMS, problems, (luck,) * ARMS) for seeds, problems, luck in equal]
     rows += [
-        Setting((seeds,) * ARMS, problems, (0.01,) * ARMS, accuracy, known.get((seeds, problems, accuracy), ""))
+        Setting((seeds,) * ARMS, problems, (0.01,) * ARMS, accuracy, known=known.get((seeds, problems, accuracy), ""))
         for seeds, problems, accuracy in rare
     ]
     for problems in (30, 300):
@@ -216,6 +232,8 @@ def settings() -> list[Setting]:
         rows.append(Setting((seeds,) * ARMS, problems, (0.01, 0.02, 0.03) * 2))
         why = two_seeds if (seeds, problems) == (2, 300) else ""
         rows.append(Setting((seeds,) * ARMS, problems, (0.03, 0.02, 0.01) * 2, known=why))
+    for seeds, problems, k in itertools.product((1, 2, 3, 10), (30, 300), (4, 8)):
+        rows.append(Setting((seeds,) * ARMS, problems, (0.02,) * ARMS, k=k))
     return rows
 
 
@@ -231,15 +249,15 @@ def main() -> int:
     trials = parser.parse_args().trials
     print(f"standard error of a share of 95 %: {(0.95 * 0.05 / trials) ** 0.5:.4f}\n")
     with ProcessPoolExecutor() as processes:
-        failed = print_experiments(processes, trials) + print_studies(processes, trials)
+        failed = print_experiments(processes, trials) + print_metrics(trials) + print_studies(processes, trials)
     return int(failed > 0)
 
 
 def print_experiments(processes: ProcessPoolExecutor, trials: int) -> int:
     """The first table; returns how many lines failed."""
     failed, reasons = 0, []
-    print(f"{'seeds':>11} {'problems':>8} {'luck':>8} {'accuracy':>8} | alone          pooled         pair   | claims")
-    print(f"{'':>38} | mean   gain    mean   gain   2 arms | of {ARMS} arms")
+    print(f"{'seeds':>11} problems     luck accuracy pass@ | alone          pooled         pair   | claims")
+    print(f"{'':>44} | mean   gain    mean   gain   2 arms | of {ARMS} arms")
     rows = settings()
     for setting, (coverage, claims) in zip(rows, processes.map(line, rows, [trials] * len(rows)), strict=True):
         verdict = "PASS" if is_within(coverage, claims) else "KNOWN" if setting.known else "FAIL"
@@ -251,7 +269,7 @@ def print_experiments(processes: ProcessPoolExecutor, trials: int) -> int:
         luck = "".join(percent) if len(set(percent)) > 1 else percent[0]
         alone, pooled = (" ".join(f"{each:.3f} " for each in shares) for shares in (coverage[:2], coverage[2:4]))
         print(
-            f"{seeds:>11} {setting.problems:>8} {luck:>8} {setting.accuracy:>8.3f} |"
+            f"{seeds:>11} {setting.problems:>8} {luck:>8} {setting.accuracy:>8.3f} {setting.k:>5} |"
             f" {alone}  {pooled} {coverage[4]:.3f}  | {claims:.3f}  {verdict}",
             flush=True,
         )
@@ -259,8 +277,25 @@ def print_experiments(processes: ProcessPoolExecutor, trials: int) -> int:
     return failed
 
 
-def print_studies(processes: ProcessPoolExecutor, trials: int) -> int:
+def print_metrics(trials: int) -> int:
     """The second table; returns how many lines failed."""
+    failed, rng = 0, np.random.default_rng(0)
+    print("seeds ratio | mean   difference")
+    for seeds, ratio in itertools.product((2, 3, 5, 10), (1, 3)):
+        held = np.zeros(2)
+        for _ in range(trials):
+            first, second = rng.standard_normal(seeds), ratio * rng.standard_normal(seeds)
+            held += not seed_mean(second).excludes(0), not seed_difference(first, second).excludes(0)
+        mean, difference = held / trials
+        verdict = "PASS" if is_within([mean, difference], 0) else "FAIL"
+        failed += verdict == "FAIL"
+        print(f"{seeds:>5} {ratio:>5} | {mean:.3f}  {difference:.3f}  {verdict}", flush=True)
+    print()
+    return failed
+
+
+def print_studies(processes: ProcessPoolExecutor, trials: int) -> int:
+    """The third table; returns how many lines failed."""
     failed = 0
     grid = itertools.product((8, 30), (30, 300), (0.01, 0.02, 0.03), (True, False))
     rows = [Study(*columns) for columns in grid]

@@ -22,11 +22,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 def test_an_experiments_cells_are_groups_of_seeds(home: Home) -> None:
-    found = compare(home, ["sums"])
-    assert [group.label for group in found.groups] == ["objective.clip.high 0.1", "objective.clip.high 0.28"]
-    assert [len(group.runs) for group in found.groups] == [3, 3]
-    assert found.spec == {"objective.clip.high": [0.1, 0.28]}
-    reward = [measure for measure in found.measures if measure.metric == "reward/mean"]
+    comparison = compare(home, ["sums"])
+    assert [group.label for group in comparison.groups] == ["objective.clip.high 0.1", "objective.clip.high 0.28"]
+    assert [len(group.runs) for group in comparison.groups] == [3, 3]
+    assert comparison.spec == {"objective.clip.high": [0.1, 0.28]}
+    reward = [measure for measure in comparison.measures if measure.metric == "reward/mean"]
     assert reward[0].against_first is None
     assert reward[1].against_first is not None
     assert reward[1].against_first.excludes(0)
@@ -39,9 +39,9 @@ def test_a_metric_that_is_everywhere_the_same_shows_no_difference(home: Home) ->
 
 
 def test_single_runs_are_compared_by_problem_and_have_no_seed_interval(home: Home) -> None:
-    found = compare(home, ["sums-narrow-s0", "sums-wide-s0"])
-    assert found.outcomes[1].against_first is not None
-    assert all(measure.value.low != measure.value.low for measure in found.measures)
+    comparison = compare(home, ["sums-narrow-s0", "sums-wide-s0"])
+    assert comparison.outcomes[1].against_first is not None
+    assert all(measure.value.low != measure.value.low for measure in comparison.measures)
 
 
 def test_one_seed_a_group_marks_no_difference_and_says_that_it_cannot_tell(
