@@ -7,17 +7,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
-from pipelines.processes.stop import Stop
-from pipelines.running.experiment import RunOutcome, execute_experiment
 from pipelines.services.deployments import STUDIES, ensure_deployment
 from pipelines.services.server import client_settings
 from pipelines.services.submit import api_url, flow_run_link
 from pipelines.studies.answers.answer import answer
-from pipelines.studies.answers.dashboard import publish_study
 from pipelines.studies.answers.report import write_study_report
 from pipelines.studies.answers.results import StudyRecord
-from pipelines.studies.study import StudyInterruptedError, run_study
-from specs.document import Document
+from pipelines.studies.study import StudyInterruptedError
+from pipelines.studies.workers import StudyStop, work
 from specs.study_document import StudyDocument
 
 
@@ -29,22 +26,9 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
         name: what the dashboard calls it.
         document: the frozen study, `StudyDocument.to_json()`.
     """
-    home, stop = Home.from_environment(), Stop()
-    logger = get_run_logger()
-
-    def execute(trial: Document, until: int) -> tuple[RunOutcome, ...]:
-        return execute_experiment(trial, home, until=until, in_study=True, stop=stop)
-
+    home, study = Home.from_environment(), StudyDocument.from_json(document)
     try:
-        with stop.on_signals():
-            data = run_study(
-                StudyDocument.from_json(document),
-                home,
-                execute,
-                say=logger.info,
-                stopping=lambda: stop.requested() is not None,
-                ended=lambda record: publish_study(home, StudyRecord.of(record)),
-            )
+        data = work(study, home, StudyStop(home, study.study.name), say=get_run_logger().info)
     except StudyInterruptedError:
         return Cancelled(message=f"{name} goes on from here when it is submitted again")
     record = StudyRecord.of(data)
@@ -53,11 +37,12 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
     return ending(message=answer(home, record).sentence)
 
 
-def submit_study(document: StudyDocument, home: Home, profile: str = "") -> str:
-    """Hands a frozen study to a server's workers and returns the flow run's page on the dashboard.
+def submit_study(document: StudyDocument, home: Home, profile: str = "", *, workers: int = 1) -> list[str]:
+    """Hands a frozen study to a server's workers and returns the flow runs' pages on the dashboard.
 
     Args:
         profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
+        workers: flow runs that share the study's trials.
     Raises:
         SpecError: no server is meant, or it does not answer.
     """
@@ -68,11 +53,15 @@ def submit_study(document: StudyDocument, home: Home, profile: str = "") -> str:
 
         name = f"study {document.study.name}"
         with get_client(sync_client=True) as client:
-            created = client.create_flow_run_from_deployment(
-                ensure_deployment(client, STUDIES),
-                name=name,
-                parameters={"name": name, "document": document.to_json()},
-                tags=[f"study:{document.study.name}"],
-                state=Scheduled(),
-            )
-    return flow_run_link(home, url, str(created.id))
+            deployment = ensure_deployment(client, STUDIES)
+            created = [
+                client.create_flow_run_from_deployment(
+                    deployment,
+                    name=name if workers == 1 else f"{name} ({number} of {workers})",
+                    parameters={"name": name, "document": document.to_json()},
+                    tags=[f"study:{document.study.name}"],
+                    state=Scheduled(),
+                )
+                for number in range(1, workers + 1)
+            ]
+    return [flow_run_link(home, url, str(flow_run.id)) for flow_run in created]

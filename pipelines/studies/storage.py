@@ -20,6 +20,7 @@ from specs.errors import Issue, RpgError, SpecError
 
 if TYPE_CHECKING:
     import optuna
+    import sqlalchemy
     from optuna.storages import BaseStorage
 
 URL = "RPG_STUDIES_URL"
@@ -117,29 +118,32 @@ def _in_database(url: str, name: str) -> StudyStorage:
         hint = "leave it unset to keep studies in journals under RPG_HOME"
         message = f"{URL} names no database of studies"
         raise SpecError(Issue(message, given=scheme, allowed="postgresql://...", hint=hint))
+    full = f"postgresql+psycopg://{rest}"
     try:
-        storage = optuna.storages.RDBStorage(
-            f"postgresql+psycopg://{rest}", engine_kwargs={"pool_pre_ping": True, "pool_size": 4}
-        )
+        # No pool: a worker holds no connection while it trains, and none is left open that a restart has cut.
+        engine = sqlalchemy.create_engine(full, poolclass=sqlalchemy.NullPool)
+        # Workers that start together would make the tables at the same time.
+        with _held(engine, "rpg studies"):
+            storage = optuna.storages.RDBStorage(full, engine_kwargs={"poolclass": sqlalchemy.NullPool})
     except ImportError:
         hint = "pip install 'rpg-experiments[postgres]'"
         raise SpecError(Issue(f"{URL} needs PostgreSQL's driver", hint=hint)) from None
     except sqlalchemy.exc.SQLAlchemyError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise StudyStorageError(f"the database of {URL} cannot be opened: {reason}") from None
-    # A lock of the transaction: PostgreSQL frees it at its end, or when the worker or the connection dies.
-    key = sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=zlib.crc32(f"rpg study {name}".encode()))
-    engine = storage.engine
+    cached = optuna.storages.get_storage(storage)
+    return StudyStorage(name, cached, lambda: _held(engine, f"rpg study {name}"))
 
-    @contextlib.contextmanager
-    def locked() -> Iterator[None]:
-        with engine.connect() as connection:
-            connection.execute(key)
-            yield
 
-    from optuna.storages import get_storage
+@contextlib.contextmanager
+def _held(engine: "sqlalchemy.Engine", lock: str) -> Iterator[None]:
+    """Holds a lock of a transaction: PostgreSQL frees it at its end, or when the worker or the connection dies."""
+    import sqlalchemy
 
-    return StudyStorage(name, get_storage(storage), locked)
+    statement = sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=zlib.crc32(lock.encode()))
+    with engine.connect() as connection:
+        connection.execute(statement)
+        yield
 
 
 def _drop_torn_line(journal: Path, lock: "_KernelLock") -> None:

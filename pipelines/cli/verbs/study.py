@@ -10,9 +10,7 @@ from pipelines.cli.options import AsJson, Output, Overrides, Profile, StudyFile
 
 if TYPE_CHECKING:
     from pipelines.home import Home
-    from pipelines.running.experiment import RunOutcome
     from pipelines.studies.answers.results import StudyRecord
-    from specs.document import Document
     from specs.study_document import StudyDocument
 
 Name = Annotated[str, typer.Argument(metavar="FILE-or-NAME", help="The study's file, or its name.")]
@@ -21,8 +19,17 @@ group = typer.Typer(help="Hyperparameter studies: every trial is an experiment."
 
 
 @group.command()
-def run(file: StudyFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Runs the trials that are still wanted; called again, goes on where it stopped."""
+def run(
+    file: StudyFile,
+    overrides: Overrides = None,
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", min=0, help="Trials at a time; 0: as the study says.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Runs the trials that are still wanted, then those that confirm; called again, goes on where it stopped.
+
+    Called in several shells, they share the work."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
     from pipelines.studies.answers.answer import answer
@@ -31,7 +38,7 @@ def run(file: StudyFile, overrides: Overrides = None, as_json: AsJson = False) -
     from specs.loader import load_study_document
 
     home = Home.from_environment()
-    data = _run_here(load_study_document(file, overrides or ()), home)
+    data = _run_here(load_study_document(file, overrides or ()), home, parallel)
     record = StudyRecord.of(data)
     page = write_study_report(home, record.name)
     if as_json:
@@ -49,14 +56,36 @@ def run(file: StudyFile, overrides: Overrides = None, as_json: AsJson = False) -
 def submit(
     file: StudyFile,
     overrides: Overrides = None,
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", min=0, help="Flow runs that share the study; 0: as it says.")
+    ] = 0,
     profile: Profile = "",
 ) -> None:
-    """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its link."""
+    """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its links."""
     from pipelines.home import Home
     from pipelines.studies.flow import submit_study
     from specs.loader import load_study_document
 
-    typer.echo(submit_study(load_study_document(file, overrides or ()), Home.from_environment(), profile))
+    document = load_study_document(file, overrides or ())
+    workers = parallel or document.study.parallel
+    for link in submit_study(document, Home.from_environment(), profile, workers=workers):
+        typer.echo(link)
+
+
+@group.command()
+def cancel(
+    name: Name,
+    grace: Annotated[float, typer.Option(help="Seconds for what runs to save its state before it is killed.")] = 5.0,
+) -> None:
+    """Stops a study's workers: what they train is saved, and the study goes on when it is run or submitted again."""
+    from pipelines.home import Home
+    from pipelines.studies.answers.results import read_study
+    from pipelines.studies.workers import request_study_cancel
+
+    home = Home.from_environment()
+    study = read_study(home, _name(name))
+    request_study_cancel(home, study.name, grace)
+    typer.echo(f"asked the workers of {study.name} to stop; `rpg study list` shows what is left")
 
 
 @group.command()
@@ -117,35 +146,22 @@ def list_studies(as_json: AsJson = False) -> None:
     console.print(table if records else "no studies yet")
 
 
-def _run_here(document: StudyDocument, home: Home) -> dict[str, Any]:
+def _run_here(document: StudyDocument, home: Home, parallel: int) -> dict[str, Any]:
     """Runs the study with one Prefect server for all its trials."""
     from pipelines.processes.reap import reap
-    from pipelines.processes.stop import Stop
-    from pipelines.running.experiment import execute_experiment
     from pipelines.running.progress import ConsoleProgress
     from pipelines.services.server import Api
-    from pipelines.studies.answers.dashboard import publish_study
-    from pipelines.studies.answers.results import StudyRecord
-    from pipelines.studies.study import StudyInterruptedError, run_study
+    from pipelines.studies.study import StudyInterruptedError
+    from pipelines.studies.workers import StudyStop, more_workers, work
 
     home.root.mkdir(parents=True, exist_ok=True)
     for orphan in reap(home):
         typer.echo(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", err=True)
-    progress, stop = ConsoleProgress(), Stop()
-
-    def execute(trial: Document, until: int) -> tuple[RunOutcome, ...]:
-        return execute_experiment(trial, home, until=until, in_study=True, progress=progress, stop=stop)
-
+    progress, stop = ConsoleProgress(), StudyStop(home, document.study.name)
+    others = (parallel or document.study.parallel) - 1
     try:
-        with Api(home) as api, api.connected(), stop.on_signals():
-            return run_study(
-                document,
-                home,
-                execute,
-                say=progress.note,
-                stopping=lambda: stop.requested() is not None,
-                ended=lambda record: publish_study(home, StudyRecord.of(record)),
-            )
+        with Api(home) as api, api.connected(), more_workers(document, home, api.url, others):
+            return work(document, home, stop, say=progress.note, progress=progress)
     except StudyInterruptedError:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None

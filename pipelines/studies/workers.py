@@ -1,0 +1,141 @@
+"""The workers of a study on this machine, how one is run, and how all of them are asked to stop."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipelines.home import Home
+from pipelines.processes.stop import GRACE_SECONDS, Stop, StopRequest
+from pipelines.running.experiment import RunOutcome, execute_experiment
+from pipelines.running.progress import ProgressReporter
+from pipelines.services.server import client_settings
+from pipelines.studies.answers.dashboard import publish_study
+from pipelines.studies.answers.results import StudyRecord
+from pipelines.studies.study import StudyInterruptedError, run_study
+from rpg.files import now, read_json, write_json
+from rpg.processes.parent import die_with_parent
+from specs.document import Document
+from specs.errors import RpgError, SpecError, render
+from specs.study_document import StudyDocument
+
+_NUMBER = "RPG_STUDY_WORKER"
+_END_SECONDS = 60.0
+
+
+class StudyStop(Stop):
+    """Asked to stop by a signal, a request for the run, or a request for the whole study that came after it began."""
+
+    def __init__(self, home: Home, study: str) -> None:
+        super().__init__()
+        self._request = home.study(study) / "cancel.json"
+        self._began = now()
+
+    def requested(self, run_directory: Any = None) -> StopRequest | None:
+        """See Stop."""
+        if request := super().requested(run_directory):
+            return request
+        cancelled = read_json(self._request)
+        if cancelled.get("requested_at", "") > self._began:
+            return StopRequest("cancelled with its study", cancelled["grace"], whole_command=True)
+        return None
+
+
+def request_study_cancel(home: Home, study: str, grace: float = GRACE_SECONDS) -> None:
+    """Asks every worker of a study that runs now to stop, on whatever machine it shares the home from.
+
+    Args:
+        grace: seconds after which what still runs is killed.
+    """
+    write_json(home.study(study) / "cancel.json", {"grace": grace, "requested_at": now()})
+
+
+def work(
+    document: StudyDocument,
+    home: Home,
+    stop: Stop,
+    *,
+    say: Callable[[str], None],
+    progress: ProgressReporter | None = None,
+) -> dict[str, Any]:
+    """Does what is left of a study in this process, with real runs. See `run_study`.
+
+    Call it in the main thread, where Prefect reports to an API.
+    """
+
+    def execute(trial: Document, until: int) -> tuple[RunOutcome, ...]:
+        return execute_experiment(trial, home, until=until, in_study=True, progress=progress, stop=stop)
+
+    with stop.on_signals():
+        return run_study(
+            document,
+            home,
+            execute,
+            say=say,
+            stopping=lambda: stop.requested() is not None,
+            ended=lambda record: publish_study(home, StudyRecord.of(record)),
+        )
+
+
+@contextlib.contextmanager
+def more_workers(document: StudyDocument, home: Home, api_url: str, count: int) -> Iterator[None]:
+    """Within the block so many more processes work on the study; at its end they are waited for.
+
+    An error in the block, or a signal to this process, stops them as a cancel does. They end with this process whatever
+    happens to it.
+    """
+    text = json.dumps(document.to_json())
+    processes = [_start(text, home, api_url, number) for number in range(2, 2 + count)]
+    try:
+        yield
+    except BaseException:
+        for process in processes:
+            process.terminate()
+        raise
+    finally:
+        for process in processes:
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _start(document: str, home: Home, api_url: str, number: int) -> subprocess.Popen[str]:
+    environment = os.environ | {"RPG_HOME": str(home.root), _NUMBER: str(number)}
+    command = [sys.executable, "-m", "pipelines.studies.workers", api_url]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, text=True)
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(document)
+    return process
+
+
+def main() -> None:
+    """One more worker: `python -m pipelines.studies.workers API_URL`, the frozen study on its standard input."""
+    die_with_parent()
+    home, number = Home.from_environment(), os.environ[_NUMBER]
+    document = StudyDocument.from_json(json.load(sys.stdin))
+    stop = StudyStop(home, document.study.name)
+
+    def say(line: str) -> None:
+        print(f"[{number}] {line}", file=sys.stderr, flush=True)
+
+    try:
+        with client_settings(home, sys.argv[1]):
+            work(document, home, stop, say=say)
+    except StudyInterruptedError:
+        sys.exit(130)
+    except SpecError as error:
+        say(render(error.issues, done=error.done))
+        sys.exit(2)
+    except RpgError as error:
+        say(str(error))
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Several workers at one study, in processes of their own: on the journal and on PostgreSQL, killed at any moment."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from postgres import BINARIES, Postgres, postgres
+from tiny_study import Evaluator, write_study
+
+from pipelines.home import Home
+from pipelines.studies import storage
+from pipelines.studies.storage import load_study
+from pipelines.studies.study import run_study
+from pipelines.studies.trials import Work, Worker
+from rpg.files import read_json
+from specs import SpecError, load_study_document
+from specs.document import Document
+
+HERE = Path(__file__).parent
+SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
+"""Of the moments; a failing test names it, and setting it gives the same moments again."""
+ONE_SEED = ("trials: 8", "seeds_per_trial: 1\nsampler: {type: random}\ntrials: 16")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    if BINARIES is None:
+        pytest.skip("PostgreSQL is not installed")
+    with postgres() as running:
+        yield running
+
+
+@pytest.fixture(params=["journal", "postgresql"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the study is kept."""
+    if request.param == "postgresql":
+        server: Postgres = request.getfixturevalue("server")
+        fresh = f"t{random.randrange(2**40)}"
+        subprocess.run(["psql", "-q", server.url, "-c", f"CREATE DATABASE {fresh}"], check=True)
+        monkeypatch.setenv(storage.URL, server.url.replace("/postgres", f"/{fresh}"))
+    return str(request.param)
+
+
+def study(directory: Path, trials: int = 16, *more: tuple[str, str]) -> Path:
+    text = ONE_SEED[1].replace("trials: 16", f"trials: {trials}")
+    path = write_study(directory, (ONE_SEED[0], text), *more)
+    path.write_text(path.read_text().replace("sampler: {startup_trials: 3}\n", ""))
+    return path
+
+
+def worker(path: Path, home: Home, seconds: float = 0.0) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-W", "ignore", str(HERE / "tiny_study.py"), str(path), str(home.root), str(seconds)]
+    search = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    environment = os.environ | {"PYTHONPATH": search}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+
+
+def wait(processes: list["subprocess.Popen[str]"], timeout: float = 300) -> list[str]:
+    """What they printed; all must have ended well."""
+    printed = []
+    for process in processes:
+        out, err = process.communicate(timeout=timeout)
+        assert process.returncode == 0, (SEED, err[-3000:])
+        printed.append(out)
+    return printed
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """kill -9."""
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def assert_whole(home: Home, trials: int) -> None:
+    """Every trial is there once, under its number, and has ended; none is doubled."""
+    record = read_json(home.study("clips") / "study.json")
+    assert [trial["number"] for trial in record["trials"]] == list(range(trials)), SEED
+    assert Counter(trial["state"] for trial in record["trials"]) == {"finished": trials}, SEED
+    assert len({json.dumps(trial["params"]) for trial in record["trials"]}) == trials, SEED
+    assert {trial.state.name for trial in load_study(home, "clips").trials} == {"COMPLETE"}, SEED
+    assert record["status"] == "finished"
+
+
+@pytest.mark.usefixtures("kept")
+def test_workers_share_a_study(home: Home, tmp_path: Path) -> None:
+    path = study(tmp_path / "specs", 12)
+    printed = wait([worker(path, home, 0.2) for _ in range(3)])
+    assert_whole(home, 12)
+    begun = [line.split()[1] for out in printed for line in out.splitlines() if line.startswith("trial ")]
+    assert sorted(map(int, begun)) == list(range(12)), "each was done by one worker"
+    assert sum(bool(out.count("trial ")) for out in printed) > 1, "more than one worked"
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_killed_workers_trial_is_taken_up_by_another(home: Home, tmp_path: Path) -> None:
+    path = study(tmp_path / "specs", 6)
+    killed = worker(path, home, 60)
+    assert killed.stdout is not None
+    assert killed.stdout.readline().startswith("trial 0"), SEED
+    time.sleep(1)
+    end(killed)
+    wait([worker(path, home)])
+    assert_whole(home, 6)
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_worker_that_was_given_up_for_dead_tells_nothing(home: Home, tmp_path: Path) -> None:
+    document = load_study_document(study(tmp_path / "specs", 1))
+    evaluator, lines = Evaluator(home), []
+    abandoned = Work(worker=Worker("other", "elsewhere", 1, "x"), beat="2026-01-01T00:00:00+00:00")
+
+    def overtaken(trial: Document, until: int) -> Any:
+        outcomes = evaluator(trial, until)
+        if len(evaluator.calls) == 1:  # meanwhile another has taken it up
+            kept_in = storage.open_storage(home, "clips").storage
+            (frozen,) = kept_in.get_all_trials(kept_in.get_study_id_from_name("clips"))
+            kept_in.set_trial_user_attr(frozen._trial_id, "work", abandoned.plain())
+        return outcomes
+
+    record = run_study(document, home, overtaken, say=lines.append)
+    assert any("taken over by another worker" in line for line in lines)
+    assert [trial["state"] for trial in record["trials"]] == ["finished"], "silent for long, that one is dead too"
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("repetition", range(5))
+def test_workers_are_killed_again_and_again(home: Home, tmp_path: Path, repetition: int) -> None:
+    path, moments = study(tmp_path / "specs", 12), random.Random(SEED + repetition)
+    running = [worker(path, home, 0.3) for _ in range(2)]
+    for _ in range(4):
+        time.sleep(moments.uniform(1, 4))
+        end(running.pop(0))
+        running.append(worker(path, home, 0.3))
+    wait(running)
+    assert_whole(home, 12)
+
+
+def outage(server: Postgres, seconds: float) -> None:
+    server.kill()
+    time.sleep(seconds)
+    server.start()
+
+
+def test_a_killed_database_costs_no_trial(
+    home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survive_outages(home, tmp_path, server, monkeypatch, outages=1, seed=SEED)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("repetition", range(5))
+def test_a_database_is_killed_again_and_again(
+    home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch, repetition: int
+) -> None:
+    survive_outages(home, tmp_path, server, monkeypatch, outages=4, seed=SEED + repetition)
+
+
+def survive_outages(
+    home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch, *, outages: int, seed: int
+) -> None:
+    moments, fresh = random.Random(seed), f"t{random.randrange(2**40)}"
+    subprocess.run(["psql", "-q", server.url, "-c", f"CREATE DATABASE {fresh}"], check=True)
+    monkeypatch.setenv(storage.URL, server.url.replace("/postgres", f"/{fresh}"))
+    path = study(tmp_path / "specs", 8 + 6 * outages)
+    running = [worker(path, home, 0.3) for _ in range(2)]
+    for process in running:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for _ in range(outages):
+        time.sleep(moments.uniform(0.2, 3))
+        outage(server, moments.uniform(0, 3))
+    wait(running)
+    assert_whole(home, 8 + 6 * outages)
+
+
+@pytest.mark.long
+def test_four_workers_do_two_hundred_trials_on_postgresql(
+    home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(storage.URL, server.url)
+    path = study(tmp_path / "specs", 200)
+    wait([worker(path, home) for _ in range(4)], timeout=1500)
+    assert_whole(home, 200)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("mysql://host/db", "names no database of studies"), ("postgresql://rpg@127.0.0.1:1/x", "cannot be opened")],
+)
+def test_a_database_that_is_not_one_is_named(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, message: str
+) -> None:
+    monkeypatch.setenv(storage.URL, url)
+    with pytest.raises((SpecError, storage.StudyStorageError), match=message):
+        run_study(load_study_document(study(tmp_path / "specs")), home, Evaluator(home))
