@@ -15,9 +15,9 @@ _COSTS = {
     "runs": "runs",
     "trained_to_end": "trained to the end",
     "steps": "steps of training",
-    "tokens": "response tokens, at most",
+    "tokens": "response tokens",
     "evaluation_samples": "responses evaluated",
-    "gpu_hours": "GPU hours of training, at most",
+    "gpu_hours": "GPU hours of training",
 }
 SMALL_GPU_HOURS = 1.0
 """Below it they are not worth a row: a model that trains on any machine."""
@@ -83,10 +83,10 @@ def _cost_table(data: dict[str, Any]) -> Any:
     columns = [("search, at best", data["search"]["best"]), ("at worst", data["search"]["worst"])]
     if data["confirmation"]["runs"]:
         total = {name: _sum(data["search"]["worst"][name], data["confirmation"][name]) for name in _COSTS}
-        columns += [("confirmation", data["confirmation"]), ("in all, at worst", total)]
-    table = Table("", box=None, pad_edge=False)
-    for title, _ in columns:
-        table.add_column(title, justify="right")
+        columns += [("confirmation", data["confirmation"]), ("all, at worst", total)]
+    table = Table(box=None, pad_edge=False)
+    for title in ("", *(title for title, _ in columns)):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for name, title in _COSTS.items():
         hours = data["search"]["worst"]["gpu_hours"]
         if name != "gpu_hours" or (hours or 0) >= SMALL_GPU_HOURS:
@@ -97,7 +97,8 @@ def _cost_table(data: dict[str, Any]) -> Any:
 def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
     study = document.study
     seeds = f"seed {data['seeds'][0]}" if len(data["seeds"]) == 1 else f"seeds {', '.join(map(str, data['seeds']))}"
-    lines = [f"search    {data['trials']} trials, each with {seeds}; sampler {data['sampler']}, {_pruner(data)}"]
+    lines = ["bounds    tokens and GPU hours are the most there can be: every response at its full length"]
+    lines += [f"search    {data['trials']} trials, each with {seeds}; sampler {data['sampler']}, {_pruner(data)}"]
     if study.confirm:
         arms = f"the baseline and the {study.confirm.candidates} best"
         lines.append(f"confirm   {arms}, each on {study.confirm.seeds} fresh seeds")

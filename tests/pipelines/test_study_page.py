@@ -112,6 +112,17 @@ def test_a_goal_to_minimize_is_better_where_it_is_lower(home: Home) -> None:
     assert "in kl/reverse on 5 fresh seeds (0.0054 against 0.0104)" in sentence
 
 
+def test_pass_at_k_is_compared_over_seeds_and_problems(home: Home) -> None:
+    arms = confirmed_arm(home, 0, 0.4), confirmed_arm(home, 2, 0.7)
+    goal = GOAL | {"metric": "pass@4"}
+    found = answer(home, StudyRecord.of(study(SEARCH, goals=[goal], confirmation=confirmation(*arms))))
+    assert found.sentence.startswith("Trial 2 is better than the baseline by +")
+    assert "points" in found.sentence
+    assert "in pass@4 on two-terms" in found.sentence
+    # 1 - (1 - p)^4 is well above p: the values are those of the samples, not the mean@8 of the record.
+    assert found.arms[1].mean.value > 0.85
+
+
 def test_a_confirmation_that_is_not_complete_says_so_and_claims_nothing(home: Home) -> None:
     arms = arm(0, [0.5] * 5), arm(2, [0.9, 0.9, 0.9, None, None])
     text = page_of(home, study(SEARCH, confirmation=confirmation(*arms), status="confirming"))
@@ -140,8 +151,9 @@ def test_pruned_trials_stand_apart_with_their_reasons_and_what_they_saved(home: 
     data = study([*finished, pruned(4, 0.3), pruned(5, 0.2), pruned(6, 0.3, 0.35)])
     text = page_of(home, data | {"pruner": {"type": "asha", "rungs": [15, 30], "eta": 2}})
     assert "pruner asha" in text
-    assert '<td>pruned: below the best half at step 15</td><td class="number">2</td>' in text
-    assert "pruned at 30" in text
+    apart = text[text.index("<h2>Pruned and failed") : text.index("<h2>Value over")]
+    assert apart.count("<td>pruned at 15</td>") == 2
+    assert "<td>below the best half at step 30</td>" in apart
     rows = re.findall(r'<td class="number">(\d+)</td><td class="number">(\d)</td><td class="number">(\d)</td>', text)
     assert rows == [("15", "7", "2"), ("30", "5", "1")]
     assert "Pruning 3 trials saved about 2250 tokens, by what finished trials took." in text

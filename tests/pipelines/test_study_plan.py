@@ -106,7 +106,7 @@ def test_the_command_shows_space_cost_and_what_is_done(tmp_path: Path, monkeypat
     lines = [" ".join(line.split()) for line in before.output.splitlines()]
     assert "objective.clip.high 0.05 to 1, log 0.28" in lines
     assert "reference.update.every_steps whole, 1 to 2 2" in lines
-    assert "search, at best at worst confirmation in all, at worst" in lines
+    assert "search, at best at worst confirmation all, at worst" in lines
     assert "steps of training 80 144 120 264" in lines
     assert "search 9 trials, each with seeds 0, 1; sampler tpe, asha at steps 2, 4 (eta 2)" in lines
     assert "confirm the baseline and the 2 best, each on 5 fresh seeds" in lines

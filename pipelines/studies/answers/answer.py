@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.home import Home
-from pipelines.report.answer import percent, points
-from pipelines.report.evidence import accuracies, show
+from pipelines.report.answer import BySteps, percent, points
+from pipelines.report.evidence import accuracies, load_run, other_measures, show
 from pipelines.report.statistics import (
     Interval,
     arms_against_first,
@@ -55,8 +55,8 @@ def answer(home: Home, record: StudyRecord) -> Answer:
 def confirmed_arms(home: Home, record: StudyRecord, confirmation: Confirmation) -> tuple[ArmResult, ...]:
     """The arms that ran on at least two fresh seeds, each candidate held against the baseline.
 
-    mean@k is compared over seeds and problems, the problems being the same for all; another measure over its values,
-    one a seed, at a level at which the intervals hold together (Bonferroni).
+    mean@k, pass@k and maj@k are compared over seeds and problems, the problems being the same for all; a training
+    metric over its values, one a seed, at a level at which the intervals hold together (Bonferroni).
     """
     arms, level = confirmation.measured, record.confidence
     goal = replace(record.first, dataset=confirmation.dataset)
@@ -102,11 +102,11 @@ def settings_words(params: Params) -> str:
 
 def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> list[list[list[float]]]:
     """Of each arm the scores [seeds, problems] of its runs' last checkpoints; none where the measure has no such."""
-    if not goal.metric.startswith("mean@"):
+    if not goal.is_share:
         return []
     run_ids = [unit.run_id for arm in arms for unit in arm.finished]
     with Store.open(home.root) as store:
-        scores = accuracies(store, run_ids).get(goal.dataset, {})
+        scores = _scores(home, store, goal, run_ids)
     if not all(scores.get(run_id) for run_id in run_ids):
         return []
     last = {run_id: steps[max(steps)] for run_id, steps in scores.items()}
@@ -114,6 +114,16 @@ def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> list[list[list[float
     if not problems:
         return []
     return [[[last[unit.run_id][problem] for problem in problems] for unit in arm.finished] for arm in arms]
+
+
+def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> BySteps:
+    """Each problem's score by run and step; of pass@k and maj@k, which take longer, at the last step alone."""
+    if goal.metric.startswith("mean@"):
+        return accuracies(store, run_ids).get(goal.dataset, {})
+    query = "SELECT DISTINCT max(step) FROM evaluations WHERE list_contains(?, run_id) GROUP BY run_id"
+    steps = [row[0] for row in store.query(query, [list(run_ids)]).rows]
+    runs = [load_run(home, run_id) for run_id in run_ids]
+    return other_measures(store, runs, steps).get(goal.metric, {}).get(goal.dataset, {})
 
 
 def _verdict(record: StudyRecord, confirmation: Confirmation, arms: Sequence[ArmResult]) -> str:
@@ -124,7 +134,7 @@ def _verdict(record: StudyRecord, confirmation: Confirmation, arms: Sequence[Arm
     assert best.against_baseline is not None
     gap, seeds = difference(goal, best.against_baseline), len(best.arm.finished)
     values = f"{amount(goal, best.mean.value)} against {amount(goal, baseline.mean.value)}"
-    if not best.against_baseline.excludes(0):
+    if not best.against_baseline.tells_from(0):
         several = f"the best of {len(candidates)} candidates" if len(candidates) > 1 else "the candidate"
         return (
             f"No difference found: {several} came out {gap} in {goal.measure} against the experiment's own values "

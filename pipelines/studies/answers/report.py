@@ -1,7 +1,6 @@
 """The page of a study: the answer first, then the search that it came from and what it cost."""
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from rpg.files import read_json
 
 MOST_TRIALS = 500
 """That charts and tables show one by one."""
-_MOST_REASONS = 8
 
 
 def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
@@ -42,7 +40,7 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         history=pictures.history_chart(record, shown),
         rungs=pictures.rung_chart(record, shown, _horizon(home, record)),
         rung_rows=_rung_rows(record),
-        reasons=_reasons(record),
+        stopped=[trial for trial in shown if trial.state in ("pruned", "failed")],
         importances=pictures.importance_chart(ranked),
         chance=_chance(ranked),
         slices=pictures.slice_charts(record, shown),
@@ -128,12 +126,6 @@ def _rung_rows(record: StudyRecord) -> list[RungRow]:
         best = max((trial.rungs[step].value for trial in reached), key=record.first.better)
         rows.append(RungRow(step, len(reached), stopped, best))
     return rows
-
-
-def _reasons(record: StudyRecord) -> list[tuple[str, int]]:
-    """Why trials were pruned or failed, the most frequent reasons first."""
-    stopped = [trial for trial in record.trials if trial.state in ("pruned", "failed") and trial.reason]
-    return Counter(f"{trial.state}: {trial.reason}" for trial in stopped).most_common(_MOST_REASONS)
 
 
 def _constraints(record: StudyRecord) -> list[dict[str, Any]]:

@@ -340,9 +340,11 @@ def cost_words(tokens: float, gpu_hours: float, seconds: float) -> str:
         '1.235M tokens, 1.5 h'
     """
     parts = [f"{number(tokens)} tokens"] if tokens else []
-    parts += [f"{number(gpu_hours)} GPU hours"] if gpu_hours else []
-    if seconds:
-        parts.append(f"{seconds / 3600:.3g} h" if seconds >= 3600 else f"{seconds / 60:.3g} min")
+    parts += [f"{gpu_hours:.2g} GPU hours" if gpu_hours < 10 else f"{number(gpu_hours)} GPU hours"] if gpu_hours else []
+    for size, unit in ((3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= size:
+            parts.append(f"{seconds / size:.3g} {unit}")
+            break
     return ", ".join(parts)
 
 
