@@ -47,7 +47,8 @@ def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
 def arms(study: Study, trials: Sequence[Trial]) -> list[Arm]:
     """The baseline and the candidates, the best first; of several goals the front's, by the first goal.
 
-    A candidate keeps the constraints, differs from the baseline and from the candidates before it.
+    A candidate keeps the constraints, differs from the baseline and from the candidates before it. Without a candidate
+    there is nothing to confirm.
     """
     if study.confirm is None:
         return []
@@ -58,7 +59,7 @@ def arms(study: Study, trials: Sequence[Trial]) -> list[Arm]:
             break
         if not trial.baseline and all(dict(trial.params) != dict(arm.params) for arm in chosen):
             chosen.append(Arm(trial.number, trial.params, baseline=False))
-    return chosen
+    return [] if all(arm.baseline for arm in chosen) else chosen
 
 
 def ranked(study: Study, trials: Sequence[Trial]) -> list[Trial]:

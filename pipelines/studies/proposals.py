@@ -6,7 +6,7 @@ since would make a trial's param unseen. So each proposal fills a study in memor
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,37 +33,35 @@ class Proposal:
     params: space.Params
     sampler_notes: Mapping[str, Any]
     """Kept with the trial."""
-    study_notes: Mapping[str, Any]
-    """Kept with the study."""
 
 
-def propose(
-    study: Study, trials: Sequence[Trial], foreign: Sequence[Foreign] = (), study_notes: Mapping[str, Any] | None = None
-) -> Proposal | None:
-    """The next trial's params; None where a grid has no combination left.
+def is_exhausted(study: Study, trials: Sequence[Trial]) -> bool:
+    """Whether the sampler has nothing more to propose: of a grid every combination is a trial."""
+    return study.sampler.type == "grid" and next(_left_of_grid(study, trials), None) is None
+
+
+def propose(study: Study, trials: Sequence[Trial], foreign: Sequence[Foreign] = ()) -> Proposal:
+    """The next trial's params, unless the sampler is exhausted.
 
     The same study proposes the same after the same results: each trial has a sampler seeded by the study's seed and the
     trial's number.
     """
     if study.sampler.type == "grid":
-        done = [trial.params for trial in trials if not trial.baseline]
-        combinations = (params for params in space.combinations(study.parameters) if params not in done)
-        return next((Proposal(params, {}, {}) for params in combinations), None)
+        return Proposal(next(_left_of_grid(study, trials)), {})
     import optuna
 
-    view = optuna.create_study(
-        directions=[goal.direction for goal in study.targets], sampler=_sampler(study, number=len(trials))
-    )
-    for key, value in (study_notes or {}).items():
-        view._storage.set_study_system_attr(view._study_id, key, value)
+    view = optuna.create_study(directions=[goal.direction for goal in study.targets], sampler=_sampler(study, trials))
     shown = [_as_shown(study, trial) for trial in trials] + [_foreign(study, result) for result in foreign]
     view.add_trials([trial for trial in shown if trial is not None])
     asked = view.ask()
     proposed = space.suggest(asked, study.parameters)
-    notes = view._storage.get_trial(asked._trial_id).system_attrs
-    # A genetic sampler's notes on the study name trials by their places in this view, which is gone after this.
-    left = view._storage.get_study_system_attrs(view._study_id)
-    return Proposal(proposed, notes, {key: value for key, value in left.items() if key.startswith("qmc:")})
+    return Proposal(proposed, view._storage.get_trial(asked._trial_id).system_attrs)
+
+
+def _left_of_grid(study: Study, trials: Sequence[Trial]) -> Iterator[space.Params]:
+    """The combinations that are no trial yet."""
+    done = {space.text_of(trial.params) for trial in trials if not trial.baseline}
+    return (params for params in space.combinations(study.parameters) if space.text_of(params) not in done)
 
 
 def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,7 +129,7 @@ def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
         values=trial.values,
         params=params,
         distributions=distributions,
-        system_attrs=dict(trial.sampler_notes),
+        system_attrs={**_first_generation(), **trial.sampler_notes},
         intermediate_values={step: score.value for step, score in trial.rungs.items()},
         constraints=violations(study, kept) if kept is not None and trial.state == "finished" else None,
     )
@@ -141,10 +139,19 @@ def _foreign(study: Study, result: Foreign) -> "optuna.trial.FrozenTrial":
     from optuna.trial import create_trial
 
     params, distributions = stored_params(study, result.params)
-    return create_trial(values=result.values, params=params, distributions=distributions)
+    return create_trial(
+        values=result.values, params=params, distributions=distributions, system_attrs=_first_generation()
+    )
 
 
-def _sampler(study: Study, number: int) -> "optuna.samplers.BaseSampler":
+def _first_generation() -> dict[str, Any]:
+    """The note by which a genetic sampler takes a result that it did not propose among its first parents."""
+    from optuna.samplers import NSGAIISampler
+
+    return {NSGAIISampler._get_generation_key(): 0}
+
+
+def _sampler(study: Study, trials: Sequence[Trial]) -> "optuna.samplers.BaseSampler":
     import warnings
 
     import numpy as np
@@ -152,7 +159,7 @@ def _sampler(study: Study, number: int) -> "optuna.samplers.BaseSampler":
     from optuna.exceptions import ExperimentalWarning
 
     kind, startup = study.sampler.type, study.sampler.startup_trials
-    seed = int(np.random.SeedSequence([study.sampler.seed, number]).generate_state(1)[0])
+    seed = int(np.random.SeedSequence([study.sampler.seed, len(trials)]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         if kind == "random":
@@ -164,8 +171,15 @@ def _sampler(study: Study, number: int) -> "optuna.samplers.BaseSampler":
         if kind == "nsga2":
             return samplers.NSGAIISampler(seed=seed, population_size=max(2, min(50, study.trials // 4)))
         if kind == "qmc":
-            # One sequence for the whole study: its place in it is in the study's notes.
-            return samplers.QMCSampler(
+            place = sum(not trial.baseline for trial in trials)
+
+            class OneSequence(samplers.QMCSampler):
+                """One sequence for the whole study, with a place for each trial, moved ranges or not."""
+
+                def _find_sample_id(self, *_: object) -> int:
+                    return place
+
+            return OneSequence(
                 scramble=True,
                 seed=study.sampler.seed,
                 independent_sampler=samplers.RandomSampler(seed=seed),

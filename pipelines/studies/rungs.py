@@ -24,10 +24,13 @@ class Promotion:
     """Step; 0: the end."""
 
 
+def first_step(study: Study, bracket: int) -> int:
+    """The first rung that a trial of this bracket trains to; 0: the end."""
+    return next(iter(study.rungs[bracket:]), 0)
+
+
 def next_step(study: Study, trial: Trial) -> int:
-    """The next rung that a trial trains to; 0: the end."""
-    if trial.baseline:
-        return 0
+    """The rung that a trial trains to from the one that it has reached; 0: the end."""
     return next((step for step in study.rungs[trial.bracket :] if step > trial.rung), 0)
 
 

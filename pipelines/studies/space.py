@@ -46,6 +46,7 @@ __all__ = [
     "settings",
     "stored",
     "suggest",
+    "text_of",
 ]
 
 
@@ -62,7 +63,7 @@ def distribution(searched: Range) -> "BaseDistribution":
 
 def stored(value: Any, searched: Range) -> Any:
     """A param as Optuna keeps it."""
-    return _text(value) if isinstance(searched, Choice) else value
+    return text_of(value) if isinstance(searched, Choice) else value
 
 
 def restored(value: Any, searched: Range) -> Any:
@@ -111,7 +112,7 @@ def plain(space: Space) -> dict[str, Any]:
 
 def overrides(values: Mapping[str, Any]) -> list[str]:
     """The values as `path=value`, as `--set` takes them."""
-    return [f"{path}={_text(value)}" for path, value in values.items()]
+    return [f"{path}={text_of(value)}" for path, value in values.items()]
 
 
 _HINT = "give the study another name: values found in different spaces do not compare"
@@ -126,5 +127,6 @@ def _fixed(searched: Mapping[str, Any]) -> dict[str, Any]:
     return fixed | ({"when": searched["when"]} if searched.get("when") else {})
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as text that only the same value has; in Python 1 and True are equal."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -96,8 +96,7 @@ def open_storage(home: Home, name: str) -> StudyStorage:
     path = home.study(name) / "journal.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     # Optuna's own lock is a link that outlives a killed process; the kernel takes this one back.
-    lock = _KernelLock(f"{path}.lock")
-    _drop_torn_line(path, lock)
+    lock = _JournalLock(path)
     storage = JournalStorage(JournalFileBackend(str(path), lock_obj=cast("Any", lock)))
     return StudyStorage(name, storage, lambda: home.locked(f"study-{name}", waiting=lambda: None))
 
@@ -146,26 +145,27 @@ def _held(engine: "sqlalchemy.Engine", lock: str) -> Iterator[None]:
         yield
 
 
-def _drop_torn_line(journal: Path, lock: "_KernelLock") -> None:
-    """A process killed while writing may leave half a line, and Optuna cannot read what follows one."""
-    lock.acquire()
-    try:
-        if journal.is_file() and (content := journal.read_bytes()) and not content.endswith(b"\n"):
-            with open(journal, "r+b") as file:
-                file.truncate(content.rfind(b"\n") + 1)
-    finally:
-        lock.release()
+class _JournalLock:
+    """Optuna's lock interface over a lock that the kernel releases when its holder dies; held while a line is added."""
 
-
-class _KernelLock:
-    """Optuna's lock interface over a lock that the kernel releases when its holder dies."""
-
-    def __init__(self, path: str) -> None:
-        self._lock = FileLock(path)
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._lock = FileLock(f"{journal}.lock")
 
     def acquire(self) -> bool:
         self._lock.acquire()
+        self._drop_torn_line()
         return True
+
+    def _drop_torn_line(self) -> None:
+        """A writer that was killed, or had no space left, may leave half a line; Optuna reads none that follow one."""
+        with contextlib.suppress(FileNotFoundError), open(self._journal, "r+b") as file:
+            if not file.seek(0, os.SEEK_END):
+                return
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
 
     def release(self) -> None:
         self._lock.release()

@@ -100,7 +100,7 @@ def run_study(
     while task := worker.next_task():
         worker.perform(task)
         ended(worker.record)
-    return worker.write_record(finished=True)
+    return worker.write_record(at_once=True)
 
 
 def trial_document(document: StudyDocument, trial: Trial, seeds: Sequence[int]) -> Document:
@@ -197,19 +197,27 @@ class _StudyWorker:
         if study.confirm:
             self._units_id = self.storage.study_id(f"{study.name}/confirmation", directions[:1])
         before = stored.get_study_user_attrs(self._search_id)
-        if "parameters" in before and (issues := conditions.changes(before, self.document)):
+        # What a worker that was killed here had begun to note binds nobody: trials are made after the conditions.
+        trials = stored.get_all_trials(self._search_id, deepcopy=False)
+        if trials and (issues := conditions.changes(before, self.document)):
             raise SpecError(*(self.document.locate(issue) for issue in issues))
         if "created_at" not in before:
             stored.set_study_user_attr(self._search_id, "created_at", now())
         for key, value in conditions.conditions(self.document).items():
             if before.get(key) != value:
                 stored.set_study_user_attr(self._search_id, key, value)
-        if not stored.get_all_trials(self._search_id, deepcopy=False):
+        if not trials:
             params, _ = space.own_params(self.document)
             self._create(self._search_id, params, baseline=True)
 
     def _create(
-        self, study_id: int, params: space.Params, *, sampler_notes: Mapping[str, Any] | None = None, **about: Any
+        self,
+        study_id: int,
+        params: space.Params,
+        *,
+        until: int = 0,
+        sampler_notes: Mapping[str, Any] | None = None,
+        **about: Any,
     ) -> None:
         """A new trial that nobody works on yet, in one operation."""
         from optuna.trial import TrialState, create_trial
@@ -220,7 +228,7 @@ class _StudyWorker:
             params=kept,
             distributions=distributions,
             system_attrs=dict(sampler_notes or {}),
-            user_attrs={"params": params, "work": Work().plain(), **about},
+            user_attrs={"params": params, "work": Work(until=until).plain(), **about},
         )
         self.storage.storage.create_new_trial(study_id, template_trial=template)
 
@@ -247,11 +255,12 @@ class _StudyWorker:
         if self.study.on_failure == "stop" and any(trial.state == "failed" for trial in trials):
             return None
         if trial := self._taken_up(trials):
-            return Task(self._claim(trial, rungs.next_step(self.study, trial)))
+            # To the step that it was to reach: evaluated there, but not yet paused, it has not earned the next one.
+            return Task(self._claim(trial, trial.work.until))
         if promotion := rungs.promotion(self.study, trials):
             return Task(self._claim(promotion.trial, promotion.until))
-        if self._may_begin(trials) and (new := self._begin(trials)):
-            return Task(new)
+        if self._may_begin(trials):
+            return Task(self._begin(trials))
         if any(trial.state == "running" for trial in trials):
             return "wait"
         if last := rungs.last_promotion(self.study, trials):
@@ -275,21 +284,18 @@ class _StudyWorker:
         started = min((trial.about["started_at"] for trial in trials if "started_at" in trial.about), default=now())
         hours = (_seconds(now()) - _seconds(started)) / 3600
         limits = ((spent["tokens"], budget.tokens), (spent["gpu_hours"], budget.gpu_hours), (hours, budget.hours))
-        return len(trials) < self.study.trials and not any(limit and used >= limit for used, limit in limits)
+        if len(trials) >= self.study.trials or any(limit and used >= limit for used, limit in limits):
+            return False
+        return not proposals.is_exhausted(self.study, trials)
 
-    def _begin(self, trials: Sequence[Trial]) -> Trial | None:
-        stored = self.storage.storage
-        notes = {key: v for key, v in stored.get_study_system_attrs(self._search_id).items() if key.startswith("qmc:")}
-        proposal = proposals.propose(self.study, trials, self.foreign, notes)
-        if proposal is None:
-            return None
-        for key, value in proposal.study_notes.items():
-            if notes.get(key) != value:
-                stored.set_study_system_attr(self._search_id, key, value)
+    def _begin(self, trials: Sequence[Trial]) -> Trial:
+        proposal = proposals.propose(self.study, trials, self.foreign)
         bracket = rungs.bracket_of(self.study, len(trials))
-        self._create(self._search_id, proposal.params, sampler_notes=proposal.sampler_notes, bracket=bracket)
-        new = self._trials()[-1]
-        return self._claim(new, rungs.next_step(self.study, new))
+        until = rungs.first_step(self.study, bracket)
+        self._create(
+            self._search_id, proposal.params, until=until, sampler_notes=proposal.sampler_notes, bracket=bracket
+        )
+        return self._claim(self._trials()[-1], until)
 
     def _claim(self, trial: Trial, until: int) -> Trial:
         work = Work(until=until, worker=self.worker, beat=now())
@@ -322,27 +328,37 @@ class _StudyWorker:
         trial = task.trial
         self.say(self._begun_line(task))
         started = time.monotonic()
-        twin = None if task.confirming else self._transaction(lambda: self._twin(trial))
         try:
             with signs_of_life(self.storage.storage, trial):
-                result = twin or self._run(task)
+                result = self._result(task)
         except BaseException:
             self._transaction(lambda: self._release(trial))
+            self.write_record(at_once=True)
             raise
         seconds = time.monotonic() - started
-        if result.busy:
-            self._transaction(lambda: self._release(trial))
-            self.say(f"  waiting: {result.reason}")
-            time.sleep(_WAIT_SECONDS)
-            return
         outcome = self._transaction(lambda: self._tell(task, result, seconds))
         self.write_record()
         self.say(outcome)
 
+    def _result(self, task: Task) -> Result:
+        """What comes of the task. Waits while another process executes one of its runs."""
+        waiting = False
+        while True:
+            twin = None if task.confirming else self._transaction(lambda: self._twin(task.trial))
+            result = twin or self._run(task)
+            if not result.busy:
+                return result
+            if not waiting:
+                self.say(f"  waiting: {result.reason}")
+                waiting = True
+            if self.stopping():
+                raise StudyInterruptedError("interrupted")
+            time.sleep(_WAIT_SECONDS)
+
     def _twin(self, trial: Trial) -> Result | None:
         """The result of a trial with the same params, if there is one: nothing would come out differently."""
         for other in self._trials():
-            if other.state == "finished" and other.id != trial.id and other.params == trial.params and other.values:
+            if other.values and other.id != trial.id and space.text_of(other.params) == space.text_of(trial.params):
                 low, high = other.about.get("value_low"), other.about.get("value_high")
                 values = tuple(Score(value, low, high) for value in other.values)
                 constraints = other.about.get("constraints")
@@ -400,7 +416,8 @@ class _StudyWorker:
         trial = self._reread(task.trial)
         if trial.ended or not self._is_mine(trial):
             return f"  trial {trial.number} was taken over by another worker; this result is not used"
-        spent = float(trial.about.get("seconds", 0.0)) + seconds
+        # Counted from the claim: told once more after a lost connection, it says the same.
+        spent = float(task.trial.about.get("seconds", 0.0)) + seconds
         gpus = self.document.experiment.experiment.rollout.gpus(self.document.experiment.experiment.training.ranks)
         self._note(trial, run_ids=list(result.run_ids), seconds=spent, gpu_hours=spent * gpus / 3600)
         if result.tokens:
@@ -408,7 +425,7 @@ class _StudyWorker:
         if result.constraints is not None:
             self._note(trial, constraints=dict(result.constraints))
         if not result.values:
-            return self._tell_failure(trial, result)
+            return self._tell_failure(trial, result, attempts=task.trial.attempts + 1)
         if result.paused_at:
             return self._tell_rung(trial, result.paused_at, result.values[0])
         return self._tell_end(trial, result.values)
@@ -441,14 +458,14 @@ class _StudyWorker:
     def _end_pruned(self, trial: Trial, why: str) -> None:
         from optuna.trial import TrialState
 
-        self._note(trial, reason=why, ended_at=now())
+        self._note(trial, reason=why, at_fault=False, ended_at=now())
         self.storage.storage.set_trial_state_values(trial.id, TrialState.PRUNED)
 
-    def _tell_failure(self, trial: Trial, result: Result) -> str:
+    def _tell_failure(self, trial: Trial, result: Result, attempts: int) -> str:
         from optuna.trial import TrialState
 
-        if result.again and trial.attempts + 1 < ATTEMPTS:
-            self._note(trial, attempts=trial.attempts + 1, work=Work(until=trial.work.until).plain())
+        if result.again and attempts < ATTEMPTS:
+            self._note(trial, attempts=attempts, work=Work(until=trial.work.until).plain())
             return f"  once more: {result.reason}"
         self._note(trial, reason=result.reason, at_fault=result.at_fault, ended_at=now())
         state = TrialState.PRUNED if result.at_fault else TrialState.FAIL
@@ -457,9 +474,13 @@ class _StudyWorker:
 
     # The record.
 
-    def write_record(self, *, finished: bool = False) -> dict[str, Any]:
-        """Writes study.json; of a large study not at every change, so that the record never costs much of the time."""
-        if not finished and time.monotonic() - self._written_at < 20 * self._write_seconds:
+    def write_record(self, *, at_once: bool = False) -> dict[str, Any]:
+        """Writes study.json; of a large study not at every change, so that the record never costs much of the time.
+
+        Args:
+            at_once: whatever it costs.
+        """
+        if not at_once and time.monotonic() - self._written_at < 20 * self._write_seconds:
             return self.record
         started = time.monotonic()
         self.record = self._transaction(self._write)
@@ -471,7 +492,9 @@ class _StudyWorker:
         trials, units = self._trials(), self._units()
         searching = self._may_begin(trials) or any(not trial.ended for trial in trials)
         arms = [] if searching else confirmation.arms(self.study, trials)
-        unconfirmed = len(units) < len(arms) * len(self.confirming_seeds) or any(not unit.ended for unit in units)
+        # Units of earlier arms, chosen when fewer trials were wanted, confirm nothing of today's.
+        ended = {(unit.about["arm"], unit.about["seed"]) for unit in units if unit.ended}
+        unconfirmed = any((arm.trial, seed) not in ended for arm in arms for seed in self.confirming_seeds)
         record = study_record(
             self.document,
             trials,

@@ -68,10 +68,14 @@ class Work:
         return asdict(self)
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any], beat: str = "") -> "Work":
-        """What `plain` wrote; `beat`: a later sign of life."""
+    def read(cls, plain: Mapping[str, Any], beat: Mapping[str, str]) -> "Work":
+        """What `plain` wrote; `beat`: when which worker gave a later sign of life.
+
+        A worker that was given up for dead may still give signs of life; they are not those of its successor.
+        """
         worker = Worker(**plain["worker"]) if plain["worker"] else None
-        return cls(plain["until"], plain["paused"], worker, max(plain["beat"], beat))
+        later = beat["at"] if worker and beat and beat["worker"] == worker.id else ""
+        return cls(plain["until"], plain["paused"], worker, max(plain["beat"], later))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ def read_trial(frozen: "FrozenTrial", restore: Callable[[Mapping[str, Any]], dic
         restore: Optuna's params -> ours, for trials of earlier versions, which kept them nowhere else.
     """
     about = frozen.user_attrs
-    work = Work.read(about["work"], about.get("beat", "")) if "work" in about else Work()
+    work = Work.read(about["work"], about.get("beat", {})) if "work" in about else Work()
     return Trial(
         id=frozen._trial_id,
         number=frozen.number,
@@ -169,12 +173,13 @@ def _lives(worker: Worker, beat: str) -> bool:
 def signs_of_life(storage: "BaseStorage", trial: Trial) -> Iterator[None]:
     """Within the block the trial's worker gives a sign of life every BEAT_SECONDS."""
     ended = threading.Event()
+    worker = trial.work.worker.id if trial.work.worker else ""
 
     def beat() -> None:
         while not ended.wait(BEAT_SECONDS):
             # A database that is away for a while costs signs of life, never the trial.
             with suppress(Exception):
-                storage.set_trial_user_attr(trial.id, "beat", now())
+                storage.set_trial_user_attr(trial.id, "beat", {"worker": worker, "at": now()})
 
     thread = threading.Thread(target=beat, name="signs-of-life", daemon=True)
     thread.start()
