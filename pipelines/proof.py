@@ -111,6 +111,7 @@ def _scratch(home: Home, run_id: str, start: int, end: int) -> Iterator[Home]:
             shutil.copyfile(source / name, copy / name)
         inputs = read_json(source / "inputs.json")
         places = {name: os.path.relpath(source / inputs[name], copy) for name in ("data", "base")}
+        inputs.pop("evaluation", None)  # what is evaluated on the way leaves training as it is
         write_json(copy / "inputs.json", inputs | places | {"until": end})
         if start:
             # Nothing writes into a checkpoint, so a link is as good as a copy.

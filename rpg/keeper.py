@@ -47,8 +47,6 @@ class TrainingState:
     """Optimizer updates done."""
     policy_version: int = 0
     """Number of times that the sampler has loaded weights."""
-    evaluated: int = 0
-    """The last step whose policy was evaluated."""
 
     def copy(self, parts: Parts, source: RolloutSource) -> StateCopy:
         """The whole state of training, copied to host memory. All ranks call; each gets the part that it writes.
@@ -81,7 +79,6 @@ class TrainingState:
         parts.schedule.load_state_dict(record["reference"])
         parts.guards.load_state_dict(record.get("guards", {}))
         self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
-        self.evaluated = record.get("evaluated", 0)
         parts.give_sampler_weights(self.policy_version)
 
 
@@ -97,6 +94,9 @@ class Keeper:
         self._copy: StateCopy | None = None
         self._means = Means()
         self._ending = False
+        self._evaluated: set[int] = set()
+        self._noted: set[int] = set()
+        """The part of `_evaluated` that is on disk."""
 
     def event(self, step: int, kind: str, message: str) -> None:
         """Records an event of the run, written with the step's other rows."""
@@ -133,17 +133,38 @@ class Keeper:
         if failed:
             self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
 
-    def evaluation(self, step: int, answered: list[list[Answered]]) -> None:
-        """Records the present policy's answers to the evaluation problems, written with the step's other rows."""
-        if self._first:
-            spec, inputs, writer = self._parts.spec.evaluation, self._parts.run.inputs(), self._writer
-            fingerprint = inputs.get("evaluation", "")
-            Recorder(writer, spec, inputs["run_id"], fingerprint, Int32(writer.attempt)).record(step, answered)
+    def evaluation(self, step: int, answered: list[list[Answered]]) -> dict[str, float]:
+        """Records the present policy's answers to the evaluation problems, written with the step's other rows.
+
+        Returns:
+            The accuracy on each set, by `mean@k on SET`, on rank 0; nothing on the others.
+        """
+        self._evaluated.add(step)
+        if not self._first:
+            return {}
+        spec, inputs, writer = self._parts.spec.evaluation, self._parts.run.inputs(), self._writer
+        recorder = Recorder(writer, spec, inputs["run_id"], inputs["evaluation"], Int32(writer.attempt))
+        metric = f"mean@{spec.samples_per_problem}"
+        return {
+            f"{metric} on {measured['dataset']}": measured["metrics"][metric]["value"]
+            for measured in recorder.record(step, answered)
+        }
+
+    def has_evaluated(self, step: int) -> bool:
+        """Whether the policy of the step was evaluated, in this attempt or before."""
+        return step in self._evaluated
+
+    def recall_evaluations(self, up_to: int) -> None:
+        """Takes from disk which steps were evaluated, without those after `up_to`, whose rows no longer count."""
+        self._noted = set(ranks.from_first(self._parts.run.evaluated_steps() if self._first else []))
+        self._evaluated = {step for step in self._noted if step <= up_to}
+        self._note_evaluated()
 
     def flush(self) -> None:
-        """Puts the rows so far on disk."""
+        """Puts the rows so far on disk, then notes the steps whose evaluations are among them."""
         if self._first:
             self._writer.flush()
+        self._note_evaluated()
 
     def save(self, state: TrainingState, *, stopping: bool) -> None:
         """Exports weights and copies the state where that is due; `finish_step` then has the copy written."""
@@ -168,7 +189,7 @@ class Keeper:
         """
         if self._first:
             write_metrics(self._writer, state.step, metrics)
-            self._writer.flush()
+        self.flush()
         self._means.add(metrics)
         self._checkpoints.check()
         if self._copy:
@@ -197,7 +218,7 @@ class Keeper:
         if self._first:
             self._writer.flush()
             self._writer = SegmentWriter(run.path, run.inputs()["run_id"], run.new_attempt(step))
-            run.pause.unlink(missing_ok=True)
+        self.recall_evaluations(step)
         state.load(self._parts, self._source, self._checkpoints.path(step))
         self._copy, self._means, self._ending = None, Means(), False
         return step
@@ -226,19 +247,15 @@ class Keeper:
         }
         write_json(run.manifest, record)
 
-    def pause(self, step: int) -> None:
-        """Notes that training has paused at a step, with its rows and its checkpoint on disk."""
-        run = self._parts.run
-        if self._first:
-            inputs = run.inputs()
-            write_json(
-                run.pause, {"step": step} | {name: inputs.get(name, "") for name in ("fingerprint", "evaluation")}
-            )
-
     def close(self) -> None:
         """Writes the rows that an unfinished step left."""
         self._checkpoints.close()
         self.flush()
+
+    def _note_evaluated(self) -> None:
+        if self._first and self._evaluated != self._noted:
+            self._parts.run.note_evaluated(self._evaluated)
+        self._noted = set(self._evaluated)
 
     def _export(self, step: int) -> None:
         final = self._parts.run.weights / f"step-{step:06}"

@@ -101,7 +101,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
     _check(spec, base, max_length)
     # Loaded where training does not evaluate either, so that what is wrong with them shows before training.
     evaluation = evaluation_inputs(spec, data, base, tokenizer) if spec.data.evaluation else None
-    if evaluation and (spec.evaluation.every_steps or inputs.get("until")):
+    if evaluation and (spec.evaluation.every_steps or (inputs.get("until") and "evaluation" in inputs)):
         max_length = max(max_length, evaluation.max_length)
     learner = Learner(
         base,

@@ -1,7 +1,7 @@
 """The trainer process: `python -m rpg.train RUN_DIR`, alone or as one of several ranks.
 
-Exit codes: 0 trained to the end, or paused at the step at which it was to, as RUN_DIR/paused.json then says; 1 a
-failure; 2 spec, data or model are wrong, as RUN_DIR/problems.json says; 143 stopped when asked to, its state saved.
+Exit codes: 0 trained to the end, or to the step at which it was to pause; 1 a failure; 2 spec, data or model are wrong,
+as RUN_DIR/problems.json says; 143 stopped when asked to, its state saved.
 """
 
 import os
@@ -105,6 +105,7 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
     resumed = checkpoints.latest()
     attempt = ranks.from_first(run.new_attempt(resumed) if first else 0)
     keeper = Keeper(parts, source, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt))
+    keeper.recall_evaluations(resumed)
     keeper.event(resumed, "resumed" if resumed else "started", f"attempt {attempt}, {ranks.world_size()} rank(s)")
     if inputs.get("failure"):
         keeper.event(resumed, "attempt_failed", inputs["failure"])
@@ -130,7 +131,6 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
     finally:
         checkpoints.close()
     if not done and trainer.paused:
-        keeper.pause(state.step)
         progress.say(f"paused at step {state.step}; its state is saved")
         return 0
     if not done:

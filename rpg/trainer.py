@@ -64,6 +64,7 @@ class Trainer:
         self.training = parts.spec.training
         self.until: int = parts.run.inputs().get("until", 0)
         """The step at which training pauses, its policy evaluated and its state saved; 0: none."""
+        self.evaluates = "evaluation" in parts.run.inputs()
         self.spec_now = parts.spec
         """The spec with the objective of the step under way, see `Experiment.at_step`."""
         self.clock: Stopwatch | None = None
@@ -249,14 +250,14 @@ class Trainer:
     def evaluation_is_due(self) -> bool:
         """Whether the policy is to be evaluated now and was not yet. After the last step the evaluate stage does it."""
         step, every = self.state.step, self.spec.evaluation.every_steps
-        due = self.pausing or (every > 0 and step > 0 and step % every == 0)
-        return due and step < self.training.steps and self.state.evaluated != step
+        due = self.pausing or (every > 0 and 0 < step < self.training.steps and step % every == 0)
+        return self.evaluates and due and not self.keeper.has_evaluated(step)
 
     def evaluate(self) -> None:
         """Has the sampler, which is idle and holds the policy, answer the evaluation sets. Training goes on as if it
         had not: the answers follow from seeds of their own."""
-        self.keeper.evaluation(self.state.step, self.parts.evaluate())
-        self.state.evaluated = self.state.step
+        means = self.keeper.evaluation(self.state.step, self.parts.evaluate())
+        self.progress.evaluated(self.state.step, means)
 
     def check_guards(self, metrics: dict[str, float]) -> Exception | None:
         """Records the guards that warn. Returns what ends the step, where a guard stops the run or rolls it back."""

@@ -108,7 +108,9 @@ def training_line(progress: dict[str, Any]) -> str:
     step, steps = int(progress.get("step", 0)), int(progress.get("steps", 0))
     metrics = progress.get("metrics") or {}
     parts = [f"step {step}/{steps}", *filter(None, [progress_text(metrics)])]
-    seconds = metrics.get("time/step")
+    if evaluation := progress.get("evaluation"):
+        parts.append(evaluation)
+    seconds = (metrics.get("time/step") or 0.0) - (metrics.get("time/evaluate") or 0.0)
     if seconds and steps > step:
         parts.append(f"{seconds * (steps - step):.0f} s left")
     return "  ".join(parts)

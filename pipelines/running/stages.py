@@ -131,14 +131,15 @@ def _name_evaluation(execution: RunExecution, stage: StagePlan) -> None:
         execution.state.update(evaluation=stage.fingerprint)
 
 
-def _pause_if_there(execution: RunExecution, stage: StagePlan) -> None:
-    """Raises StagePausedError where training has paused at the step at which it is to, or after it."""
-    paused = read_json(execution.directory / "paused.json")
-    named = {"fingerprint": stage.fingerprint, "evaluation": execution.plan.stage("evaluate").fingerprint}
-    if 0 < execution.until <= paused.get("step", 0) and paused.items() >= named.items():
-        newest = max((execution.directory / "checkpoints").glob("step-*"), default=None)
-        if newest and newest.name >= f"step-{paused['step']:06}":
-            raise StagePausedError(paused["step"])
+def _pause_if_there(execution: RunExecution) -> None:
+    """Raises StagePausedError where training has come to the step at which it is to pause, or to one after it, and has
+    evaluated its policy there."""
+    noted = read_json(execution.directory / "evaluated.json")
+    newest = max((execution.directory / "checkpoints").glob("step-*"), default=None)
+    if execution.until and newest and noted.get("evaluation") == execution.plan.stage("evaluate").fingerprint:
+        saved = int(newest.name.removeprefix("step-"))
+        if standing := [step for step in noted["steps"] if execution.until <= step <= saved]:
+            raise StagePausedError(min(standing))
 
 
 def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
@@ -168,17 +169,15 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
 
 
 def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
-    _pause_if_there(execution, stage)
+    _pause_if_there(execution)
     directory = execution.directory
     inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
-    named: dict[str, Any] = {"run_id": execution.run_id, "fingerprint": stage.fingerprint}
-    if execution.until:
-        named["until"] = execution.until
+    evaluate = execution.plan.stage("evaluate")
+    named = {"run_id": execution.run_id, "fingerprint": stage.fingerprint, "evaluation": evaluate.fingerprint}
     if execution.until or execution.plan.experiment.evaluation.every_steps:
-        evaluate = execution.plan.stage("evaluate")
-        named["evaluation"] = evaluate.fingerprint
         _name_evaluation(execution, evaluate)
-    write_json(directory / "inputs.json", named | inputs | retry_inputs(execution))
+    pause = {"until": execution.until} if execution.until else {}
+    write_json(directory / "inputs.json", named | pause | inputs | retry_inputs(execution))
     _withdraw(execution, manifest_of("train", directory))
     (directory / "cancel").unlink(missing_ok=True)
     launcher = launcher_of(execution.plan.experiment)
@@ -193,7 +192,7 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
             signal_children=launcher.signal_children,
             afterwards=lambda: launcher.end(directory),
         )
-    _pause_if_there(execution, stage)
+    _pause_if_there(execution)
     if damage := damage_of(manifest_of("train", directory), stage.fingerprint):
         raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
 

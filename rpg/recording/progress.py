@@ -19,11 +19,17 @@ class ProgressFile:
         self._speaks = speaks
         self._started_at = now("microseconds")
         self._live = sys.stderr.isatty()
+        self._evaluation = ""
 
     def say(self, message: str) -> None:
         """Prints a line of its own."""
         if self._speaks:
             print(f"train: {message}", file=sys.stderr, flush=True)
+
+    def evaluated(self, step: int, means: Mapping[str, float]) -> None:
+        """Notes an evaluation for the reports of the steps from here on: accuracy on each set, by `mean@k on SET`."""
+        figures = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
+        self._evaluation = f"{figures} at step {step}"
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Reports a step whose records are on disk."""
@@ -43,6 +49,7 @@ class ProgressFile:
                 "started_at": self._started_at,
                 "metrics": dict(metrics),
                 "phase": "training",
+                "evaluation": self._evaluation,
             }
         )
 

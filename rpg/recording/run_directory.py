@@ -1,11 +1,12 @@
 """A run's directory as the trainer sees it: what it reads there, and where it writes."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpg.files import now, write_json
+from rpg.files import now, read_json, write_json
 from specs.document import experiment_of
 from specs.schema.experiment import Experiment
 
@@ -22,7 +23,8 @@ class RunDirectory:
 
     def inputs(self) -> dict[str, Any]:
         """run_id, fingerprint, where the staged data and the base model are; where they are given, also
-        until: a step to pause at; evaluation: fingerprint of the evaluate stage whose settings the trainer shares."""
+        until: a step to pause at; evaluation: fingerprint of the evaluate stage, without which training evaluates
+        nothing."""
         return dict(json.loads((self.path / "inputs.json").read_bytes()))
 
     @property
@@ -46,11 +48,6 @@ class RunDirectory:
         return self.path / "guards.json"
 
     @property
-    def pause(self) -> Path:
-        """The last step at which training paused, once it did: {step, fingerprint, evaluation}."""
-        return self.path / "paused.json"
-
-    @property
     def manifest(self) -> Path:
         """Written last, when training is done."""
         return self.path / "train.json"
@@ -66,6 +63,16 @@ class RunDirectory:
         record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now("microseconds")}
         write_json(attempts / f"{number:04}.json", record)
         return number
+
+    def evaluated_steps(self) -> list[int]:
+        """The steps at which training has evaluated its policy, rows on disk, as the present evaluate stage would."""
+        noted = read_json(self.path / "evaluated.json")
+        return noted["steps"] if noted and noted["evaluation"] == self.inputs().get("evaluation") else []
+
+    def note_evaluated(self, steps: Iterable[int]) -> None:
+        """Replaces evaluated.json."""
+        evaluation = self.inputs().get("evaluation", "")
+        write_json(self.path / "evaluated.json", {"evaluation": evaluation, "steps": sorted(steps)})
 
     def report_progress(self, record: dict[str, Any]) -> None:
         """Replaces progress.json."""

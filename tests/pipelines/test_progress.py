@@ -38,6 +38,8 @@ def test_lines_about_a_stage_come_now_and_then_and_never_twice(monkeypatch):
 def test_a_training_line_shows_what_there_is():
     metrics = {"reward/mean": 0.4375, "time/step": 0.5, "kl/reverse": None}
     assert training_line({"step": 2, "steps": 10, "metrics": metrics}) == "step 2/10  reward 0.4375  4 s left"
+    evaluated = {"step": 4, "steps": 4, "metrics": {}, "evaluation": "mean@8 on sums 0.412 at step 3"}
+    assert training_line(evaluated) == "step 4/4  mean@8 on sums 0.412 at step 3"
     assert training_line({}) == "step 0/0"
 
 

@@ -52,9 +52,20 @@ def straight(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def train_until(run_dir: Path, step: int) -> str:
+def new_run(inputs: Path, run_dir: Path, **changes: dict[str, Any]) -> Path:
+    """A run's directory that names the evaluate stage, without which training evaluates nothing."""
+    make_run(inputs, run_dir, **changes)
+    set_inputs(run_dir, evaluation="e" * 64)
+    return run_dir
+
+
+def set_inputs(run_dir: Path, **fields: Any) -> None:
     file = run_dir / "inputs.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"until": step, "evaluation": "e" * 64}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def train_until(run_dir: Path, step: int) -> str:
+    set_inputs(run_dir, until=step)
     return train(run_dir)
 
 
@@ -90,13 +101,9 @@ def evaluated(run_dir: Path) -> dict[int, int]:
 def test_a_run_that_pauses_twice_and_goes_on_is_the_uninterrupted_one(
     inputs: Path, tmp_path: Path, straight: Path
 ) -> None:
-    run_dir = make_run(inputs, tmp_path / "run", **CHANGES)
+    run_dir = new_run(inputs, tmp_path / "run", **CHANGES)
     train_until(run_dir, 4)
-    assert json.loads((run_dir / "paused.json").read_text()) == {
-        "step": 4,
-        "fingerprint": "f" * 64,
-        "evaluation": "e" * 64,
-    }
+    assert json.loads((run_dir / "evaluated.json").read_text()) == {"evaluation": "e" * 64, "steps": [4]}
     assert not (run_dir / "train.json").exists()
     train_until(run_dir, 5)
     train_until(run_dir, 0)
@@ -108,7 +115,7 @@ def test_a_run_that_pauses_twice_and_goes_on_is_the_uninterrupted_one(
 
 
 def test_evaluation_on_the_way_changes_nothing_in_training(inputs: Path, tmp_path: Path, straight: Path) -> None:
-    run_dir = make_run(inputs, tmp_path / "run", **EVERY_TWO)
+    run_dir = new_run(inputs, tmp_path / "run", **EVERY_TWO)
     train(run_dir)
     assert_trained_alike(run_dir, straight)
     assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)
@@ -121,7 +128,7 @@ def test_killed_while_it_evaluates_a_run_goes_on_with_every_row_once(
 ) -> None:
     # So many that two problems are answered at a time, and there are moments in the middle of an evaluation.
     many = {"evaluation": {**EVERY_TWO["evaluation"], "samples_per_problem": 512}}
-    run_dir = make_run(inputs, tmp_path / "run", **CHANGES | many)
+    run_dir = new_run(inputs, tmp_path / "run", **CHANGES | many)
     for lines in (2, 5):
         process = start([sys.executable, "-m", "rpg.train", str(run_dir)])
         assert process.stdout is not None
@@ -138,7 +145,7 @@ def test_killed_while_it_evaluates_a_run_goes_on_with_every_row_once(
 def test_asked_to_stop_before_an_evaluation_a_run_evaluates_when_it_goes_on(
     inputs: Path, tmp_path: Path, straight: Path
 ) -> None:
-    run_dir = make_run(inputs, tmp_path / "run", **EVERY_TWO)
+    run_dir = new_run(inputs, tmp_path / "run", **EVERY_TWO)
     # A cancel file makes it stop after its first step; it goes on until a step that is then due again.
     for _ in range(2):
         (run_dir / "cancel").touch()
@@ -149,8 +156,20 @@ def test_asked_to_stop_before_an_evaluation_a_run_evaluates_when_it_goes_on(
     assert_trained_alike(run_dir, straight)
 
 
+def test_set_back_a_run_evaluates_later_steps_again(inputs: Path, tmp_path: Path, straight: Path) -> None:
+    keeping = {"training": {**TRAINING, "checkpoint": {"every_steps": 3, "keep_last": 9}}}
+    run_dir = new_run(inputs, tmp_path / "run", **EVERY_TWO | keeping)
+    program = "import sys, pathlib; from tests.rpg.set_back import main; main(pathlib.Path(sys.argv[1]))"
+    finish(start([sys.executable, "-c", program, str(run_dir)]))
+    attempts = [json.loads(path.read_text()) for path in sorted((run_dir / "attempts").glob("*.json"))]
+    assert [attempt["resumed_from_step"] for attempt in attempts] == [0, 3]
+    assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * SAMPLES), "it was at step 7 before, evaluated"
+    assert json.loads((run_dir / "evaluated.json").read_text())["steps"] == [2, 4, 6]
+    assert_trained_alike(run_dir, straight)
+
+
 def test_the_rows_are_those_of_the_evaluate_stage_for_the_same_weights(inputs: Path, tmp_path: Path) -> None:
-    run_dir = make_run(inputs, tmp_path / "run", **EVERY_TWO | {"training": {**TRAINING, "export_every_steps": 4}})
+    run_dir = new_run(inputs, tmp_path / "run", **EVERY_TWO | {"training": {**TRAINING, "export_every_steps": 4}})
     train(run_dir)
     spec = json.loads((run_dir / "spec.json").read_text())
     spec["evaluation"]["checkpoints"] = "all"
@@ -168,7 +187,7 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_two_ranks_share_the_problems_and_train_as_if_they_did_not(inputs: Path, tmp_path: Path) -> None:
-    runs = [make_run(inputs, tmp_path / name / "run", **changes) for name, changes in TWO_RANKS.items()]
+    runs = [new_run(inputs, tmp_path / name / "run", **changes) for name, changes in TWO_RANKS.items()]
     for run_dir in runs:
         finish(start(local_command(run_dir, 2, free_port())))
     assert_trained_alike(*runs)
@@ -179,7 +198,7 @@ def test_two_ranks_share_the_problems_and_train_as_if_they_did_not(inputs: Path,
 @pytest.mark.long
 def test_batches_sampled_ahead_are_those_without_evaluation(inputs: Path, tmp_path: Path) -> None:
     ahead = {"rollout": {"max_staleness": 2}}
-    runs = [make_run(inputs, tmp_path / name / "run", **spec, **ahead) for name, spec in BOTH.items()]
+    runs = [new_run(inputs, tmp_path / name / "run", **spec, **ahead) for name, spec in BOTH.items()]
     for run_dir in runs:
         train(run_dir)
     assert_trained_alike(*runs)
@@ -190,7 +209,7 @@ def test_batches_sampled_ahead_are_those_without_evaluation(inputs: Path, tmp_pa
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_a_vllm_engine_evaluates_and_samples_on_as_if_it_had_not(inputs: Path, tmp_path: Path) -> None:
     vllm = {"rollout": {"engine": "vllm"}}
-    runs = [make_run(inputs, tmp_path / name / "run", **spec, **vllm) for name, spec in BOTH.items()]
+    runs = [new_run(inputs, tmp_path / name / "run", **spec, **vllm) for name, spec in BOTH.items()]
     for run_dir in runs:
         train(run_dir)
     assert_trained_alike(*runs)
