@@ -39,7 +39,6 @@ __all__ = [
     "in_order",
     "is_active",
     "names",
-    "overrides",
     "own_params",
     "plain",
     "restored",
@@ -108,11 +107,6 @@ def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:
 def plain(space: Space) -> dict[str, Any]:
     """The space as JSON data."""
     return {path: searched.model_dump(mode="json") for path, searched in space.items()}
-
-
-def overrides(values: Mapping[str, Any]) -> list[str]:
-    """The values as `path=value`, as `--set` takes them."""
-    return [f"{path}={text_of(value)}" for path, value in values.items()]
 
 
 _HINT = "give the study another name: values found in different spaces do not compare"

@@ -248,6 +248,7 @@ def test_text_that_is_dumped_is_read_back_as_it_was() -> None:
         "texts": [
             "no",
             "08",
+            ".1e8",
             "1e-4",
             "0o17",
             "~",

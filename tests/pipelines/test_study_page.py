@@ -74,14 +74,14 @@ def test_nothing_is_said_before_a_trial_has_finished_or_where_none_keeps_the_con
 def test_a_confirmed_winner_is_claimed_with_its_interval(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75), confirmed_arm(home, 3, 0.52)
     data = study(SEARCH, confirmation=confirmation(*arms))
-    found = answer(home, StudyRecord.of(data))
+    conclusion = answer(home, StudyRecord.of(data))
     gap = r"\+2\d\.\d points \[\+[12]\d\.\d, \+[23]\d\.\d\]"
     claim = f"Trial 2 is better than the baseline by {gap} in mean@8 on two-terms on 5 fresh seeds"
-    assert re.match(claim + r" \(7\d\.\d % against [45]\d\.\d %\): objective", found.sentence), found.sentence
-    assert [result.arm.label for result in found.arms] == ["baseline", "trial 2", "trial 3"]
-    assert found.arms[0].against_baseline is None
-    assert found.arms[2].against_baseline is not None
-    assert not found.arms[2].against_baseline.excludes(0)
+    assert re.match(claim + r" \(7\d\.\d % against [45]\d\.\d %\): objective", conclusion.sentence), conclusion.sentence
+    assert [result.arm.label for result in conclusion.arms] == ["baseline", "trial 2", "trial 3"]
+    assert conclusion.arms[0].against_baseline is None
+    assert conclusion.arms[2].against_baseline is not None
+    assert not conclusion.arms[2].against_baseline.excludes(0)
     text = page_of(home, data)
     assert "mean@8 on two-terms on fresh seeds" in text
     assert "100, 101, 102, 103, 104" in text
@@ -115,12 +115,12 @@ def test_a_goal_to_minimize_is_better_where_it_is_lower(home: Home) -> None:
 def test_pass_at_k_is_compared_over_seeds_and_problems(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.4), confirmed_arm(home, 2, 0.7)
     goal = GOAL | {"metric": "pass@4"}
-    found = answer(home, StudyRecord.of(study(SEARCH, goals=[goal], confirmation=confirmation(*arms))))
-    assert found.sentence.startswith("Trial 2 is better than the baseline by +")
-    assert "points" in found.sentence
-    assert "in pass@4 on two-terms" in found.sentence
+    conclusion = answer(home, StudyRecord.of(study(SEARCH, goals=[goal], confirmation=confirmation(*arms))))
+    assert conclusion.sentence.startswith("Trial 2 is better than the baseline by +")
+    assert "points" in conclusion.sentence
+    assert "in pass@4 on two-terms" in conclusion.sentence
     # 1 - (1 - p)^4 is well above p: the values are those of the samples, not the mean@8 of the record.
-    assert found.arms[1].mean.value > 0.85
+    assert conclusion.arms[1].mean.value > 0.85
 
 
 def test_a_confirmation_that_is_not_complete_says_so_and_claims_nothing(home: Home) -> None:
@@ -138,11 +138,12 @@ def test_runs_of_the_confirmation_that_failed_are_told(home: Home) -> None:
     assert "1 of its 10 runs failed; the intervals are of the others." in note
     for unit in broken["units"]:
         unit |= {"state": "failed", "value": None}
-    found = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(whole, broken))))
+    conclusion = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(whole, broken))))
     assert (
-        found.note == "The confirmation failed: the baseline or every candidate has fewer than two runs with a value."
+        conclusion.note
+        == "The confirmation failed: the baseline or every candidate has fewer than two runs with a value."
     )
-    assert found.sentence.startswith("Candidate:")
+    assert conclusion.sentence.startswith("Candidate:")
 
 
 def test_pruned_trials_stand_apart_with_their_reasons_and_what_they_saved(home: Home) -> None:

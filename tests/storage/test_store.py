@@ -115,7 +115,7 @@ def test_the_native_tables_are_as_the_records_say() -> None:
 
 
 def test_an_empty_home_has_all_tables_and_no_rows(tmp_path: Path) -> None:
-    names = [*TABLES, "experiments", "runs", "stages", "studies", "trials", "artifacts"]
+    names = [*TABLES, "experiments", "runs", "stages", "studies", "trials", "confirmations", "artifacts"]
     views = ["learning_curves", "leaderboard", "run_summary"]
     for name in (*names, *views):
         assert Store.open(tmp_path / "nothing").query(f"from {name}").rows == []

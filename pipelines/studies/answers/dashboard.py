@@ -41,13 +41,13 @@ def publish_study(home: Home, record: StudyRecord) -> None:
 
 def study_markdown(home: Home, record: StudyRecord) -> str:
     """The answer, how many trials there are of each state, the confirmation, and the best trials as a table."""
-    found = answer(home, record)
-    lines = [f"# {record.question or record.name}", "", f"**{found.sentence}**", "", found.note, ""]
+    conclusion = answer(home, record)
+    lines = [f"# {record.question or record.name}", "", f"**{conclusion.sentence}**", "", conclusion.note, ""]
     lines += [", ".join(_counts(record)), ""]
-    if found.arms:
+    if conclusion.arms:
         rows = [
             [result.arm.label, with_interval(record.first, result.mean), f"{len(result.arm.finished)} seeds"]
-            for result in found.arms
+            for result in conclusion.arms
         ]
         lines += [*_table(["fresh seeds", record.first.metric, "runs"], rows), ""]
     paths = list(record.parameters)

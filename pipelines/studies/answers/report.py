@@ -27,15 +27,15 @@ def write_study_report(home: Home, name: str, path: Path | None = None) -> Path:
         SpecError: no study has that name.
     """
     record = read_study(home, name)
-    found, ranked = answer(home, record), importances(record)
+    conclusion, ranked = answer(home, record), importances(record)
     shown = shown_trials(record)
     page = render(
         "study.html",
         record=record,
         facts=_facts(record),
-        answer=found,
+        answer=conclusion,
         best=best_of(record),
-        confirmation=pictures.confirmation_chart(record, found.arms) if found.arms else "",
+        confirmation=pictures.confirmation_chart(record, conclusion.arms) if conclusion.arms else "",
         shown=shown,
         history=pictures.history_chart(record, shown),
         rungs=pictures.rung_chart(record, shown, _horizon(home, record)),
