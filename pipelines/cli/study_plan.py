@@ -54,9 +54,12 @@ def study_plan_data(document: StudyDocument, made: Plan, home: Home) -> dict[str
 
 def print_study_plan(document: StudyDocument, data: dict[str, Any]) -> None:
     """The same for a reader."""
+    import sys
+
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    # A pipe has no width to fit into.
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
     console.print(f"[bold]{data['study']}[/]  {data['question']}", end="\n\n")
     console.print(_space_table(data))
     console.print()
@@ -100,7 +103,8 @@ def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
     lines = ["bounds    tokens and GPU hours are the most there can be: every response at its full length"]
     lines += [f"search    {data['trials']} trials, each with {seeds}; sampler {data['sampler']}, {_pruner(data)}"]
     if study.confirm:
-        arms = f"the baseline and the {study.confirm.candidates} best"
+        number = study.confirm.candidates
+        arms = f"the baseline and the best {'trial' if number == 1 else f'{number} trials'}"
         lines.append(f"confirm   {arms}, each on {study.confirm.seeds} fresh seeds")
     units = {"tokens": "response tokens", "gpu_hours": "GPU hours", "hours": "hours"}
     limits = [f"{_number(limit)} {units[name]}" for name, limit in data["budget"].items() if limit]
@@ -166,6 +170,9 @@ def _text(value: Any) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "unknown"
+    for size, unit in ((1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
     return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.3g}"
 
 
