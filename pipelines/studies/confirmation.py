@@ -10,6 +10,7 @@ from itertools import count, islice
 from typing import Any
 
 from pipelines.studies.proposals import violations
+from pipelines.studies.space import text_of
 from pipelines.studies.trials import Trial
 from specs.schema.study import Study
 
@@ -57,7 +58,7 @@ def arms(study: Study, trials: Sequence[Trial]) -> list[Arm]:
     for trial in ranked(study, trials):
         if len(chosen) - bool(baseline) == study.confirm.candidates:
             break
-        if not trial.baseline and all(dict(trial.params) != dict(arm.params) for arm in chosen):
+        if not trial.baseline and all(text_of(trial.params) != text_of(arm.params) for arm in chosen):
             chosen.append(Arm(trial.number, trial.params, baseline=False))
     return [] if all(arm.baseline for arm in chosen) else chosen
 

@@ -25,7 +25,8 @@ State = Literal["pending", "running", "paused", "finished", "pruned", "failed"]
 BEAT_SECONDS = 20.0
 """Between two signs of life of a worker."""
 SILENT_SECONDS = 120.0
-"""After which a worker of another machine counts as dead. One of this machine is looked at directly."""
+"""After which a worker of another machine counts as dead; the machines' clocks have to agree to well within that. One
+of this machine is looked at directly."""
 
 
 @dataclass(frozen=True, slots=True)

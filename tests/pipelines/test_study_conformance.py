@@ -1,6 +1,7 @@
 """What every sampler and every pruner of a study keeps to, and what one of them alone has to do."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -389,3 +390,33 @@ def test_a_worker_killed_at_any_write_loses_doubles_and_promotes_nothing(
 
 def told(trials: list[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     return [(t["number"], t["state"], t["value"], t["params"], t["rungs"], t["attempts"]) for t in trials]
+
+
+def test_workers_that_share_a_study_do_each_trial_once_and_end_together(
+    monkeypatch: pytest.MonkeyPatch, home: Home, tmp_path: Path
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    document = study_document(
+        tmp_path / "specs",
+        sampler={"type": "random"},
+        pruner={"type": "asha", "rungs": RUNGS},
+        trials=24,
+        confirm={"candidates": 2, "seeds": 2},
+    )
+    done: list[tuple[int, int]] = []
+
+    def outcome(trial: Trial, step: int) -> Result:
+        if "arm" not in trial.about:
+            done.append((trial.number, step))
+        time.sleep(0.01)
+        return WORTH(trial, step)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: search(monkeypatch, document, home, outcome), range(3)))
+    record = json.loads((home.study("quick") / "study.json").read_text())
+    assert len(record["trials"]) == 24
+    assert {trial["state"] for trial in record["trials"]} == {"finished", "pruned"}
+    assert len(done) == len(set(done)), "no trial was trained to the same step twice"
+    assert [unit["state"] for arm in record["confirmation"]["arms"] for unit in arm["units"]] == ["finished"] * 6
+    assert record["status"] == "finished"

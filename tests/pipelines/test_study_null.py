@@ -9,8 +9,8 @@ from recorded_study import measured
 from tiny_trials import search, study_document
 
 from pipelines.home import Home
-from pipelines.studies.answers import answer
-from pipelines.studies.results import best_of, read_study
+from pipelines.studies.answers.answer import answer
+from pipelines.studies.answers.results import best_of, read_study
 from pipelines.studies.study import Result
 from pipelines.studies.trials import Score, Trial
 
