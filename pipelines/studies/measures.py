@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pipelines.home import Home
+from pipelines.report.evidence import accuracies, load_run, other_measures
 from pipelines.report.statistics import Interval, mean_interval, seed_mean
 from pipelines.studies.proposals import constraint_label
 from pipelines.studies.trials import Score
@@ -17,7 +18,14 @@ LAST_STEPS = 10
 
 
 def score(
-    store: Store, goal: Goal, run_ids: Sequence[str], step: int = 0, *, dataset: str = "", confidence: float = 0.95
+    store: Store,
+    home: Home,
+    goal: Goal,
+    run_ids: Sequence[str],
+    step: int = 0,
+    *,
+    dataset: str = "",
+    confidence: float = 0.95,
 ) -> Score | None:
     """A goal's measure, averaged over the runs' seeds; None where a run lacks it or it is not finite.
 
@@ -29,7 +37,7 @@ def score(
     """
     evaluated = EVALUATED.fullmatch(goal.metric) is not None
     if evaluated:
-        interval = _evaluated(store, goal, dataset or goal.dataset, run_ids, step, confidence)
+        interval = _evaluated(store, home, goal, dataset or goal.dataset, run_ids, step, confidence)
     else:
         values = _trained(store, goal.metric, run_ids, step)
         interval = _over_seeds(values, confidence) if values else None
@@ -41,12 +49,12 @@ def score(
     return Score(value, low, high)
 
 
-def constraint_values(store: Store, study: Study, run_ids: Sequence[str]) -> dict[str, float]:
+def constraint_values(store: Store, home: Home, study: Study, run_ids: Sequence[str]) -> dict[str, float]:
     """What the constraints bound, by `constraint_label`; what was not recorded is left out."""
     measured: dict[str, float] = {}
     for constraint in study.constraints:
         goal = Goal(metric=constraint.metric, dataset=constraint.dataset)
-        if result := score(store, goal, run_ids):
+        if result := score(store, home, goal, run_ids):
             measured[constraint_label(constraint.metric, constraint.dataset)] = result.value
     return measured
 
@@ -66,11 +74,11 @@ def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
 
 
 def _evaluated(
-    store: Store, goal: Goal, dataset: str, run_ids: Sequence[str], step: int, confidence: float
+    store: Store, home: Home, goal: Goal, dataset: str, run_ids: Sequence[str], step: int, confidence: float
 ) -> Interval | None:
     metric = "mean@%" if goal.metric.startswith("mean@") else goal.metric
     rows = store.query(
-        "SELECT run_id, step, value, ci_low, ci_high FROM evaluations "
+        "SELECT run_id, step FROM evaluations "
         "WHERE list_contains(?, run_id) AND dataset = ? AND metric LIKE ? AND (? = 0 OR step = ?) "
         "QUALIFY step = max(step) OVER (PARTITION BY run_id) ORDER BY run_id",
         [list(run_ids), dataset, metric, step, step],
@@ -78,17 +86,15 @@ def _evaluated(
     if {row[0] for row in rows} != set(run_ids):
         return None
     if goal.metric.startswith("mean@"):
-        return mean_interval(_by_problem(store, rows, dataset), confidence=confidence)
-    values = [row[2] for row in rows]
-    return Interval(values[0], rows[0][3], rows[0][4]) if len(rows) == 1 else seed_mean(values, confidence=confidence)
+        scores = accuracies(store, run_ids)[dataset]
+    else:
+        runs = [load_run(home, run_id) for run_id in run_ids]
+        scores = other_measures(store, runs, {row[1] for row in rows})[goal.metric][dataset]
+    return mean_interval(_by_problem([scores[run_id][at] for run_id, at in rows]), confidence=confidence)
 
 
-def _by_problem(store: Store, rows: Sequence[tuple[str, int, float, float, float]], dataset: str) -> list[list[float]]:
-    """[seeds, problems] of the checkpoints, on the problems that all of them have."""
-    from pipelines.report.evidence import accuracies
-
-    scores = accuracies(store, [row[0] for row in rows])[dataset]
-    runs: list[Mapping[str, float]] = [scores[run_id][step] for run_id, step, *_ in rows]
+def _by_problem(runs: Sequence[Mapping[str, float]]) -> list[list[float]]:
+    """[seeds, problems], on the problems that all seeds have."""
     problems = sorted(set.intersection(*(set(run) for run in runs)))
     return [[run[problem] for problem in problems] for run in runs]
 

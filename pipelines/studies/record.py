@@ -30,7 +30,7 @@ def study_record(
     Args:
         units: the confirmation's trials.
         arms: what is confirmed, as far as it is chosen.
-        status: searching, confirming or finished.
+        status: searching, confirming, finished, or stopped (by a failure, as on_failure has it).
         seeds, confirming_seeds: of each trial, of each arm.
     """
     study = document.study

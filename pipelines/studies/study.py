@@ -252,7 +252,7 @@ class _StudyWorker:
     def _decide(self) -> "Task | str | None":
         """A claimed task; None: nothing is left; `wait`: others are at work on what is left."""
         trials = self._trials()
-        if self.study.on_failure == "stop" and any(trial.state == "failed" for trial in trials):
+        if self._is_stopped(trials):
             return None
         if trial := self._taken_up(trials):
             # To the step that it was to reach: evaluated there, but not yet paused, it has not earned the next one.
@@ -269,6 +269,10 @@ class _StudyWorker:
             if trial.state == "paused":
                 self._end_pruned(trial, rungs.why_left_behind(self.study, trial, trials))
         return self._decide_confirmation(trials)
+
+    def _is_stopped(self, trials: Sequence[Trial]) -> bool:
+        """Whether a failure has ended the study, as `on_failure` has it."""
+        return self.study.on_failure == "stop" and any(trial.state == "failed" for trial in trials)
 
     def _taken_up(self, trials: Sequence[Trial]) -> Trial | None:
         """What this worker has claimed already, else the first that nobody works on."""
@@ -391,13 +395,14 @@ class _StudyWorker:
         if task.confirming and self.study.confirm:
             goals, dataset = goals[:1], self.study.confirm.dataset
         scores = [
-            measures.score(store, goal, run_ids, until, dataset=dataset, confidence=self.confidence) for goal in goals
+            measures.score(store, self.home, goal, run_ids, until, dataset=dataset, confidence=self.confidence)
+            for goal in goals
         ]
         for goal, scored in zip(goals, scores, strict=True):
             if scored is None:
                 label = proposals.constraint_label(goal.metric, goal.dataset)
                 return Result(run_ids, tokens=tokens, reason=f"no finite {label}", at_fault=True)
-        bounded = measures.constraint_values(store, self.study, run_ids) if self.study.constraints else None
+        bounded = measures.constraint_values(store, self.home, self.study, run_ids) if self.study.constraints else None
         whole = tuple(scored for scored in scores if scored is not None)
         return Result(run_ids, whole, paused_at=until, constraints=bounded, tokens=tokens)
 
@@ -490,17 +495,19 @@ class _StudyWorker:
 
     def _write(self) -> dict[str, Any]:
         trials, units = self._trials(), self._units()
-        searching = self._may_begin(trials) or any(not trial.ended for trial in trials)
-        arms = [] if searching else confirmation.arms(self.study, trials)
+        stopped = self._is_stopped(trials)
+        searching = not stopped and (self._may_begin(trials) or any(not trial.ended for trial in trials))
+        arms = [] if searching or stopped else confirmation.arms(self.study, trials)
         # Units of earlier arms, chosen when fewer trials were wanted, confirm nothing of today's.
         ended = {(unit.about["arm"], unit.about["seed"]) for unit in units if unit.ended}
         unconfirmed = any((arm.trial, seed) not in ended for arm in arms for seed in self.confirming_seeds)
+        status = "searching" if searching else "confirming" if unconfirmed else "finished"
         record = study_record(
             self.document,
             trials,
             units,
             arms,
-            status="searching" if searching else "confirming" if arms and unconfirmed else "finished",
+            status="stopped" if stopped else status,
             seeds=self.seeds,
             confirming_seeds=self.confirming_seeds,
             created_at=self.storage.storage.get_study_user_attrs(self._search_id)["created_at"],

@@ -58,7 +58,7 @@ def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Fore
     if not _fits(document, params):
         return [], "its values are not in this study's ranges"
     with Store.open(home.root) as store:
-        scores = [score(store, goal, [run_id]) for goal in document.study.targets]
+        scores = [score(store, home, goal, [run_id]) for goal in document.study.targets]
     values = tuple(scored.value for scored in scores if scored is not None)
     if len(values) < len(scores):
         return [], "it lacks the goal's measure"
