@@ -7,7 +7,7 @@ since would make a trial's param unseen. So each proposal fills a study in memor
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipelines.studies import space
@@ -24,6 +24,8 @@ class Foreign:
 
     params: space.Params
     values: tuple[float, ...]
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What constraints bound, by `constraint_label`, as far as it is known there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +141,13 @@ def _foreign(study: Study, result: Foreign) -> "optuna.trial.FrozenTrial":
     from optuna.trial import create_trial
 
     params, distributions = stored_params(study, result.params)
+    known = all(constraint_label(bound.metric, bound.dataset) in result.measured for bound in study.constraints)
     return create_trial(
-        values=result.values, params=params, distributions=distributions, system_attrs=_first_generation()
+        values=result.values,
+        params=params,
+        distributions=distributions,
+        system_attrs=_first_generation(),
+        constraints=violations(study, result.measured) if study.constraints and known else None,
     )
 
 

@@ -36,6 +36,7 @@ INFRASTRUCTURE: frozenset[Cause] = frozenset({"lost_peer", "preempted", "hung"})
 AT_FAULT: frozenset[Cause] = frozenset({"diverged", "out_of_memory", "sampler_out_of_memory"})
 """Causes that a trial's values have brought about: the sampler is to keep away from them."""
 _WAIT_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 10.0
 _CHEAP_SECONDS = 0.1
 
 
@@ -346,7 +347,7 @@ class _StudyWorker:
 
     def _result(self, task: Task) -> Result:
         """What comes of the task. Waits while another process executes one of its runs."""
-        waiting = False
+        waiting = 0.0
         while True:
             twin = None if task.confirming else self._transaction(lambda: self._twin(task.trial))
             result = twin or self._run(task)
@@ -354,10 +355,11 @@ class _StudyWorker:
                 return result
             if not waiting:
                 self.say(f"  waiting: {result.reason}")
-                waiting = True
             if self.stopping():
                 raise StudyInterruptedError("interrupted")
-            time.sleep(_WAIT_SECONDS)
+            # Each look is a flow run on the dashboard, of which there are not to be thousands.
+            waiting = min(2 * waiting + _WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
+            time.sleep(waiting)
 
     def _twin(self, trial: Trial) -> Result | None:
         """The result of a trial with the same params, if there is one: nothing would come out differently."""

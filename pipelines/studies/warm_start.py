@@ -5,7 +5,8 @@ from typing import Any
 
 from pipelines.home import Home
 from pipelines.studies import space
-from pipelines.studies.measures import score
+from pipelines.studies.answers.results import StudyRecord
+from pipelines.studies.measures import constraint_values, score
 from pipelines.studies.proposals import Foreign
 from rpg.files import read_json
 from specs.errors import Issue, SpecError
@@ -38,14 +39,22 @@ def _of_study(document: StudyDocument, home: Home, name: str) -> tuple[list[Fore
     record = read_json(home.study(name) / "study.json")
     if not record:
         return [], "no such study in this home"
-    goals = [goal.model_dump(mode="json") for goal in document.study.targets]
-    if record.get("goals") != goals:
-        return [], f"it was judged by another goal: {record.get('goal')}"
+    # An earlier version's record has its one goal in words, and knew the mean over seeds alone.
+    judged_by = [(goal.dataset, goal.metric, goal.direction) for goal in StudyRecord.of(record).goals]
+    cautious = [goal.get("over_seeds", "mean") for goal in record.get("goals") or [{}]]
+    goals = document.study.targets
+    if (judged_by, cautious) != (
+        [(goal.dataset, goal.metric, goal.direction) for goal in goals],
+        [goal.over_seeds for goal in goals],
+    ):
+        return [], f"it was judged by another goal: {record['goal']}"
     searched = document.study.parameters
     usable = [
-        Foreign({path: trial["params"][path] for path in searched if path in trial["params"]}, tuple(trial["values"]))
-        for trial in record["trials"]
-        if trial["state"] == "finished" and trial.get("values") and _fits(document, trial["params"])
+        Foreign(
+            {path: value for path, value in trial.params.items() if path in searched}, trial.values, trial.constraints
+        )
+        for trial in StudyRecord.of(record).finished
+        if _fits(document, trial.params)
     ]
     return usable, "" if usable else "none of its finished trials has values of this study's parameters"
 
@@ -59,10 +68,11 @@ def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Fore
         return [], "its values are not in this study's ranges"
     with Store.open(home.root) as store:
         scores = [score(store, home, goal, [run_id]) for goal in document.study.targets]
+        measured = constraint_values(store, home, document.study, [run_id])
     values = tuple(scored.value for scored in scores if scored is not None)
     if len(values) < len(scores):
         return [], "it lacks the goal's measure"
-    return [Foreign(params, values)], ""
+    return [Foreign(params, values, measured)], ""
 
 
 def _own(document: StudyDocument, spec: dict[str, object]) -> Iterator[tuple[str, object]]:
