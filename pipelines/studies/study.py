@@ -422,7 +422,7 @@ class _StudyWorker:
     def _tell(self, task: Task, result: Result, seconds: float) -> str:
         trial = self._reread(task.trial)
         if trial.ended or not self._is_mine(trial):
-            return f"  trial {trial.number} was taken over by another worker; this result is not used"
+            return f"  trial {trial.number} has ended, or another worker has taken it over; this result is not used"
         # Counted from the claim: told once more after a lost connection, it says the same.
         spent = float(task.trial.about.get("seconds", 0.0)) + seconds
         gpus = self.document.experiment.experiment.rollout.gpus(self.document.experiment.experiment.training.ranks)
