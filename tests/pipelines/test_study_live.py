@@ -4,11 +4,12 @@ import os
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live import Lab, finished, kill, wait_for
 
-from rpg.files import read_json
+from rpg.files import digest, read_json
 
 STUDY = """\
 name: clips
@@ -60,6 +61,52 @@ def test_a_study_of_eight_trials_survives_three_kills(lab: Lab, study: Path) -> 
     listed = lab.rpg("study", "list").out
     assert "8/8" in listed
     assert "maximize mean@2 on held_out" in listed
+
+
+@pytest.mark.long
+def test_a_trial_goes_on_when_its_trainer_is_killed_again_and_again(lab: Lab, study: Path) -> None:
+    moments = random.Random(SEED)
+    command = lab.start(
+        "study", "run", str(study), overrides=("trials=2", "overrides.stages.train.retry_delay_seconds=0")
+    )
+    killed: set[int] = set()
+    while command.poll() is None and len(killed) < 5:
+        trainer = lab.training_pid()
+        if trainer and trainer not in killed:
+            time.sleep(moments.uniform(0, 6))
+            kill(trainer)
+            killed.add(trainer)
+        time.sleep(0.1)
+    assert len(killed) >= 3, SEED
+    finished(command, timeout=600)
+    assert_goes_on(lab, study, trials=2)
+
+
+@pytest.mark.long
+def test_promoted_trials_have_the_weights_of_uninterrupted_ones(lab: Lab, study: Path) -> None:
+    pruned, whole = study.with_name("pruned.yaml"), study.with_name("whole.yaml")
+    text = (
+        study.read_text().replace("startup_trials: 4", "type: random").replace("training.steps: 4", "training.steps: 6")
+    )
+    pruned.write_text(text.replace("trials: 8", "trials: 5\npruner: {type: asha, rungs: [2, 4]}"))
+    whole.write_text(text.replace("trials: 8", "trials: 5").replace("name: clips", "name: whole"))
+    for path in (pruned, whole):
+        result = lab.rpg("study", "run", str(path), timeout=1200)
+        assert result.code == 0, result.err
+    trials, straight = (read_json(lab.home.study(name) / "study.json")["trials"] for name in ("clips", "whole"))
+    assert [trial["params"] for trial in trials] == [trial["params"] for trial in straight]
+    promoted = [number for number, trial in enumerate(trials) if trial["state"] == "finished" and trial["rungs"]]
+    assert promoted, "at least one comes to its end"
+    for number in promoted:
+        assert weights(lab, trials[number]) == weights(lab, straight[number])
+        assert trials[number]["value"] == straight[number]["value"]
+    assert sum(trial["tokens"] for trial in trials) < sum(trial["tokens"] for trial in straight)
+    assert {trial["state"] for trial in trials} == {"finished", "pruned"}
+    assert {row[0] for row in lab.query("SELECT count(*) FROM metrics GROUP BY run_id, step, name")} == {1}
+
+
+def weights(lab: Lab, trial: dict[str, Any]) -> str:
+    return digest(lab.home.run(trial["run_id"]) / "weights" / "step-000006" / "model.safetensors")
 
 
 @pytest.mark.long
