@@ -21,8 +21,10 @@ from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial, sig
 from pipelines.studies.warm_start import foreign_results
 from rpg.files import now, write_json
 from rpg.processes.exit_cause import Cause
+from rpg.processes.gpu_slots import slots_wanted
 from specs.document import Document
 from specs.errors import SpecError
+from specs.schema.experiment import Experiment
 from specs.schema.study import Study
 from specs.study_document import StudyDocument
 from storage import Store
@@ -425,7 +427,7 @@ class _StudyWorker:
             return f"  trial {trial.number} has ended, or another worker has taken it over; this result is not used"
         # Counted from the claim: told once more after a lost connection, it says the same.
         spent = float(task.trial.about.get("seconds", 0.0)) + seconds
-        gpus = self.document.experiment.experiment.rollout.gpus(self.document.experiment.experiment.training.ranks)
+        gpus = _gpus(self.document.experiment.experiment)
         self._note(trial, run_ids=list(result.run_ids), seconds=spent, gpu_hours=spent * gpus / 3600)
         if result.tokens:
             self._note(trial, tokens=result.tokens)
@@ -527,6 +529,12 @@ class _StudyWorker:
             return f"confirming with seed {trial.about['seed']}: {what}"
         until = f"  to step {trial.work.until}" if trial.work.until else ""
         return f"trial {trial.number} ({trial.number + 1} of {self.study.trials})  {values}{until}"
+
+
+def _gpus(experiment: Experiment) -> int:
+    """How many GPUs a run holds; 0 where it computes on this machine's CPU."""
+    gpus = experiment.rollout.gpus(experiment.training.ranks)
+    return slots_wanted(experiment.resources.device, gpus) if experiment.launcher.type == "local" else gpus
 
 
 def _failure(run_ids: tuple[str, ...], outcome: RunOutcome, tokens: float) -> Result:

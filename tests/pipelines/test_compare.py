@@ -131,3 +131,16 @@ def test_the_verbs_print_tables_json_and_where_the_page_lies(home: Home, monkeyp
     page = CliRunner().invoke(app, ["report", "sums", "-o", str(home.root / "page.html")]).stdout.strip()
     assert page == str(home.root / "page.html")
     assert "is best" in Path(page).read_text()
+
+
+def test_groups_that_were_evaluated_at_other_steps_are_shown_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    for name, steps in (("whole", 60), ("paused", 30)):
+        record_experiment(home, [record_run(home, f"{name}-s0", steps=steps, experiment=name)], name)
+    monkeypatch.setenv("RPG_HOME", str(tmp_path))
+    shown = CliRunner().invoke(app, ["compare", "whole", "paused"]).stdout
+    (row,) = (line.split() for line in shown.splitlines() if "evaluated at step" in line)
+    assert row[-2:] == ["60", "30"]
+    assert "evaluated at step" not in CliRunner().invoke(app, ["compare", "whole", "whole-s0"]).stdout

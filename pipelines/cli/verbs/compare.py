@@ -80,6 +80,9 @@ def _result_table(comparison: RunComparison) -> Table:
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in comparison.groups]
     table = _table("result", *labels)
     table.add_row("seeds", *seeds)
+    steps = {outcome.label: outcome.step for outcome in comparison.outcomes}
+    if len(set(steps.values())) > 1:  # a run that paused or ended early is not what it would be at the end
+        table.add_row("evaluated at step", *(str(steps.get(label, "-")) for label in labels))
     for name, cells in rows.items():
         table.add_row(name, *(cells.get(label, "-") for label in labels))
     return table
