@@ -135,6 +135,11 @@ def _services(home: Home) -> Iterator[Finding]:
         )
     else:
         yield Finding("worker", "ok", f"process {services.worker.pid}")
+    if services.studies is not None and is_alive(services.studies.pid, services.studies.started):
+        yield Finding("studies", "ok", services.studies_url)
+    else:
+        log = home.logs / "optuna-dashboard.log"
+        yield Finding("studies", "note", f"optuna-dashboard is not running; `rpg up` starts it again; see {log}")
 
 
 def _gpu_slots() -> Iterator[Finding]:

@@ -39,6 +39,10 @@ class Services:
     """The API's: http://.../api."""
     server: ProcessRecord
     worker: ProcessRecord | None = None
+    studies: ProcessRecord | None = None
+    """optuna-dashboard; None where it is not installed, or has not come up."""
+    studies_url: str = ""
+    """Its address for a browser; empty without it."""
 
     @property
     def dashboard(self) -> str:
@@ -47,8 +51,7 @@ class Services:
 
     def write(self, home: Home) -> None:
         """Writes it where other commands look."""
-        worker = asdict(self.worker) if self.worker else None
-        write_json(services_file(home), {"url": self.url, "server": asdict(self.server), "worker": worker})
+        write_json(services_file(home), asdict(self))
 
 
 def services_file(home: Home) -> Path:
@@ -62,7 +65,8 @@ def running_services(home: Home) -> Services | None:
     server = ProcessRecord.parse(fields.get("server") or {})
     if server is None or not is_alive(server.pid, server.started):
         return None
-    return Services(fields["url"], server, ProcessRecord.parse(fields.get("worker") or {}))
+    worker, studies = (ProcessRecord.parse(fields.get(name) or {}) for name in ("worker", "studies"))
+    return Services(fields["url"], server, worker, studies, fields.get("studies_url", ""))
 
 
 def environment(home: Home, url: str) -> dict[str, str]:
@@ -91,23 +95,37 @@ def server_command(host: str, port: int) -> list[str]:
     ]
 
 
-def is_healthy(url: str, timeout: float = 2.0) -> bool:
-    """Whether a Prefect API answers at the URL."""
+def answers(address: str, timeout: float = 2.0) -> bool:
+    """Whether a GET of the address is answered with status 200 within `timeout` seconds."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=timeout) as answer:
+        with urllib.request.urlopen(address, timeout=timeout) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False
 
 
+def is_healthy(url: str, timeout: float = 2.0) -> bool:
+    """Whether a Prefect API answers at the URL."""
+    return answers(f"{url}/health", timeout)
+
+
 def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: float = START_SECONDS) -> None:
     """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over."""
+    wait_until_answers(f"{url}/health", "the Prefect server", process, log, timeout)
+
+
+def wait_until_answers(
+    address: str, service: str, process: Popen[bytes], log: Path, timeout: float = START_SECONDS
+) -> None:
+    """Returns when the address answers. Raises ServiceError, which names `service`, when its process ends first, or
+    `timeout` seconds are over.
+    """
     deadline = time.monotonic() + timeout
-    while not is_healthy(url):
+    while not answers(address):
         if process.poll() is not None:
-            raise ServiceError(f"the Prefect server ended while starting; {log}:\n{log_tail(log)}")
+            raise ServiceError(f"{service} ended while starting; {log}:\n{log_tail(log)}")
         if time.monotonic() > deadline:
-            raise ServiceError(f"the Prefect server did not answer within {timeout:g} s; see {log}")
+            raise ServiceError(f"{service} did not answer within {timeout:g} s; see {log}")
         time.sleep(0.1)
 
 

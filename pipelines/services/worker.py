@@ -1,11 +1,14 @@
-"""The server and the worker of this machine: processes that outlive the command that starts them, and their end."""
+"""What `rpg up` starts on this machine: the server, a worker and the studies' dashboard; and their end."""
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import psutil
 
@@ -23,6 +26,7 @@ from pipelines.services.server import (
     running_services,
     server_command,
     services_file,
+    wait_until_answers,
     wait_until_healthy,
 )
 from storage.liveness import is_alive
@@ -32,11 +36,14 @@ _FLOW_SECONDS = 20.0
 """How long a flow takes at most to stop its stage (5 s) and to record that."""
 
 
-def up(home: Home, port: int = 0) -> Services:
-    """Starts the server and a worker, unless they run, and renews the deployments. Returns when the dashboard answers.
+def up(home: Home, port: int = 0, *, say: Callable[[str], None] = lambda _: None) -> Services:
+    """Starts the server, a worker and the studies' dashboard, unless they run, and renews the deployments.
+
+    Returns when both dashboards answer. Without that of studies it returns too.
 
     Args:
-        port: of the dashboard; 0: 4200, or any free one where that is taken.
+        port: of the Prefect dashboard; 0: 4200, or any free one where that is taken.
+        say: is given a message where there is no dashboard of studies: why.
     Raises:
         ServiceError: the server does not come up, or one that runs does not answer.
     """
@@ -47,11 +54,13 @@ def up(home: Home, port: int = 0) -> Services:
     _renew_deployments(home, services.url, POOL)
     if services.worker is None or not is_alive(services.worker.pid, services.worker.started):
         services = _start_worker(home, services)
+    if services.studies is None or not is_alive(services.studies.pid, services.studies.started):
+        services = _start_studies_dashboard(home, services, say)
     return services
 
 
 def _start_server(home: Home, port: int) -> Services:
-    chosen = port or (DEFAULT_PORT if _is_free(DEFAULT_PORT) else free_port())
+    chosen = port or _free_port_like(DEFAULT_PORT)
     if port and not _is_free(port):
         raise ServiceError(f"port {port} is taken")
     home.prefect.mkdir(parents=True, exist_ok=True)
@@ -72,9 +81,32 @@ def _start_worker(home: Home, services: Services) -> Services:
     command = worker_command(POOL)
     settings = worker_environment(home, services.url)
     process = start(command, home.logs / "prefect-worker.log", environment=settings, attached=False)
-    with_worker = Services(services.url, services.server, ProcessRecord.of(process.pid, "worker"))
+    with_worker = replace(services, worker=ProcessRecord.of(process.pid, "worker"))
     with_worker.write(home)
     return with_worker
+
+
+def _start_studies_dashboard(home: Home, services: Services, say: Callable[[str], None]) -> Services:
+    """Starts optuna-dashboard at the port after the server's, or at any free one where that is taken."""
+    without = replace(services, studies=None, studies_url="")
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        say("no dashboard of studies: pip install 'rpg-experiments[dashboard]'")
+        return without
+    port = _free_port_like(int(services.dashboard.rpartition(":")[2]) + 1)
+    log = home.logs / "optuna-dashboard.log"
+    command = [sys.executable, "-m", "pipelines.studies.web", str(port)]
+    process = start(command, log, environment={"RPG_HOME": str(home.root)}, attached=False)
+    record = ProcessRecord.of(process.pid, "studies")
+    with_studies = replace(services, studies=record, studies_url=f"http://127.0.0.1:{port}")
+    with_studies.write(home)
+    try:
+        wait_until_answers(with_studies.studies_url, "optuna-dashboard", process, log)
+    except ServiceError as error:
+        end(record)
+        without.write(home)
+        say(str(error))
+        return without
+    return with_studies
 
 
 def _renew_deployments(home: Home, url: str, pool: str) -> None:
@@ -102,7 +134,7 @@ def worker_environment(home: Home, url: str) -> dict[str, str]:
 
 
 def down(home: Home) -> bool:
-    """Stops the worker's flow runs, then the worker and the server. Returns whether anything was up."""
+    """Stops the worker's flow runs, then everything that `up` has started. Returns whether anything was up."""
     services = running_services(home)
     if services is None:
         services_file(home).unlink(missing_ok=True)
@@ -110,6 +142,8 @@ def down(home: Home) -> bool:
     if services.worker is not None:
         _stop_flows(services.worker)
         end(services.worker, grace=1.0)
+    if services.studies is not None:
+        end(services.studies, grace=1.0)
     end(services.server, grace=5.0)
     services_file(home).unlink(missing_ok=True)
     reap(home)
@@ -131,6 +165,11 @@ def _stop_flows(worker: ProcessRecord) -> None:
         deadline = time.monotonic() + _FLOW_SECONDS
         while any(is_alive(flow.pid, flow.started) for flow in flows) and time.monotonic() < deadline:
             time.sleep(0.1)
+
+
+def _free_port_like(preferred: int) -> int:
+    """The preferred port where it is free, else any that is."""
+    return preferred if _is_free(preferred) else free_port()
 
 
 def _is_free(port: int) -> bool:

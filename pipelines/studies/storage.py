@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 URL = "RPG_STUDIES_URL"
+JOURNAL = "journal.log"
+"""A study's journal, in its directory."""
 OUTAGE_SECONDS = 600.0
 """How long a worker waits for a database that does not answer before it gives up; its trial goes on later."""
 _RETRY_SECONDS = 1.0
@@ -89,16 +91,17 @@ def open_storage(home: Home, name: str) -> StudyStorage:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if url := os.environ.get(URL, ""):
-        return _in_database(url, name)
+        storage, engine = open_database(url)
+        return StudyStorage(name, storage, lambda: _held(engine, f"rpg study {name}"))
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    path = home.study(name) / "journal.log"
+    path = home.study(name) / JOURNAL
     path.parent.mkdir(parents=True, exist_ok=True)
     # Optuna's own lock is a link that outlives a killed process; the kernel takes this one back.
     lock = _JournalLock(path)
-    storage = JournalStorage(JournalFileBackend(str(path), lock_obj=cast("Any", lock)))
-    return StudyStorage(name, storage, lambda: home.locked(f"study-{name}", waiting=lambda: None))
+    journal = JournalStorage(JournalFileBackend(str(path), lock_obj=cast("Any", lock)))
+    return StudyStorage(name, journal, lambda: home.locked(f"study-{name}", waiting=lambda: None))
 
 
 def load_study(home: Home, name: str) -> "optuna.Study":
@@ -108,7 +111,13 @@ def load_study(home: Home, name: str) -> "optuna.Study":
     return optuna.load_study(study_name=name, storage=open_storage(home, name).storage)
 
 
-def _in_database(url: str, name: str) -> StudyStorage:
+def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
+    """The storage of all studies in a database, and a connection to take locks by.
+
+    Raises:
+        SpecError: the URL is not PostgreSQL's, or its driver is not installed.
+        StudyStorageError: the database does not answer.
+    """
     import optuna
     import sqlalchemy
 
@@ -130,8 +139,7 @@ def _in_database(url: str, name: str) -> StudyStorage:
     except sqlalchemy.exc.SQLAlchemyError as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise StudyStorageError(f"the database of {URL} cannot be opened: {reason}") from None
-    cached = optuna.storages.get_storage(storage)
-    return StudyStorage(name, cached, lambda: _held(engine, f"rpg study {name}"))
+    return optuna.storages.get_storage(storage), engine
 
 
 @contextlib.contextmanager

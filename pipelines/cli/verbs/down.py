@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def down() -> None:
-    """Ends the server and the worker that `rpg up` started; a run under way is cancelled."""
+    """Ends what `rpg up` started: the server, the worker and optuna-dashboard; a run under way is cancelled."""
     import sys
 
     from pipelines.home import Home

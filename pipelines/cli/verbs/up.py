@@ -1,4 +1,4 @@
-"""`rpg up`: a Prefect server and a worker on this machine."""
+"""`rpg up`: a Prefect server, a worker and the studies' dashboard on this machine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pipelines.cli.options import AsJson
 
 
 def up(
-    port: Annotated[int, typer.Option(help="Of the dashboard; 0: 4200, or a free one where that is taken.")] = 0,
+    port: Annotated[int, typer.Option(help="Of the Prefect dashboard; 0: 4200, or a free one if that is taken.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Starts a Prefect server and a worker here and prints the dashboard's address; they run until `rpg down`."""
+    """Starts a Prefect server, a worker and optuna-dashboard here and prints both dashboards' addresses.
+
+    They run until `rpg down`. optuna-dashboard shows all studies and changes none. Where it is not installed
+    (`pip install "rpg-experiments[dashboard]"`) the others start without it.
+    """
     import json
     import sys
 
@@ -22,11 +26,14 @@ def up(
     from pipelines.services.worker import up as start_services
 
     try:
-        services = start_services(Home.from_environment(), port)
+        services = start_services(Home.from_environment(), port, say=lambda line: print(line, file=sys.stderr))
     except ServiceError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None
     if as_json:
-        print(json.dumps({"dashboard": services.dashboard, "api": services.url}))
+        studies = services.studies_url or None
+        print(json.dumps({"dashboard": services.dashboard, "api": services.url, "studies": studies}))
     else:
         print(services.dashboard)
+        if services.studies_url:
+            print(f"studies: {services.studies_url}")

@@ -1,0 +1,197 @@
+"""optuna-dashboard over every study of the home: `python -m pipelines.studies.web PORT`, as `rpg up` starts it.
+
+optuna-dashboard opens one storage, and the home has a journal for each study: they are read here as one storage, which
+refuses to write. With RPG_STUDIES_URL it is the database. The page ends with the server of `rpg up`.
+"""
+
+import copy
+import os
+import sys
+import threading
+from collections.abc import Callable, Container, Sequence
+from socketserver import ThreadingMixIn
+from typing import Any, NoReturn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import optuna
+from bottle import HTTPError
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
+from optuna.study._frozen import FrozenStudy
+from optuna.trial import FrozenTrial, TrialState
+from optuna_dashboard import wsgi
+
+from pipelines.home import Home
+from pipelines.services.server import running_services
+from pipelines.studies.storage import JOURNAL, URL, open_database
+from storage.liveness import is_alive
+
+_IDS = 10**9
+"""Between the ids of two storages. Those of nine million storages are whole numbers to a browser, too."""
+_LOOK_SECONDS = 1.0
+"""Between two looks at whether the server of `rpg up` lives."""
+
+
+class Journals:
+    """The journals of a home, each opened once."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._opened: dict[str, tuple[bytes, JournalStorage]] = {}
+        """By study, in the order of `storages`: the journal's first line, and its storage."""
+        self._lock = threading.Lock()
+
+    def storages(self) -> list[BaseStorage]:
+        """One for each study, in the order of their creation. Studies made since the last call come last.
+
+        A journal that was deleted keeps its place; a new one of the same study gets it.
+        """
+        with self._lock:
+            new = []
+            for path in self._home.root.glob(f"studies/*/{JOURNAL}"):
+                name = path.parent.name
+                try:
+                    with path.open("rb") as file:
+                        first_line = file.readline()  # no two journals have the same: it has a random id
+                    if name in self._opened and self._opened[name][0] == first_line:
+                        continue
+                    # No lock is given: who only reads takes none.
+                    storage = JournalStorage(JournalFileBackend(str(path)))
+                except (OSError, ValueError):
+                    continue  # deleted this very moment, or damaged
+                created = [str(study.user_attrs.get("created_at", "")) for study in storage.get_all_studies()]
+                if created:
+                    new.append((max(created), name, first_line, storage))
+            for _, name, first_line, storage in sorted(new, key=lambda journal: journal[:2]):
+                self._opened[name] = first_line, storage
+            return [storage for _, storage in self._opened.values()]
+
+
+def _refuse(*_arguments: Any, **_named: Any) -> NoReturn:
+    raise HTTPError(403, "studies are only shown here; `rpg study` changes them")
+
+
+class ReadOnlyStorage(BaseStorage):
+    """Several storages as one that can only be read.
+
+    The id of a study or a trial is its id in its own storage, plus 10^9 times that storage's place in the list.
+    """
+
+    def __init__(self, storages: Callable[[], Sequence[BaseStorage]]) -> None:
+        """`storages` is asked at each access. A storage's place in what it returns never changes."""
+        self._storages = storages
+
+    create_new_study = delete_study = set_study_user_attr = set_study_system_attr = _refuse
+    create_new_trial = set_trial_param = set_trial_state_values = set_trial_intermediate_value = _refuse
+    set_trial_user_attr = set_trial_system_attr = _refuse
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        """Those of every storage that can be read."""
+        studies = []
+        for place, storage in enumerate(self._storages()):
+            try:
+                own = storage.get_all_studies()
+            except (OSError, ValueError):
+                continue  # a journal that was deleted, or is damaged, hides no other
+            for study in own:
+                study._study_id += place * _IDS
+                studies.append(study)
+        return studies
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        """The id of the first study of that name. Raises KeyError where there is none."""
+        for study in self.get_all_studies():
+            if study.study_name == study_name:
+                return study._study_id
+        raise KeyError(study_name)
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        """Raises KeyError where there is no such study."""
+        storage, own = self._owner(study_id)
+        return storage.get_study_name_from_id(own)
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        """Raises KeyError where there is no such study."""
+        storage, own = self._owner(study_id)
+        return storage.get_study_directions(own)
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        """Raises KeyError where there is no such study."""
+        storage, own = self._owner(study_id)
+        return storage.get_study_user_attrs(own)
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        """Raises KeyError where there is no such study."""
+        storage, own = self._owner(study_id)
+        return storage.get_study_system_attrs(own)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """Raises KeyError where there is no such trial."""
+        storage, own = self._owner(trial_id)
+        return _moved(storage.get_trial(own), trial_id - own)
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """Raises KeyError where there is no such study."""
+        storage, own = self._owner(study_id)
+        return [_moved(trial, study_id - own) for trial in storage.get_all_trials(own, deepcopy, states)]
+
+    def _owner(self, number: int) -> tuple[BaseStorage, int]:
+        """The storage of a study's or a trial's id, and the id there. Raises KeyError where there is none."""
+        place, own = divmod(number, _IDS)
+        storages = self._storages()
+        if place >= len(storages):
+            raise KeyError(number)
+        return storages[place], own
+
+
+def _moved(trial: FrozenTrial, by: int) -> FrozenTrial:
+    """The trial with another id; the storage keeps the one that it has given."""
+    moved = copy.copy(trial)
+    moved._trial_id += by
+    return moved
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A browser opens connections ahead that it does not use yet: each has a thread of its own."""
+
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    """Logs errors alone: an open page asks every few seconds."""
+
+    def log_request(self, *_status: object) -> None:
+        pass
+
+
+def studies_storage(home: Home) -> ReadOnlyStorage:
+    """Every study of the home, or of the database of RPG_STUDIES_URL.
+
+    Raises:
+        SpecError: RPG_STUDIES_URL names no PostgreSQL database, or its driver is not installed.
+        StudyStorageError: the database does not answer.
+    """
+    if url := os.environ.get(URL, ""):
+        database, _ = open_database(url)
+        return ReadOnlyStorage(lambda: [database])
+    return ReadOnlyStorage(Journals(home).storages)
+
+
+def serve(home: Home, port: int) -> None:
+    """Answers at the port of this machine alone for as long as the server of `rpg up` lives."""
+    services = running_services(home)
+    if services is None:
+        sys.exit("`rpg up` starts this page")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    application = wsgi(studies_storage(home))
+    with make_server("127.0.0.1", port, application, server_class=_Server, handler_class=_Handler) as server:
+        server.timeout = _LOOK_SECONDS
+        while is_alive(services.server.pid, services.server.started):
+            server.handle_request()
+
+
+if __name__ == "__main__":
+    serve(Home.from_environment(), int(sys.argv[1]))

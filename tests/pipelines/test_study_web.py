@@ -1,0 +1,185 @@
+"""optuna-dashboard shows every study of the home, those to come too, and changes none."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from bottle import HTTPError
+from live import wait_for
+from optuna.storages import BaseStorage
+from optuna.trial import TrialState
+from tiny_study import Evaluator, write_study
+
+from pipelines.home import Home
+from pipelines.launchers.network import free_port
+from pipelines.processes.reap import ProcessRecord
+from pipelines.services.server import Services, answers
+from pipelines.studies.storage import URL
+from pipelines.studies.study import run_study
+from pipelines.studies.web import studies_storage
+from specs import load_study_document
+
+PAUSING = ("goal: {", "pruner: {type: asha, rungs: [1], eta: 2}\ngoal: {")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.delenv(URL, raising=False)
+    return Home(tmp_path / "home")
+
+
+def add_study(home: Home, name: str, trials: int = 2, *changes: tuple[str, str]) -> None:
+    specs = home.root.parent / "specs" / name
+    path = write_study(specs, ("name: clips", f"name: {name}"), ("trials: 8", f"trials: {trials}"), *changes)
+    run_study(load_study_document(path), home, Evaluator(home))
+
+
+@contextmanager
+def ended(command: list[str], **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that has ended at the block's end at the latest."""
+    process = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def page(home: Home) -> Iterator[tuple[str, "subprocess.Popen[bytes]", "subprocess.Popen[bytes]"]]:
+    """The page's address, its process, and a process in the place of the server of `rpg up`."""
+    port = free_port()
+    with ended([sys.executable, "-c", "import time; time.sleep(600)"]) as server:
+        Services("http://127.0.0.1:9/api", ProcessRecord.of(server.pid, "server")).write(home)
+        command = [sys.executable, "-m", "pipelines.studies.web", str(port)]
+        with ended(command, RPG_HOME=str(home.root)) as process:
+            wait_for(lambda: answers(f"http://127.0.0.1:{port}"), what="the page")
+            yield f"http://127.0.0.1:{port}", process, server
+
+
+def asked(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_the_page_shows_every_study_and_changes_none(home, page):
+    address, process, server = page
+    assert asked(f"{address}/api/studies") == (200, {"study_summaries": []})
+    add_study(home, "later")
+    add_study(home, "early", 4, PAUSING)
+    _, answer = asked(f"{address}/api/studies")
+    studies = {study["study_name"]: study["study_id"] for study in answer["study_summaries"]}
+    assert list(studies) == ["later", "early"], "in the order in which they were made"
+    for name, trials in (("later", 2), ("early", 4)):
+        _, detail = asked(f"{address}/api/studies/{studies[name]}")
+        assert [trial["number"] for trial in detail["trials"]] == list(range(trials))
+        assert {trial["study_id"] for trial in detail["trials"]} == {studies[name]}
+
+    journals = {path: path.read_bytes() for path in home.root.glob("studies/*/journal.log")}
+    trial = detail["trials"][0]["trial_id"]
+    refusals = [
+        asked(f"{address}/api/studies", "POST", {"study_name": "mine", "directions": ["minimize"]}),
+        asked(f"{address}/api/studies/{studies['later']}", "DELETE", {}),
+        asked(f"{address}/api/studies/{studies['later']}/note", "PUT", {"body": "mine", "version": 1}),
+        asked(f"{address}/api/trials/{trial}/user-attrs", "POST", {"user_attrs": {"state": "mine"}}),
+    ]
+    expected = (403, {"reason": "studies are only shown here; `rpg study` changes them"})
+    assert refusals == [expected] * len(refusals)
+    assert asked(f"{address}/api/studies/{studies['later']}/rename", "POST", {"study_name": "mine"})[0] >= 400
+    assert {path: path.read_bytes() for path in home.root.glob("studies/*/journal.log")} == journals
+
+    # A connection that a browser opened ahead holds up nobody.
+    with closing(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))):
+        assert asked(f"{address}/api/studies")[0] == 200
+    server.kill()
+    server.wait()
+    assert process.wait(timeout=60) == 0, "the page ends with the server"
+
+
+def ids(storage: BaseStorage) -> dict[str, int]:
+    return {study.study_name: study._study_id for study in storage.get_all_studies()}
+
+
+def test_ids_stay_when_studies_come_and_go(home):
+    storage = studies_storage(home)
+    assert ids(storage) == {}
+    add_study(home, "z", 1)
+    add_study(home, "y", 1)
+    before = ids(storage)
+    assert before["z"] < before["y"]
+    add_study(home, "a", 1)
+    after = ids(storage)
+    assert after == before | {"a": after["a"]}
+    assert ids(studies_storage(home)) == after, "another process gives the same"
+
+    journal = home.study("z") / "journal.log"
+    others = {"y": after["y"], "a": after["a"]}
+    with journal.open("a") as file:
+        file.write("damaged\n{}\n")
+    assert ids(storage) == others
+    assert set(ids(studies_storage(home))) == set(others)
+    journal.unlink()
+    assert ids(storage) == others
+    add_study(home, "z", 3)
+    assert ids(storage) == after
+    assert len(storage.get_all_trials(after["z"])) == 3
+
+
+def test_a_trial_is_found_by_the_id_that_its_study_shows(home):
+    add_study(home, "first", 1)
+    add_study(home, "second", 2)
+    storage = studies_storage(home)
+    studies = storage.get_all_studies()
+    trials = [trial for study in studies for trial in storage.get_all_trials(study._study_id)]
+    assert len({trial._trial_id for trial in trials}) == 3
+    assert [storage.get_trial(trial._trial_id) for trial in trials] == trials
+    second = optuna.load_study(study_name="second", storage=storage)
+    assert second.best_trial in second.trials
+    with pytest.raises(KeyError):
+        storage.get_trial(10**12)
+    with pytest.raises(HTTPError):
+        storage.set_trial_state_values(trials[0]._trial_id, TrialState.FAIL)
+
+
+def test_optuna_dashboard_itself_opens_the_journal_of_a_study_whose_trials_are_paused(home):
+    class StoppedError(Exception):
+        pass
+
+    def stop_at_a_rung(record: Mapping[str, Any]) -> None:
+        if [trial["state"] for trial in record["trials"]].count("paused") == 2:
+            raise StoppedError
+
+    path = write_study(home.root.parent / "specs", PAUSING)
+    with pytest.raises(StoppedError):
+        run_study(load_study_document(path), home, Evaluator(home), ended=stop_at_a_rung)
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    program = "from optuna_dashboard._cli import main; main()"
+    command = [sys.executable, "-c", program, str(home.study("clips") / "journal.log"), "--port", str(port)]
+    with ended(command):
+        wait_for(lambda: answers(address), what="the index")
+        status, answer = asked(f"{address}/api/studies")
+        (study,) = answer["study_summaries"]
+        _, detail = asked(f"{address}/api/studies/{study['study_id']}")
+    assert (status, study["study_name"]) == (200, "clips")
+    states = [trial["state"] for trial in detail["trials"]]
+    assert states.count("Running") == 2
+    paused = detail["trials"][states.index("Running")]
+    assert [value["step"] for value in paused["intermediate_values"]] == [1]
+    assert {parameter["name"] for parameter in paused["params"]} >= {"objective.clip.low"}
