@@ -17,6 +17,7 @@ from pipelines.services.server import (
     Services,
     is_healthy,
     running_services,
+    services_file,
     wait_until_healthy,
 )
 from rpg.files import read_json, write_json
@@ -64,6 +65,12 @@ def test_services_whose_server_is_gone_are_not_running(tmp_path):
     assert running_services(home) is None
     Services("http://127.0.0.1:9/api", ProcessRecord(2**22 - 1, 2**22 - 1, 1.0, "server")).write(home)
     assert running_services(home) is None
+
+
+def test_services_of_a_version_that_knew_no_dashboard_of_studies_are_read(tmp_path):
+    home, server = Home(tmp_path), ProcessRecord.of(psutil.Process().pid, "server")
+    write_json(services_file(home), {"url": "http://127.0.0.1:9/api", "server": asdict(server), "worker": None})
+    assert running_services(home) == Services("http://127.0.0.1:9/api", server)
 
 
 def test_a_command_starts_its_own_server_where_the_one_that_is_up_does_not_answer(tmp_path):

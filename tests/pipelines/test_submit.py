@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from live import SPEC, Lab, kill, wait_for
+from live import SPEC, Lab, finished, kill, wait_for
 
 from pipelines.services.deployments import EXPERIMENTS, POOL, STUDIES, Deployment
 from rpg.files import read_json
@@ -69,8 +69,11 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     assert newest["state"]["type"] == "COMPLETED"
 
     assert_seen_in_a_browser(api, short["run_id"])
-    findings = {entry["name"]: entry["status"] for entry in json.loads(lab.rpg("doctor", "--json").out)}
-    assert (findings["dashboard"], findings["worker"]) == ("ok", "ok")
+    studies = read_json(lab.home.prefect / "server.json")["studies_url"]
+    assert call(f"{studies}/api/studies") == {"study_summaries": []}
+    findings = {entry["name"]: entry for entry in json.loads(lab.rpg("doctor", "--json").out)}
+    assert {findings[name]["status"] for name in ("dashboard", "worker", "studies")} == {"ok"}
+    assert findings["studies"]["message"] == studies
     assert lab.rpg("down").code == 0
     assert lab.processes() == []
 
@@ -97,14 +100,24 @@ def test_the_entrypoint_of_a_deployment_is_the_flow_that_it_names(deployment: De
 def test_a_deployment_of_an_earlier_version_is_renewed_and_one_of_this_version_keeps_its_schedules(stack) -> None:
     lab, api = stack
     made = write_as_before(api)
-    assert lab.rpg("up").code == 0
+    kill(read_json(lab.home.prefect / "server.json")["studies"]["pid"])
+    assert_up_without_a_dashboard_of_studies(lab)
     renewed = {name: call(f"{api}/deployments/name/{name}") for name in made}
     assert {name: deployment["id"] for name, deployment in renewed.items()} == made
     assert {deployment["entrypoint"] for deployment in renewed.values()} == {EXPERIMENTS.entrypoint, STUDIES.entrypoint}
     for deployment in made.values():
         call(f"{api}/deployments/{deployment}/schedules", [{"schedule": {"cron": "0 0 1 1 *"}}])
-    assert lab.rpg("up").code == 0
+    assert "\nstudies: http://127.0.0.1:" in lab.rpg("up").out
     assert [len(call(f"{api}/deployments/name/{name}")["schedules"]) for name in made] == [1, 1]
+
+
+def assert_up_without_a_dashboard_of_studies(lab: Lab) -> None:
+    """Where optuna-dashboard is not installed, `rpg up` says so and starts the rest."""
+    uninstalled = "import sys; sys.modules['optuna_dashboard'] = None; from pipelines.cli import main; main()"
+    result = finished(lab.start_program(uninstalled, "up"))
+    assert result.code == 0
+    assert result.err == "no dashboard of studies: pip install 'rpg-experiments[dashboard]'\n"
+    assert result.out.count("http://") == 1
 
 
 @pytest.mark.long
