@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pipelines.planning import fingerprint as fp
 from pipelines.studies import space
 from specs.errors import Issue
 from specs.schema.study import Study
@@ -18,14 +19,34 @@ def conditions(document: StudyDocument) -> dict[str, Any]:
     return {
         "parameters": space.plain(study.parameters),
         "goal": goals[0] if len(goals) == 1 else goals,
-        "experiment": experiment_digest(document),
+        "experiment": spec_digest(document),
+        "results": results_digest(document),
         "rungs": list(study.rungs),
         "seeds_per_trial": study.seeds_per_trial,
     }
 
 
-def experiment_digest(document: StudyDocument) -> str:
-    """Of all that makes a trial's result, the searched fields left out: only trials of one experiment compare."""
+def results_digest(document: StudyDocument) -> str:
+    """Of all that makes a trial's result, the searched fields left out: only trials of one experiment compare.
+
+    What the stages' fingerprints are made from: files enter by their content, and where and how work runs does not.
+    """
+    experiment = document.experiment.experiment
+    searched = tuple(document.study.parameters)
+    parts = (fp.data_identity, fp.base_identity, fp.train_identity, fp.evaluate_identity)
+    identity = [
+        {
+            path: value
+            for path, value in part(experiment).items()
+            if not any(path == varied or path.startswith(f"{varied}.") for varied in searched)
+        }
+        for part in parts
+    ]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def spec_digest(document: StudyDocument) -> str:
+    """Of the spec, by which studies of earlier versions tell whether their experiment has changed."""
     identity = document.experiment.experiment.identity()
     for name in ("name", "question"):
         identity.pop(name, None)
@@ -52,7 +73,8 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
         given, allowed = (json.dumps(side["goal"]) for side in (now, before))
         place = "goal" if study.goal else "goals"
         issues.append(Issue("differs from the stored study", (place,), given=given, allowed=allowed, hint=hint))
-    if before["experiment"] != now["experiment"]:
+    compared = "results" if "results" in before else "experiment"
+    if before[compared] != now[compared]:
         issues.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
     if before.get("rungs", now["rungs"]) != now["rungs"]:
         given, allowed = (json.dumps(side["rungs"]) for side in (now, before))

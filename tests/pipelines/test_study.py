@@ -246,6 +246,15 @@ def test_another_experiment_under_the_same_study_is_refused(home: Home, tmp_path
         run_study(load_study_document(path), home, Evaluator(home))
 
 
+def test_a_study_goes_on_when_its_work_is_to_run_elsewhere_or_otherwise(home: Home, tmp_path: Path) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
+    run_study(load_study_document(path), home, Evaluator(home))
+    experiment = path.with_name("tiny.yaml")
+    experiment.write_text(experiment.read_text() + "stages: {train: {retries: 5}}\nresources: {threads: 1}\n")
+    again = load_study_document(path, ("trials=2", "overrides.training.microbatch_tokens=512"))
+    assert len(run_study(again, home, Evaluator(home))["trials"]) == 2
+
+
 def test_the_journal_is_optunas_own(home: Home, tmp_path: Path) -> None:
     document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 3")))
     run_study(document, home, Evaluator(home))
