@@ -83,6 +83,29 @@ def test_a_trial_goes_on_when_its_trainer_is_killed_again_and_again(lab: Lab, st
 
 
 @pytest.mark.long
+def test_a_cancelled_study_saves_and_goes_on(lab: Lab, study: Path) -> None:
+    command = lab.start("study", "run", str(study), overrides=("trials=2", "overrides.training.steps=200"))
+    wait_for(lambda: lab.query("SELECT count(*) FROM metrics WHERE step >= 3")[0][0], what="a few steps")
+    assert lab.rpg("study", "cancel", "clips").code == 0
+    ended = finished(command, timeout=60)
+    assert ended.code == 130, ended.err
+    assert "the same command goes on from here" in ended.err
+    assert lab.processes() == []
+    assert lab.query("SELECT number, state FROM trials") == [(0, "pending")]
+    (run_id,) = lab.run_ids()
+    assert lab.state(run_id)["status"] == "cancelled"
+    assert list(lab.home.run(run_id).glob("checkpoints/step-*")), "its state is saved"
+
+
+@pytest.mark.long
+def test_two_trials_at_a_time_share_what_they_do_not_vary(lab: Lab, study: Path) -> None:
+    result = lab.rpg("study", "run", str(study), "--parallel", "2", overrides=("trials=4",), timeout=900)
+    assert result.code == 0, (result.err, SEED)
+    assert "[2] trial " in result.err, "the second worker did some"
+    assert_goes_on(lab, study, trials=4)
+
+
+@pytest.mark.long
 def test_promoted_trials_have_the_weights_of_uninterrupted_ones(lab: Lab, study: Path) -> None:
     pruned, whole = study.with_name("pruned.yaml"), study.with_name("whole.yaml")
     text = (

@@ -21,6 +21,7 @@ from pipelines.studies import storage
 from pipelines.studies.storage import load_study
 from pipelines.studies.study import run_study
 from pipelines.studies.trials import Work, Worker
+from pipelines.studies.workers import StudyStop, request_study_cancel
 from rpg.files import read_json
 from specs import SpecError, load_study_document
 from specs.document import Document
@@ -148,6 +149,18 @@ def test_workers_are_killed_again_and_again(home: Home, tmp_path: Path, repetiti
         running.append(worker(path, home, 0.3))
     wait(running)
     assert_whole(home, 12)
+
+
+def test_a_request_to_cancel_is_for_the_workers_that_it_met(home: Home) -> None:
+    stop = StudyStop(home, "clips")
+    assert stop.requested() is None
+    time.sleep(0.01)
+    request_study_cancel(home, "clips", grace=3)
+    request = stop.requested()
+    assert request is not None
+    assert (request.grace, request.whole_command) == (3, True)
+    time.sleep(0.01)
+    assert StudyStop(home, "clips").requested() is None, "the next call goes on"
 
 
 def outage(server: Postgres, seconds: float) -> None:
