@@ -18,6 +18,7 @@ from bottle import HTTPError
 from live import wait_for
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
+from postgres import BINARIES, postgres
 from tiny_study import Evaluator, write_study
 
 from pipelines.home import Home
@@ -155,6 +156,22 @@ def test_a_trial_is_found_by_the_id_that_its_study_shows(home):
         storage.get_trial(10**12)
     with pytest.raises(HTTPError):
         storage.set_trial_state_values(trials[0]._trial_id, TrialState.FAIL)
+
+
+@pytest.mark.skipif(BINARIES is None, reason="PostgreSQL is not installed")
+def test_with_a_database_its_studies_are_shown_and_not_changed(home, monkeypatch):
+    add_study(home, "in-a-journal", 1)
+    with postgres() as server:
+        monkeypatch.setenv(URL, server.url)
+        add_study(home, "in-the-database", 2)
+        storage = studies_storage(home)
+        (study,) = storage.get_all_studies()
+        assert study.study_name == "in-the-database"
+        trials = storage.get_all_trials(study._study_id)
+        assert [storage.get_trial(trial._trial_id) for trial in trials] == trials
+        assert len(trials) == 2
+        with pytest.raises(HTTPError):
+            storage.delete_study(study._study_id)
 
 
 def test_optuna_dashboard_itself_opens_the_journal_of_a_study_whose_trials_are_paused(home):
