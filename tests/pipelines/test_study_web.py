@@ -25,7 +25,7 @@ from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord
 from pipelines.services.server import Services, answers
-from pipelines.studies.storage import URL
+from pipelines.studies.storage import URL, load_study
 from pipelines.studies.study import run_study
 from pipelines.studies.web import studies_storage
 from specs import load_study_document
@@ -139,7 +139,8 @@ def test_ids_stay_when_studies_come_and_go(home):
     assert ids(storage) == others
     add_study(home, "z", 3)
     assert ids(storage) == after
-    assert len(storage.get_all_trials(after["z"])) == 3
+    shown, kept = storage.get_all_trials(after["z"]), load_study(home, "z").trials
+    assert [trial.user_attrs for trial in shown] == [trial.user_attrs for trial in kept]
 
 
 def test_a_trial_is_found_by_the_id_that_its_study_shows(home):
