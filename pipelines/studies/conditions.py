@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.planning import fingerprint as fp
 from pipelines.studies import space
+from pipelines.studies.proposals import constraint_label
 from specs.errors import Issue
 from specs.schema.study import Study
 from specs.study_document import StudyDocument
@@ -21,18 +22,22 @@ def conditions(document: StudyDocument) -> dict[str, Any]:
         "goal": goals[0] if len(goals) == 1 else goals,
         "experiment": spec_digest(document),
         "results": results_digest(document),
+        "baseline": results_digest(document, of_baseline=True),
         "rungs": list(study.rungs),
         "seeds_per_trial": study.seeds_per_trial,
     }
 
 
-def results_digest(document: StudyDocument) -> str:
+def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str:
     """Of all that makes a trial's result, the searched fields left out: only trials of one experiment compare.
 
     What the stages' fingerprints are made from: files enter by their content, and where and how work runs does not.
+
+    Args:
+        of_baseline: the experiment's own values of the searched fields count too.
     """
     experiment = document.experiment.experiment
-    searched = tuple(document.study.parameters)
+    searched = () if of_baseline else tuple(document.study.parameters)
     parts = (fp.data_identity, fp.base_identity, fp.train_identity, fp.evaluate_identity)
     identity = [
         {
@@ -76,6 +81,9 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
     compared = "results" if "results" in before else "experiment"
     if before[compared] != now[compared]:
         issues.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
+    elif before.get("baseline", now["baseline"]) != now["baseline"]:
+        message = "has another baseline than the stored study: its own values of searched fields have changed"
+        issues.append(Issue(message, ("experiment",), hint=hint))
     if before.get("rungs", now["rungs"]) != now["rungs"]:
         given, allowed = (json.dumps(side["rungs"]) for side in (now, before))
         issues.append(Issue("differs from the stored study", ("pruner",), given=given, allowed=allowed, hint=hint))
@@ -83,6 +91,23 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
         given, allowed = str(study.seeds_per_trial), str(before.get("seeds_per_trial", 0))
         at = ("seeds_per_trial",)
         issues.append(Issue("differs from the stored study", at, given=given, allowed=allowed, hint=hint))
+    return issues
+
+
+def unmeasured(document: StudyDocument, finished: Sequence[Mapping[str, Any]]) -> list[Issue]:
+    """The constraints whose measure no finished trial has recorded, so that every one would seem to break them.
+
+    Args:
+        finished: what each finished trial has measured, by `constraint_label`.
+    """
+    measured = {label for constraints in finished for label in constraints}
+    hint = f"constraints are measured as trials end: give the study another name than {document.study.name!r}"
+    issues = []
+    for index, constraint in enumerate(document.study.constraints):
+        label = constraint_label(constraint.metric, constraint.dataset)
+        if finished and label not in measured:
+            place = ("constraints", index, "metric")
+            issues.append(Issue("was not measured in the stored study's trials", place, given=label, hint=hint))
     return issues
 
 

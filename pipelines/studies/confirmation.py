@@ -39,10 +39,10 @@ def experiment_name(study: Study) -> str:
 
 def fresh_seeds(study: Study, searched: Sequence[int]) -> list[int]:
     """Seeds that no trial of the search has, the same at every call."""
-    first = max(searched) + 1
-    candidates = count(first) if first + study.trials < LARGEST_SEED else count()
+    wanted, first = study.confirm.seeds if study.confirm else 0, max(searched) + 1
+    candidates = count(first) if first + wanted <= LARGEST_SEED else count()
     unused = (seed for seed in candidates if seed not in searched)
-    return list(islice(unused, study.confirm.seeds if study.confirm else 0))
+    return list(islice(unused, wanted))
 
 
 def arms(study: Study, trials: Sequence[Trial]) -> list[Arm]:

@@ -136,7 +136,7 @@ def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
     except ImportError:
         hint = "pip install 'rpg-experiments[postgres]'"
         raise SpecError(Issue(f"{URL} needs PostgreSQL's driver", hint=hint)) from None
-    except sqlalchemy.exc.SQLAlchemyError as error:
+    except (sqlalchemy.exc.SQLAlchemyError, ValueError) as error:  # ValueError: a port that is no number
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise StudyStorageError(f"the database of {URL} cannot be opened: {reason}") from None
     return optuna.storages.get_storage(storage), engine

@@ -202,7 +202,9 @@ class _StudyWorker:
         before = stored.get_study_user_attrs(self._search_id)
         # What a worker that was killed here had begun to note binds nobody: trials are made after the conditions.
         trials = stored.get_all_trials(self._search_id, deepcopy=False)
-        if trials and (issues := conditions.changes(before, self.document)):
+        finished = [trial.user_attrs.get("constraints", {}) for trial in trials if trial.state.name == "COMPLETE"]
+        issues = conditions.changes(before, self.document) if trials else []
+        if issues := issues + conditions.unmeasured(self.document, finished):
             raise SpecError(*(self.document.locate(issue) for issue in issues))
         if "created_at" not in before:
             stored.set_study_user_attr(self._search_id, "created_at", now())
@@ -397,7 +399,9 @@ class _StudyWorker:
         until, goals = task.trial.work.until, self.study.targets
         dataset = ""
         if task.confirming and self.study.confirm:
-            goals, dataset = goals[:1], self.study.confirm.dataset
+            # One seed a unit: what is cautious over seeds is the interval over all of them.
+            goals = (goals[0].model_copy(update={"over_seeds": "mean"}),)
+            dataset = self.study.confirm.dataset
         scores = [
             measures.score(store, self.home, goal, run_ids, until, dataset=dataset, confidence=self.confidence)
             for goal in goals

@@ -255,6 +255,37 @@ def test_a_study_goes_on_when_its_work_is_to_run_elsewhere_or_otherwise(home: Ho
     assert len(run_study(again, home, Evaluator(home))["trials"]) == 2
 
 
+def test_another_baseline_under_the_same_study_is_refused(home: Home, tmp_path: Path) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
+    run_study(load_study_document(path), home, Evaluator(home))
+    experiment = path.with_name("tiny.yaml")
+    experiment.write_text(experiment.read_text().replace("low: 0.2", "low: 0.3"))
+    with pytest.raises(SpecError, match="another baseline than the stored study"):
+        run_study(load_study_document(path), home, Evaluator(home))
+
+
+def test_a_constraint_that_no_trial_was_measured_by_is_refused(home: Home, tmp_path: Path) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
+    run_study(load_study_document(path), home, Evaluator(home))
+    late = "trials: 2\nconstraints:\n  - {metric: truncated_fraction, max: 0.5}\n"
+    path = write_study(tmp_path / "specs", ("trials: 8\n", late))
+    with pytest.raises(SpecError, match="was not measured in the stored study's trials"):
+        run_study(load_study_document(path), home, Evaluator(home))
+
+
+def test_a_unit_of_the_confirmation_has_its_mean_where_trials_are_judged_cautiously(home: Home, tmp_path: Path) -> None:
+    goal = ("metric: mean@8", "metric: mean@8, over_seeds: lower_bound")
+    confirm = ("trials: 8\n", "trials: 2\nconfirm: {candidates: 1, seeds: 2}\n")
+    record = run_study(load_study_document(write_study(tmp_path / "specs", goal, confirm)), home, Evaluator(home))
+    units = [unit for arm in record["confirmation"]["arms"] for unit in arm["units"]]
+    with Store.open(home.root) as store:
+        sql = "SELECT run_id, value FROM evaluations WHERE metric = 'mean@8' AND step = 2"
+        accuracies = dict(store.query(sql).rows)
+    assert len(units) == 4
+    for unit in units:
+        assert unit["value"] == pytest.approx(accuracies[unit["run_id"]])
+
+
 def test_the_journal_is_optunas_own(home: Home, tmp_path: Path) -> None:
     document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 3")))
     run_study(document, home, Evaluator(home))

@@ -169,6 +169,10 @@ def test_a_confirmed_best_says_so_and_a_better_baseline_too(home: Home, experime
     data = study(SEARCH, experiment=str(experiment), confirmation=confirmation(*arms))
     text = best_spec(home, read_study(home, record(home, data))).text
     assert "trial 2, confirmed: mean@8 on two-terms is 0.6 over 5 fresh seeds." in text
+    data["confirmation"] = confirmation(arms[0], arm(2, [0.6] * 4 + [None]))
+    data["confirmation"]["arms"][1]["units"][-1]["state"] = "failed"
+    text = best_spec(home, read_study(home, record(home, data))).text
+    assert "is 0.6 over 4 fresh seeds." in text
     data["confirmation"] = confirmation(arms[0], arm(2, [0.4] * 5))
     text = best_spec(home, read_study(home, record(home, data))).text
     assert "the experiment's own values, confirmed" in text

@@ -202,6 +202,14 @@ def test_conditional_parameters_and_cases_are_drawn_where_a_trial_has_them(home:
     assert "not set</text>" in text
 
 
+def test_a_conditional_parameter_that_no_finished_trial_has_is_drawn_as_not_set(home: Home) -> None:
+    data = study(SEARCH)
+    data["parameters"] = data["parameters"] | {PACE: {"int": [1, 4], "step": 1, "log": True, "when": {SCALE: "none"}}}
+    for entry in data["trials"]:
+        entry["params"] = {path: value for path, value in entry["params"].items() if path != PACE}
+    assert "not set</text>" in page_of(home, data)
+
+
 def noise(number_of_trials: int, seed: int, effect: float = 0.0) -> StudyRecord:
     rng = np.random.default_rng(seed)
     trials = []

@@ -213,7 +213,11 @@ def test_four_workers_do_two_hundred_trials_on_postgresql(
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [("mysql://host/db", "names no database of studies"), ("postgresql://rpg@127.0.0.1:1/x", "cannot be opened")],
+    [
+        ("mysql://host/db", "names no database of studies"),
+        ("postgresql://rpg@127.0.0.1:1/x", "cannot be opened"),
+        ("postgresql://rpg@127.0.0.1:port/x", "cannot be opened"),
+    ],
 )
 def test_a_database_that_is_not_one_is_named(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, message: str

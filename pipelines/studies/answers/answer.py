@@ -191,7 +191,7 @@ def _search_note(record: StudyRecord) -> str:
     level = f"{100 * record.confidence:g} %"
     return (
         f"Brackets are {level} intervals of the trial by itself, not of its being the best.{of_one} "
-        "With `confirm` in its file a study runs the best again on fresh seeds."
+        "With `confirm` in its file a study, once its search is over, runs the best again on fresh seeds."
     )
 
 

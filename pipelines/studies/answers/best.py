@@ -81,7 +81,8 @@ def _ground(record: StudyRecord, best: Best) -> str:
     who = "the experiment's own values" if best.baseline else f"trial {best.trial}"
     if best.standing == "confirmed" and record.confirmation:
         measure = replace(record.first, dataset=record.confirmation.dataset).measure
-        runs = f"{measure} is {best.value:.4g} over {len(record.confirmation.seeds)} fresh seeds"
+        arm = next(arm for arm in record.confirmation.measured if arm.trial == best.trial)
+        runs = f"{measure} is {best.value:.4g} over {len(arm.finished)} fresh seeds"
         return f"{who}, confirmed: {runs}" + (", and no candidate came out above it." if best.baseline else ".")
     trial = next(trial for trial in record.trials if trial.number == best.trial)
     return f"{who}, a candidate: {_values(record, trial)}, not confirmed on fresh seeds."

@@ -233,7 +233,8 @@ def _upright(path: str, searched: Searched, trials: Sequence[Trial]) -> Upright:
     else:
         ends = searched.get("float") or searched["int"]
         # A range may have been narrowed since a trial was drawn from it.
-        low, high = min(*having, *(_place(end, searched) for end in ends)), max(*having, _place(ends[1], searched))
+        crossed = [*having, *(_place(end, searched) for end in ends)]
+        low, high = min(crossed), max(crossed)
         marks = [((_place(end, searched) - low) / (high - low), show(end)) for end in ends]
     marks += [(_NOT_SET, "not set")] if None in places else []
     crossings = [_NOT_SET if place is None else (place - low) / (high - low) for place in places]

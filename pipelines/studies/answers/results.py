@@ -226,7 +226,7 @@ class StudyRecord:
     seeds: tuple[int, ...]
     confidence: float
     status: str
-    """searching, confirming or finished."""
+    """searching, confirming, finished, or stopped (by a failure, as on_failure has it)."""
     parameters: Mapping[str, Mapping[str, Any]]
     """The ranges: path -> {float | int | choice | cases, log, step, when}."""
     overrides: Params
