@@ -87,9 +87,9 @@ def test_a_study_is_known_by_its_content(rpg):
     Path("a.yaml").write_text(STARTER)
     Path("s.yaml").write_text(
         "name: s\nexperiment: a.yaml\nparameters: {objective.clip.low: {float: [0.1, 0.3]}}\n"
-        "goal: {dataset: held_out, metric: mean@8}\ntrials: 4\n"
+        "goal: {dataset: held_out, metric: mean@8}\ntrials: 16\n"
     )
-    said = "s.yaml: study s: 4 trials of starter over objective.clip.low\n"
+    said = "s.yaml: study s: 16 trials of starter over objective.clip.low\n"
     assert rpg("validate", "s.yaml") == (0, said, "")
 
 
