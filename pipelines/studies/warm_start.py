@@ -1,6 +1,6 @@
 """Results from elsewhere that a study's sampler learns from: trials of other studies, and runs, in the same home."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from pipelines.home import Home
@@ -63,7 +63,7 @@ def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Fore
     spec = read_json(home.run(run_id) / "spec.json")
     if not spec:
         return [], "no such run in this home"
-    params = {path: value for path, value in _own(document, spec) if value is not None}
+    params = _params_of(document, spec)
     if not _fits(document, params):
         return [], "its values are not in this study's ranges"
     with Store.open(home.root) as store:
@@ -75,12 +75,37 @@ def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Fore
     return [Foreign(params, values, measured)], ""
 
 
-def _own(document: StudyDocument, spec: dict[str, object]) -> Iterator[tuple[str, object]]:
-    for path, searched in document.study.parameters.items():
+def _params_of(document: StudyDocument, spec: Mapping[str, Any]) -> space.Params:
+    """The params that give what a run's spec has, without those that the space does not hold."""
+    searched = document.study.parameters
+    params: space.Params = {}
+    for path in space.in_order(searched):
+        if not space.is_active(searched[path], params):
+            continue
         value = _value_at(spec, path)
-        if isinstance(searched, Cases):
-            value = next((name for name, case in searched.cases.items() if case == value), None)
-        yield path, value
+        if isinstance(parameter := searched[path], Cases):
+            value = next(
+                (name for name in parameter.cases if _has_case(document, spec, path, {**params, path: name})), None
+            )
+        if value is not None:
+            params[path] = value
+    return params
+
+
+def _has_case(document: StudyDocument, spec: Mapping[str, Any], path: str, params: space.Params) -> bool:
+    """Whether a run's section is the case that the params name, with the defaults that the case leaves out and with the
+    run's own values of the parameters that are searched inside it."""
+    searched = document.study.parameters
+    inside = {
+        other: _value_at(spec, other)
+        for other in searched
+        if other.startswith(f"{path}.") and space.is_active(searched[other], params)
+    }
+    try:
+        trial = document.trial({**space.settings({path: params[path]}, searched), **inside})
+    except SpecError:
+        return False
+    return bool(_value_at(trial.experiment.model_dump(mode="json"), path) == _value_at(spec, path))
 
 
 def _fits(document: StudyDocument, params: dict[str, object]) -> bool:

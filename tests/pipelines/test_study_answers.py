@@ -173,6 +173,9 @@ def test_a_confirmed_best_says_so_and_a_better_baseline_too(home: Home, experime
     data["confirmation"]["arms"][1]["units"][-1]["state"] = "failed"
     text = best_spec(home, read_study(home, record(home, data))).text
     assert "is 0.6 over 4 fresh seeds." in text
+    data["confirmation"] = confirmation(arms[0], arm(2, [0.3, 0.4, 0.5, 0.6, 0.9]))
+    text = best_spec(home, read_study(home, record(home, data))).text
+    assert "trial 2, no difference from the baseline found: mean@8 on two-terms is 0.54 over 5 fresh seeds." in text
     data["confirmation"] = confirmation(arms[0], arm(2, [0.4] * 5))
     text = best_spec(home, read_study(home, record(home, data))).text
     assert "the experiment's own values, confirmed" in text
@@ -232,18 +235,21 @@ def test_the_list_tells_candidates_from_what_is_confirmed(home: Home, monkeypatc
     monkeypatch.setenv("RPG_HOME", str(home.root))
     arms = arm(0, [0.5] * 5), arm(2, [0.6] * 5)
     record(home, study([*SEARCH, pruned(4, 0.2)], name="sure", confirmation=confirmation(*arms)))
+    unsure = confirmation(arms[0], arm(2, [0.3, 0.4, 0.5, 0.6, 0.9]))
+    record(home, study(SEARCH, name="equal", confirmation=unsure))
     record(home, study(SEARCH, name="hope", trials_wanted=8, status="searching"))
     text = CliRunner().invoke(app, ["study", "list"]).output
     hope, sure = (next(line for line in text.splitlines() if line.startswith(name)) for name in ("hope", "sure"))
     assert "searching" in hope
     assert "4/8" in hope
     assert "0.7000  candidate: trial 2" in hope
+    assert "no difference: trial 2" in text
     assert "5/5, 1 pruned" in sure
     assert "0.6000  confirmed: trial 2" in sure
     assert "4250 tokens" in sure
     assert "2.5 GPU hours" in sure
     listed = json.loads(CliRunner().invoke(app, ["study", "list", "--json"]).output)
-    assert [entry["name"] for entry in listed] == ["hope", "sure"]
+    assert [entry["name"] for entry in listed] == ["equal", "hope", "sure"]
 
 
 def test_text_that_is_dumped_is_read_back_as_it_was() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_home import record_run
 from tiny_trials import (
     DUAL,
     GOAL,
@@ -14,6 +15,7 @@ from tiny_trials import (
     LOW,
     MIXED,
     NUMBERS,
+    PACE,
     SCALE,
     Outcome,
     measured,
@@ -305,6 +307,26 @@ def test_results_from_elsewhere_that_break_a_constraint_attract_no_proposal(tmp_
     foreign = [Foreign({LOW: 0.3, HIGH: high}, (high,), {"kl/reverse": 2 * high}) for high in places]
     proposed = [propose(with_seed(document.study, seed), [], foreign).params[HIGH] for seed in range(30)]
     assert sum(high <= 0.25 for high in proposed) > 18
+
+
+def test_a_run_is_learnt_from_by_the_names_of_its_cases_and_the_values_inside_them(home: Home, tmp_path: Path) -> None:
+    kinds = {
+        "by-steps": {"source": "snapshot", "update": {"every_steps": 8}},
+        "average": {"source": "snapshot", "update": {"ema_decay": 0.9}},
+        "behaviour": {"source": "behaviour"},
+    }
+    space = {LOW: NUMBERS[LOW], "reference": {"cases": kinds}, PACE: {"int": [1, 8], "when": {"reference": "by-steps"}}}
+    document = study_document(tmp_path / "specs", parameters=space, warm_start={"runs": ["paced", "moving"]})
+    for run_id, reference in (
+        ("paced", {"reference": kinds["by-steps"], PACE: 3}),
+        ("moving", {"reference": kinds["average"]}),
+    ):
+        record_run(home, run_id, after=0.6, steps=8, problems=20, experiment="clips")
+        spec = document.trial({LOW: 0.1, **reference}).experiment.model_dump(mode="json")
+        write_json(home.run(run_id) / "spec.json", spec)
+    paced, moving = foreign_results(document, home)
+    assert paced.params == {LOW: 0.1, "reference": "by-steps", PACE: 3}
+    assert moving.params == {LOW: 0.1, "reference": "average"}
 
 
 def test_a_study_of_an_earlier_version_is_learnt_from(home: Home, tmp_path: Path) -> None:

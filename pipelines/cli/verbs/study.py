@@ -128,7 +128,8 @@ def list_studies(as_json: AsJson = False) -> None:
     from pipelines.home import Home
     from pipelines.studies.answers.results import StudyRecord
 
-    records = _records(Home.from_environment())
+    home = Home.from_environment()
+    records = _records(home)
     if as_json:
         print_json(records)
         return
@@ -140,7 +141,7 @@ def list_studies(as_json: AsJson = False) -> None:
     columns = ("study", "status", "trials", "goal", "best", "", "spent")
     table = Table(*columns, box=None, pad_edge=False)
     for record in records:
-        table.add_row(*_row(StudyRecord.of(record)))
+        table.add_row(*_row(home, StudyRecord.of(record)))
     # A pipe has no width to fit into.
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
     console.print(table if records else "no studies yet")
@@ -173,7 +174,8 @@ def _records(home: Home) -> list[dict[str, Any]]:
     return [record for path in sorted(home.root.glob("studies/*/study.json")) if (record := read_json(path))]
 
 
-def _row(record: StudyRecord) -> tuple[str, ...]:
+def _row(home: Home, record: StudyRecord) -> tuple[str, ...]:
+    from pipelines.studies.answers.answer import standing
     from pipelines.studies.answers.results import best_of, cost_words, pareto_front
 
     counts = [f"{record.num_ended}/{record.trials_wanted}"]
@@ -181,7 +183,7 @@ def _row(record: StudyRecord) -> tuple[str, ...]:
     value, ground = "-", ""
     if best := best_of(record):
         who = "baseline" if best.baseline else f"trial {best.trial}"
-        value, ground = f"{best.value:.4f}", f"{best.standing}: {who}"
+        value, ground = f"{best.value:.4f}", f"{standing(home, record, best)}: {who}"
     elif front := pareto_front(record):
         ground = f"Pareto front: trials {', '.join(str(trial.number) for trial in front)}"
     return record.name, record.status, ", ".join(counts), record.goal, value, ground, cost_words(**record.spent)

@@ -19,7 +19,16 @@ from pipelines.report.statistics import (
     seed_mean,
     spread_of,
 )
-from pipelines.studies.answers.results import Arm, Confirmation, Goal, Params, StudyRecord, best_trial, pareto_front
+from pipelines.studies.answers.results import (
+    Arm,
+    Best,
+    Confirmation,
+    Goal,
+    Params,
+    StudyRecord,
+    best_trial,
+    pareto_front,
+)
 from storage import Store
 
 
@@ -71,6 +80,14 @@ def confirmed_arms(home: Home, record: StudyRecord, confirmation: Confirmation) 
         against = [seed_difference(values[0], row, confidence=each) for row in values[1:]]
     rows = zip(arms, means, [None, *against], strict=True)
     return tuple(ArmResult(arm, mean, difference) for arm, mean, difference in rows)
+
+
+def standing(home: Home, record: StudyRecord, best: Best) -> str:
+    """candidate, confirmed, or no difference: fresh seeds do not tell the best candidate from the baseline."""
+    if best.standing == "candidate" or record.confirmation is None:
+        return "candidate"
+    _, *candidates = confirmed_arms(home, record, record.confirmation)
+    return "confirmed" if _best_candidate(record, candidates)[1].tells_from(0) else "no difference"
 
 
 def amount(goal: Goal, value: float) -> str:
@@ -130,17 +147,16 @@ def _verdict(record: StudyRecord, confirmation: Confirmation, arms: Sequence[Arm
     """What the confirmation says of the best candidate and the baseline."""
     goal = replace(record.first, dataset=confirmation.dataset)
     baseline, *candidates = arms
-    best = max(candidates, key=lambda result: goal.better(result.mean.value))
-    assert best.against_baseline is not None
-    gap, seeds = difference(goal, best.against_baseline), len(best.arm.finished)
+    best, against = _best_candidate(record, candidates)
+    gap, seeds = difference(goal, against), len(best.arm.finished)
     values = f"{amount(goal, best.mean.value)} against {amount(goal, baseline.mean.value)}"
-    if not best.against_baseline.tells_from(0):
+    if not against.tells_from(0):
         several = f"the best of {len(candidates)} candidates" if len(candidates) > 1 else "the candidate"
         return (
             f"No difference found: {several} came out {gap} in {goal.measure} against the experiment's own values "
             f"on {seeds} fresh seeds ({values})."
         )
-    if goal.better(best.against_baseline.value) < 0:
+    if goal.better(against.value) < 0:
         return (
             f"The experiment's own values are better than every candidate: the best of them came out {gap} in "
             f"{goal.measure} on {seeds} fresh seeds ({values})."
@@ -149,6 +165,13 @@ def _verdict(record: StudyRecord, confirmation: Confirmation, arms: Sequence[Arm
         f"{best.arm.label.capitalize()} is better than the baseline by {gap} in {goal.measure} on {seeds} fresh seeds "
         f"({values}): {settings_words(best.arm.params)}."
     )
+
+
+def _best_candidate(record: StudyRecord, candidates: Sequence[ArmResult]) -> tuple[ArmResult, Interval]:
+    """The candidate with the best mean on fresh seeds, and what it has over the baseline."""
+    best = max(candidates, key=lambda result: record.first.better(result.mean.value))
+    assert best.against_baseline is not None
+    return best, best.against_baseline
 
 
 def _candidate(record: StudyRecord) -> str:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from pipelines.home import Home
 from pipelines.report.evidence import differences, show
+from pipelines.studies.answers.answer import standing
 from pipelines.studies.answers.results import Best, StudyRecord, Trial, best_of, pareto_front
 from rpg.files import read_json
 from specs.document import Document
@@ -44,7 +45,7 @@ def best_spec(home: Home, record: StudyRecord, number: int | None = None) -> Bes
     document = _document(record, best)
     warnings = _changes_since(home, record, best, document.experiment)
     source = {key: value for key, value in document.source.items() if value is not None}
-    comment = [f"{title} study {record.name}: {_ground(record, best)}", *_setting_lines(best), *warnings]
+    comment = [f"{title} study {record.name}: {_ground(home, record, best)}", *_setting_lines(best), *warnings]
     return BestSpec(dump(source, comment="\n".join(comment)), tuple(warnings))
 
 
@@ -76,14 +77,17 @@ def _document(record: StudyRecord, best: Best) -> Document:
     return document.with_values({**record.settings(best.params), **named}, at)
 
 
-def _ground(record: StudyRecord, best: Best) -> str:
+def _ground(home: Home, record: StudyRecord, best: Best) -> str:
     """How good it is, and whether fresh seeds say so."""
     who = "the experiment's own values" if best.baseline else f"trial {best.trial}"
     if best.standing == "confirmed" and record.confirmation:
         measure = replace(record.first, dataset=record.confirmation.dataset).measure
         arm = next(arm for arm in record.confirmation.measured if arm.trial == best.trial)
         runs = f"{measure} is {best.value:.4g} over {len(arm.finished)} fresh seeds"
-        return f"{who}, confirmed: {runs}" + (", and no candidate came out above it." if best.baseline else ".")
+        told = "confirmed" if standing(home, record, best) == "confirmed" else "no difference from the baseline found"
+        if best.baseline:
+            told = told.replace("from the baseline", "from the candidates")
+        return f"{who}, {told}: {runs}" + (", and no candidate came out above it." if best.baseline else ".")
     trial = next(trial for trial in record.trials if trial.number == best.trial)
     return f"{who}, a candidate: {_values(record, trial)}, not confirmed on fresh seeds."
 
