@@ -158,6 +158,8 @@ def test_pruned_trials_stand_apart_with_their_reasons_and_what_they_saved(home: 
     rows = re.findall(r'<td class="number">(\d+)</td><td class="number">(\d)</td><td class="number">(\d)</td>', text)
     assert rows == [("15", "7", "2"), ("30", "5", "1")]
     assert "Pruning 3 trials saved about 2250 tokens, by what finished trials took." in text
+    data["trials"][0]["tokens"] = 100_000  # the baseline prepares for all
+    assert "Pruning 3 trials saved about 2250 tokens" in page_of(home, data)
     assert "3 pruned" in text
 
 

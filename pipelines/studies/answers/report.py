@@ -177,9 +177,11 @@ def _saved(record: StudyRecord) -> str:
     pruned = [trial for trial in record.trials if trial.state == "pruned"]
     if not pruned or not record.finished:
         return ""
+    # The baseline's cost has the study's data, base model and first evaluation in it.
+    ended = [trial for trial in record.finished if not trial.baseline] or record.finished
     saved = {}
     for name in _COSTS:
-        whole = statistics.fmean(getattr(trial, name) for trial in record.finished)
+        whole = statistics.fmean(getattr(trial, name) for trial in ended)
         saved[name] = sum(max(0.0, whole - getattr(trial, name)) for trial in pruned)
     words = cost_words(**saved)
     return f"Pruning {len(pruned)} trials saved about {words}, by what finished trials took." if words else ""
