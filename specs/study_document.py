@@ -206,6 +206,10 @@ def _study(source: dict[str, Any], positions: Positions) -> Study:
 def _fixed(path: str) -> Issue | None:
     if split(path)[0] in FIXED:
         return Issue("cannot be searched", hint="it belongs to the experiment as a whole")
+    if split(path)[0] == "evaluation" or split(path)[:2] == ("data", "evaluation"):
+        return Issue("cannot be searched", hint="trials would be judged by different measures")
+    if split(path)[0] in ("launcher", "resources", "stages"):
+        return Issue("cannot be searched", hint="it says where and how work runs and changes no result")
     return None
 
 

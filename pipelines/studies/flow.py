@@ -1,9 +1,11 @@
 """A study on a Prefect server: its submission, and the flow run in which a worker does all its trials."""
 
+from datetime import UTC
 from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
@@ -27,8 +29,10 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
         document: the frozen study, `StudyDocument.to_json()`.
     """
     home, study = Home.from_environment(), StudyDocument.from_json(document)
+    # A flow run that waited in the queue while the study was cancelled is cancelled with it.
+    asked_for = this_flow_run.scheduled_start_time.astimezone(UTC).isoformat(timespec="milliseconds")
     try:
-        data = work(study, home, StudyStop(home, study.study.name), say=get_run_logger().info)
+        data = work(study, home, StudyStop(home, study.study.name, asked_for), say=get_run_logger().info)
     except StudyInterruptedError:
         return Cancelled(message=f"{name} goes on from here when it is submitted again")
     record = StudyRecord.of(data)

@@ -52,7 +52,7 @@ def study_record(
         "parameters": space.plain(study.parameters),
         "overrides": study.overrides,
         "budget": study.budget.model_dump(mode="json"),
-        "spent": {name: sum(float(trial.about.get(name, 0.0)) for trial in trials) for name in SPENT},
+        "spent": {name: sum(float(each.about.get(name, 0.0)) for each in (*trials, *units)) for name in SPENT},
         "warm_start": study.warm_start.model_dump(mode="json"),
         "created_at": created_at,
         "updated_at": now(),
@@ -116,4 +116,5 @@ def _unit(unit: Trial) -> dict[str, Any]:
         "state": unit.state,
         "value": unit.values[0] if unit.values else None,
         "reason": unit.about.get("reason", ""),
+        **{name: unit.about.get(name) for name in SPENT},
     }

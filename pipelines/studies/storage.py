@@ -19,7 +19,6 @@ from pipelines.home import Home
 from specs.errors import Issue, RpgError, SpecError
 
 if TYPE_CHECKING:
-    import optuna
     import sqlalchemy
     from optuna.storages import BaseStorage
 
@@ -91,6 +90,9 @@ def open_storage(home: Home, name: str) -> StudyStorage:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     if url := os.environ.get(URL, ""):
+        if (home.study(name) / JOURNAL).is_file():
+            message = f"study {name} is kept in a journal here, and {URL} names a database"
+            raise SpecError(Issue(message, given=name, hint=f"unset {URL}, or give the study another name"))
         storage, engine = open_database(url)
         return StudyStorage(name, storage, lambda: _held(engine, f"rpg study {name}"))
     from optuna.storages import JournalStorage
@@ -102,13 +104,6 @@ def open_storage(home: Home, name: str) -> StudyStorage:
     lock = _JournalLock(path)
     journal = JournalStorage(JournalFileBackend(str(path), lock_obj=cast("Any", lock)))
     return StudyStorage(name, journal, lambda: home.locked(f"study-{name}", waiting=lambda: None))
-
-
-def load_study(home: Home, name: str) -> "optuna.Study":
-    """The study as Optuna has it, for what only reads. Raises KeyError where there is none."""
-    import optuna
-
-    return optuna.load_study(study_name=name, storage=open_storage(home, name).storage)
 
 
 def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":

@@ -153,6 +153,7 @@ class _StudyWorker:
         experiment = document.experiment.experiment
         self.seeds = conditions.trial_seeds(self.study, experiment.seeds)
         self.confirming_seeds = confirmation.fresh_seeds(self.study, experiment.seeds)
+        self.confirming_dataset = (self.study.confirm and self.study.confirm.dataset) or self.study.targets[0].dataset
         self.confidence = experiment.evaluation.confidence
         self.foreign: list[proposals.Foreign] = []
         self._search_id = self._units_id = -1
@@ -170,11 +171,19 @@ class _StudyWorker:
         ]
 
     def _units(self) -> list[Trial]:
+        """The units of today's confirmation; an earlier one may have had more seeds, or another evaluation set."""
         if self._units_id < 0:
             return []
-        return [
+        units = [
             read_trial(frozen, self._restored)
             for frozen in self.storage.storage.get_all_trials(self._units_id, deepcopy=False)
+        ]
+        wanted = set(self.confirming_seeds)
+        return [
+            unit
+            for unit in units
+            if unit.about["seed"] in wanted
+            and unit.about.get("dataset", self.confirming_dataset) == self.confirming_dataset
         ]
 
     def _restored(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,6 +245,10 @@ class _StudyWorker:
             user_attrs={"params": params, "work": Work(until=until).plain(), **about},
         )
         self.storage.storage.create_new_trial(study_id, template_trial=template)
+
+    def _create_unit(self, arm: confirmation.Arm, seed: int) -> None:
+        about: dict[str, Any] = {"arm": arm.trial, "baseline": arm.baseline, "dataset": self.confirming_dataset}
+        self._create(self._units_id, dict(arm.params), seed=seed, **about)
 
     # What to do next.
 
@@ -323,8 +336,7 @@ class _StudyWorker:
             for arm in confirmation.arms(self.study, trials):
                 for seed in self.confirming_seeds:
                     if (arm.trial, seed) not in known:
-                        params, number = dict(arm.params), arm.trial
-                        self._create(self._units_id, params, arm=number, seed=seed, baseline=arm.baseline)
+                        self._create_unit(arm, seed)
             units = self._units()
         if unit := self._taken_up(units):
             return Task(self._claim(unit, 0), confirming=True)

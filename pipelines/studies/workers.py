@@ -27,12 +27,16 @@ _END_SECONDS = 60.0
 
 
 class StudyStop(Stop):
-    """Asked to stop by a signal, a request for the run, or a request for the whole study that came after it began."""
+    """Asked to stop by a signal, a request for the run, or a request for the whole study that came after it began.
 
-    def __init__(self, home: Home, study: str) -> None:
+    Args:
+        began: when the worker was asked for, UTC, ISO-8601; empty: now.
+    """
+
+    def __init__(self, home: Home, study: str, began: str = "") -> None:
         super().__init__()
         self._request = home.study(study) / "cancel.json"
-        self._began = now()
+        self._began = began or now()
 
     def requested(self, run_directory: Any = None) -> StopRequest | None:
         """See Stop."""

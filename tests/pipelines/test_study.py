@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_study import Evaluator, write_study
+from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home import Home
 from pipelines.planning.plan import make_plan
 from pipelines.processes.supervisor import StageError
 from pipelines.running.experiment import RunOutcome
-from pipelines.studies.storage import load_study
 from pipelines.studies.study import StudyInterruptedError, run_study
 from specs import SpecError, load_study_document
 from specs.document import Document

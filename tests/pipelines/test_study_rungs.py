@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_study import Evaluator, write_study
+from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home import Home
 from pipelines.processes.supervisor import StageError
 from pipelines.running.experiment import RunOutcome
 from pipelines.studies.study import run_study
 from rpg.files import read_json
-from specs import load_study_document
+from specs import SpecError, load_study_document
 from specs.document import Document
 from specs.schema.experiment import Experiment
 
@@ -145,8 +145,6 @@ def test_a_trial_that_loses_its_machine_every_time_fails(home: Home, tmp_path: P
 
 
 def test_a_trial_that_diverges_fails_and_the_sampler_learns_of_it(home: Home, tmp_path: Path) -> None:
-    from pipelines.studies.storage import load_study
-
     path = write_study(tmp_path / "specs", ("trials: 8", "trials: 3"))
     record = run(path, home, failing(Evaluator(home), "diverged", times=1))
     assert [trial["state"] for trial in record["trials"]] == ["finished", "failed", "finished"]
@@ -162,3 +160,23 @@ def test_the_baseline_is_a_trial_where_its_values_are_outside_the_ranges_too(hom
     assert record["trials"][0]["baseline"]
     assert evaluator.calls[0]["low"] == 0.2
     assert 0.3 <= record["trials"][1]["params"]["objective.clip.low"] <= 0.5
+
+
+def test_fewer_fresh_seeds_or_another_set_make_another_confirmation(home: Home, tmp_path: Path) -> None:
+    path = write_study(tmp_path / "specs", CONFIRMED)
+    first = run(path, home, Evaluator(home))
+    path.write_text(path.read_text().replace("seeds: 3", "seeds: 2"))
+    fewer = run(path, home, Evaluator(home))
+    seeds = [[unit["seed"] for unit in arm["units"]] for arm in fewer["confirmation"]["arms"]]
+    assert seeds == [[2, 3]] * 3
+    assert first["spent"]["seconds"] > fewer["spent"]["seconds"] > 0, "what confirms is spent too"
+
+
+def test_a_journals_study_is_not_begun_anew_in_a_database(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
+    run(path, home, Evaluator(home))
+    monkeypatch.setenv("RPG_STUDIES_URL", "postgresql://rpg@127.0.0.1:1/none")
+    with pytest.raises(SpecError, match="is kept in a journal here"):
+        run(path, home, Evaluator(home))

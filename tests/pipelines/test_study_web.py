@@ -19,13 +19,13 @@ from live import wait_for
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 from postgres import BINARIES, postgres
-from tiny_study import Evaluator, write_study
+from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord
 from pipelines.services.server import Services, answers
-from pipelines.studies.storage import URL, load_study
+from pipelines.studies.storage import URL
 from pipelines.studies.study import run_study
 from pipelines.studies.web import studies_storage
 from specs import load_study_document

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 from postgres import BINARIES, Postgres, postgres
-from tiny_study import Evaluator, write_study
+from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home import Home
 from pipelines.studies import storage
-from pipelines.studies.storage import load_study
 from pipelines.studies.study import run_study
 from pipelines.studies.trials import Work, Worker
 from pipelines.studies.workers import StudyStop, request_study_cancel

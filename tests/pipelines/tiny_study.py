@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import optuna
 from recorded_home import record_run
 
 from pipelines.home import Home
 from pipelines.planning.plan import make_plan
 from pipelines.running.experiment import RunOutcome
+from pipelines.studies.storage import open_storage
 from pipelines.studies.study import run_study
 from specs import load_study_document
 from specs.document import Document
@@ -131,6 +133,11 @@ class Evaluator:
                 if before == 0:
                     self.trained.append(run.run_id)
         return tuple(RunOutcome(run, "paused" if until else "finished") for run in runs)
+
+
+def load_study(home: Home, name: str) -> optuna.Study:
+    """The study as Optuna has it."""
+    return optuna.load_study(study_name=name, storage=open_storage(home, name).storage)
 
 
 def main(arguments: Sequence[str]) -> None:

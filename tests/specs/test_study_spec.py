@@ -81,6 +81,16 @@ def test_a_range_whose_end_cannot_be_is_told_at_the_parameter():
             "  seeds: {choice: [[0], [1]]}",
             "parameters.seeds: cannot be searched",
         ),
+        (
+            "  objective.clip.low: {float: [0.05, 0.4]}",
+            "  evaluation.temperature: {float: [0.5, 1.0]}",
+            "hint: trials would be judged by different measures",
+        ),
+        (
+            "  objective.clip.low: {float: [0.05, 0.4]}",
+            "  resources.threads: {int: [1, 4]}",
+            "hint: it says where and how work runs and changes no result",
+        ),
         ("float: [0.05, 0.4]", "flaot: [0.05, 0.4]", "parameters[objective.clip.low]: of no known form"),
         ("[0.05, 0.4]", "[0.5, 0.4]", "parameters[objective.clip.low]: the lower end must come first"),
         ("[0.01, 1.0]", "[0, 1.0]", "parameters[objective.clip.high]: a logarithmic range must be above 0"),

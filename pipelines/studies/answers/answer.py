@@ -174,6 +174,11 @@ def _best_candidate(record: StudyRecord, candidates: Sequence[ArmResult]) -> tup
     return best, best.against_baseline
 
 
+def _num_judged(record: StudyRecord) -> int:
+    """How many trials the best was chosen from: those that were left behind at a rung count too."""
+    return sum(trial.state in ("finished", "pruned", "paused") for trial in record.trials)
+
+
 def _candidate(record: StudyRecord) -> str:
     """What the search says: a candidate, of which nothing is claimed."""
     if not record.finished:
@@ -186,11 +191,11 @@ def _candidate(record: StudyRecord) -> str:
         one = len(numbers) == 1
         return (
             f"Candidates: trial{'' if one else 's'} {', '.join(numbers)}, which no other beats in every goal "
-            f"(not confirmed; the best of {len(record.finished)} trials flatters itself)."
+            f"(not confirmed; the best of {_num_judged(record)} trials flatters itself)."
         )
     assert trial.interval is not None
     value = f"{record.first.measure} {with_interval(record.first, trial.interval)}"
-    flattered = f"(not confirmed; the best of {len(record.finished)} trials flatters itself)"
+    flattered = f"(not confirmed; the best of {_num_judged(record)} trials flatters itself)"
     if len(record.finished) == 1:
         flattered = "(not confirmed)"
     if trial.baseline:
