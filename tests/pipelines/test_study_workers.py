@@ -132,7 +132,7 @@ def test_a_worker_that_was_given_up_for_dead_tells_nothing(home: Home, tmp_path:
         return outcomes
 
     record = run_study(document, home, overtaken, say=lines.append)
-    assert any("taken over by another worker" in line for line in lines)
+    assert any("another worker has taken it over" in line for line in lines)
     assert [trial["state"] for trial in record["trials"]] == ["finished"], "silent for long, that one is dead too"
 
 
