@@ -44,7 +44,7 @@ def server() -> Iterator[Postgres]:
         yield running
 
 
-@pytest.fixture(params=["journal", "postgresql"])
+@pytest.fixture(params=["journal", pytest.param("postgresql", marks=pytest.mark.long)])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where the study is kept."""
     if request.param == "postgresql":
