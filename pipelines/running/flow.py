@@ -15,6 +15,7 @@ from typing import Any, Literal
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.context import TagsContext
 from prefect.runtime import flow_run as this_flow_run
 from prefect.runtime import task_run as this_task_run
 from prefect.states import Cancelled, Completed, Failed
@@ -113,10 +114,11 @@ def _run_stages(execution: RunExecution) -> "State[Any] | None":
             task_run_name=stage.stage,
             retries=policy.retries,
             retry_condition_fn=_retry_condition(execution, stage.stage),
-            tags=[f"stage:{stage.stage}"],
         )
         upstream = [states[name] for name in stage.inputs]
-        state = task_of_stage(execution, stage, wait_for=upstream, return_state=True)
+        # For each tag of a task Prefect asks the server for a slot: 1.6 s a stage. The flow run keeps the run's tags.
+        with TagsContext(current_tags=set()):
+            state = task_of_stage(execution, stage, wait_for=upstream, return_state=True)
         states[stage.stage] = state
         if not state.is_completed() or state.name == PAUSED:
             return state
