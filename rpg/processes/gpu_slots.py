@@ -1,33 +1,39 @@
 """Leases of this machine's GPU slots, so that two runs never compute on one GPU by accident, whoever started them.
 
-A lease is a file lock (flock) on a file named after the slot, in a directory that all users of the machine share. It
-ends with the process that holds it, however that ends, so that nothing is ever left to clean up.
+A lease is a file of its own with a file lock (flock) on it, in a directory that all users of the machine share and none
+of them owns. It ends with the process that holds it, however that ends. The users need not trust each other: a process
+writes only to files that it has just made, and of another's file it reads who holds it and asks whether it is locked.
+See docs/decisions/0012-slot-leases.md.
 """
 
 import fcntl
-import getpass
 import json
 import os
+import pwd
+import random
 import re
+import secrets
 import shutil
+import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 SLOTS = "RPG_SLOTS"
 """Environment variable that names the machine's slots, separated by commas, in place of the GPUs that it has."""
 DIRECTORY = "RPG_SLOT_DIR"
-"""Environment variable that names the directory of the locks, one a machine."""
+"""Environment variable that names the directory of the leases, one a machine."""
 OF_RUN = "RPG_GPUS"
 """Environment variable that names all GPUs of a run on this machine, the ranks' first. In CUDA_VISIBLE_DEVICES the
 launcher of DeepSpeed leaves each rank only its own."""
+_SHARED_DIRECTORIES = (Path("/run/lock"), Path("/tmp"), Path("/var/tmp"))
+"""The first that is root's and sticky is taken: the same for all users of a machine, whatever their TMPDIR is."""
 _POLL_SECONDS = 0.5
+_TRIES = 8
+"""Two that choose at the same moment may both step back: each tries so often, at moments of its own."""
+_LEASE_BYTES = 4096
 
 
 class TooFewSlotsError(Exception):
@@ -92,97 +98,198 @@ def leased(
     if len(slots) < count:
         raise TooFewSlotsError(f"{count} GPU slots are asked for and this machine has {len(slots)}: {', '.join(slots)}")
     directory = _directory()
-    while (locks := _take(directory, slots, count, holder)) is None:
+    while (leases := _take(directory, slots, count, holder)) is None:
         message = f"{count} of {len(slots)} GPU slots are needed; {holders(slots) or 'all are free in a moment'}"
         if waiting is None:
             raise TooFewSlotsError(message)
         waiting(message)
         time.sleep(_POLL_SECONDS)
     try:
-        yield list(locks)
+        yield [lease.slot for lease in leases]
     finally:
-        _release(locks)
+        for lease in leases:
+            lease.release()
 
 
 def holders(slots: Sequence[str]) -> str:
     """Who holds which slot, in words; empty where all are free."""
-    parts = []
-    for slot in slots:
-        with suppress(OSError, ValueError):
-            lease: dict[str, Any] = json.loads(_file(_directory(), slot).read_text())
-            # A killed holder leaves its name in the file. Its lock is gone, but trying the lock would take it.
-            if psutil.pid_exists(lease["pid"]):
-                parts.append(f"{slot} is held by {lease['holder']} (process {lease['pid']} of {lease['user']})")
-    return "; ".join(parts)
+    directory = _directory()
+    held = ((slot, path) for slot in slots for path in _lease_files(directory, slot))
+    return "; ".join(f"{slot} is held by {holder}" for slot, path in held if (holder := _holder_of(path)))
+
+
+class _Lease:
+    """One slot, held by this process: a locked file that it has made itself."""
+
+    def __init__(self, directory: Path, slot: str) -> None:
+        """Makes the file and locks it.
+
+        Raises:
+            BlockingIOError: another process looked at the file in that moment; a new one will do.
+            OSError: the directory takes no file.
+        """
+        self.slot = slot
+        # A name that nobody can guess and take first; O_EXCL takes no file or link that is there.
+        self._path = directory / f"{_prefix(slot)}{secrets.token_hex(8)}.lock"
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        try:
+            os.fchmod(self._file, 0o644)  # whatever the umask: the others must be able to ask
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(self._file).st_nlink:  # taken for one that a dead process had left, and removed
+                raise BlockingIOError
+        except OSError:
+            self.release()
+            raise
+
+    def is_alone(self) -> bool:
+        """Whether no other process has a lease of this slot."""
+        others = (path for path in _lease_files(self._path.parent, self.slot) if path != self._path)
+        return not any(_is_held(path) for path in others)
+
+    def sign(self, holder: str) -> None:
+        """Writes who holds it."""
+        with suppress(OSError):  # a full file system: the lock holds without a name
+            os.pwrite(self._file, json.dumps({"holder": holder, "pid": os.getpid()}).encode()[:_LEASE_BYTES], 0)
+
+    def release(self) -> None:
+        """Frees the slot."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        os.close(self._file)
 
 
 def _directory() -> Path:
-    """The directory of the locks, which like /tmp is open to all users of the machine."""
-    path = Path(os.environ.get(DIRECTORY) or Path(tempfile.gettempdir()) / "rpg-slots")
-    if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True)
-        with suppress(PermissionError):
-            path.chmod(0o1777)
-    return path
+    """The directory of the leases.
+
+    Raises:
+        TooFewSlotsError: there is none in which a user's files are safe from the others.
+    """
+    if named := os.environ.get(DIRECTORY):
+        path = Path(named)
+        if not path.exists():
+            path.mkdir(parents=True, exist_ok=True)
+            with suppress(PermissionError):  # another user was first
+                path.chmod(0o1777)
+        mode = path.stat().st_mode
+        if not stat.S_ISDIR(mode) or (mode & stat.S_IWOTH and not mode & stat.S_ISVTX):
+            raise TooFewSlotsError(
+                f"{DIRECTORY} {path} must be a directory, and sticky where all may write: chmod 1777"
+            )
+        return path
+    for path in _SHARED_DIRECTORIES:
+        with suppress(OSError):
+            status = path.lstat()
+            open_to_all = stat.S_IWOTH | stat.S_ISVTX
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and status.st_mode & open_to_all == open_to_all:
+                return path
+    raise TooFewSlotsError(f"none of {', '.join(map(str, _SHARED_DIRECTORIES))} is root's and sticky: set {DIRECTORY}")
 
 
-def _take(directory: Path, slots: Sequence[str], count: int, holder: str) -> dict[str, int] | None:
-    """Slot -> file descriptor of its lock, for the first that are free. None, and none taken, where too few are."""
-    # Only one process chooses at a time: two that each held half of what they need would wait for each other.
-    gate = _open(directory / "choosing.lock")
-    locks: dict[str, int] = {}
+def _take(directory: Path, slots: Sequence[str], count: int, holder: str) -> list[_Lease] | None:
+    """Leases of the first slots that are free. None, and none taken, where too few are.
+
+    Raises:
+        TooFewSlotsError: the directory takes no file.
+    """
+    for _ in range(_TRIES):
+        leases: list[_Lease] = []
+        try:
+            for slot in slots:
+                if len(leases) < count and (lease := _lease(directory, slot)):
+                    leases.append(lease)
+        except OSError as error:
+            _release(leases)
+            message = f"{directory} takes no lease: {error.strerror}; {DIRECTORY} may name another directory"
+            raise TooFewSlotsError(message) from error
+        except BaseException:
+            _release(leases)
+            raise
+        if len(leases) == count:
+            for lease in leases:
+                lease.sign(holder)
+            return leases
+        _release(leases)
+        # Nobody waits for a slot while it holds another, so that two cannot wait for each other.
+        time.sleep(random.uniform(0.0, 0.05))
+    return None
+
+
+def _lease(directory: Path, slot: str) -> _Lease | None:
+    """A lease of the slot; None where another process has one.
+
+    Each first locks a file of its own and then looks for others: of two at the same moment at least one sees the other.
+    """
+    if any(_is_held(path) for path in _lease_files(directory, slot)):
+        return None
+    with suppress(BlockingIOError):
+        lease = _Lease(directory, slot)
+        if lease.is_alone():
+            return lease
+        lease.release()
+    return None
+
+
+def _release(leases: Sequence[_Lease]) -> None:
+    for lease in leases:
+        lease.release()
+
+
+def _prefix(slot: str) -> str:
+    return f"rpg-slot-{re.sub(r'[^A-Za-z0-9._-]', '_', slot)}@"
+
+
+def _lease_files(directory: Path, slot: str) -> list[Path]:
+    """The files that are leases of the slot by their name."""
+    prefix = _prefix(slot)
+    return sorted(directory / name for name in os.listdir(directory) if name.startswith(prefix))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """A lease to look at; None for a link, a pipe, or another's file that says nothing: no process of ours made it."""
+    file = -1
     try:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        for slot in slots:
-            if len(locks) < count and (lock := _try(_file(directory, slot))) is not None:
-                locks[slot] = lock
+        with suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        yield file if file >= 0 and stat.S_ISREG(os.fstat(file).st_mode) else None
     finally:
-        os.close(gate)
-    if len(locks) < count:
-        _release(locks)
-        return None
-    lease = json.dumps({"holder": holder, "pid": os.getpid(), "user": _user(), "since": time.time()}).encode()
-    for lock in locks.values():
-        with suppress(OSError):
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, lease, 0)
-    return locks
+        if file >= 0:
+            os.close(file)
 
 
-def _try(path: Path) -> int | None:
-    lock = _open(path)
+def _is_held(path: Path) -> bool:
+    """Whether a process has locked the file; one of this user's that a dead process left is removed."""
+    with _opened(path) as file:
+        if file is None:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        if os.fstat(file).st_uid == os.geteuid():
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        return False
+
+
+def _holder_of(path: Path) -> str:
+    """Who holds the lease, in words; empty where it is not held. The user is the file's, whatever is written in it."""
+    with _opened(path) as file, suppress(OSError):
+        if file is None or not _is_held(path):
+            return ""
+        user = _user_name(os.fstat(file).st_uid)
+        try:
+            written = json.loads(os.pread(file, _LEASE_BYTES, 0))
+            holder, pid = str(written["holder"])[:100], int(written["pid"])
+        except (ValueError, TypeError, KeyError):
+            return f"a process of {user}"
+        # Another user's words go to this one's terminal.
+        return f"{''.join(filter(str.isprintable, holder))} (process {pid} of {user})"
+    return ""
+
+
+def _user_name(uid: int) -> str:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return lock
-    except BlockingIOError:
-        os.close(lock)
-        return None
-
-
-def _open(path: Path) -> int:
-    """Opens the file, created if need be. Another user's is opened for reading only, which is enough to lock it."""
-    for flags in (os.O_RDWR, os.O_RDWR | os.O_CREAT, os.O_RDONLY):
-        with suppress(FileNotFoundError, PermissionError):
-            lock = os.open(path, flags, 0o666)
-            with suppress(PermissionError):
-                os.fchmod(lock, 0o666)  # whatever the umask
-            return lock
-    raise TooFewSlotsError(f"{path} cannot be opened; {DIRECTORY} may name another directory")
-
-
-def _release(locks: Mapping[str, int]) -> None:
-    for lock in locks.values():
-        with suppress(OSError):
-            os.ftruncate(lock, 0)
-        os.close(lock)
-
-
-def _file(directory: Path, slot: str) -> Path:
-    return directory / (re.sub(r"[^A-Za-z0-9._-]", "_", slot) + ".lock")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,9 +1,14 @@
 """GPU slots: two runs never hold one, and nothing is left of a run that was killed."""
 
+import fcntl
 import json
+import os
+import pwd
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,10 +98,136 @@ def test_more_slots_than_there_are_is_an_error_not_a_wait() -> None:
         pass
 
 
-def test_the_holder_is_gone_from_the_file_when_it_gives_back(tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_lease_that_was_given_back(tmp_path: Path) -> None:
     with leased(1, "run-a", waiting=None):
-        assert json.loads((tmp_path / "slots" / "0.lock").read_text())["holder"] == "run-a"
-    assert (tmp_path / "slots" / "0.lock").read_text() == ""
+        (lease,) = (tmp_path / "slots").iterdir()
+        assert json.loads(lease.read_text())["holder"] == "run-a"
+    assert list((tmp_path / "slots").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    process, _ = hold(2, "run-a")
+    end(process)
+    assert len(list((tmp_path / "slots").iterdir())) == 2
+    with leased(2, "run-b", waiting=None):
+        assert len(list((tmp_path / "slots").iterdir())) == 2
+
+
+NOBODY = 65534
+AS_NOBODY = f"import os; os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
+"""Only once everything is imported: the interpreter itself may lie where this user cannot go."""
+HOSTILE = (
+    f"""
+import fcntl, os, sys, time
+{AS_NOBODY}"""
+    + """
+directory, victim = sys.argv[1:]
+for name in ("rpg-slot-0@1.lock", "rpg-slot-0@2.lock", "choosing.lock", "0.lock"):
+    os.symlink(victim, os.path.join(directory, name))
+os.mkfifo(os.path.join(directory, "rpg-slot-0@3.lock"))
+os.mkdir(os.path.join(directory, "rpg-slot-0@4.lock"))
+os.close(os.open(os.path.join(directory, "rpg-slot-0@5.lock"), os.O_CREAT | os.O_WRONLY, 0o600))
+lease = os.open(os.path.join(directory, "rpg-slot-1@6.lock"), os.O_CREAT | os.O_WRONLY, 0o644)
+fcntl.flock(lease, fcntl.LOCK_EX)
+os.write(lease, b'{"holder": "a\\u001b[2Jb", "pid": 1, "user": "root"}')
+for name in os.listdir(directory):
+    path = os.path.join(directory, name)
+    if os.stat(path, follow_symlinks=False).st_uid != os.getuid():
+        try:
+            os.unlink(path)
+        except PermissionError:
+            continue
+        print("could remove", name)
+print("ready", flush=True)
+time.sleep(60)
+"""
+)
+
+
+@pytest.fixture
+def open_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of leases that every user of this machine can reach, as pytest's own is not."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process as another user")
+    with tempfile.TemporaryDirectory(prefix="slots-") as directory:
+        os.chmod(directory, 0o1777)
+        monkeypatch.setenv(DIRECTORY, directory)
+        yield Path(directory)
+
+
+def hostile(directory: Path, victim: Path) -> "subprocess.Popen[str]":
+    """A process of another user that has filled the directory with what it could."""
+    command = [sys.executable, "-c", HOSTILE, str(directory), str(victim)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_another_user_cannot_have_a_file_written_nor_block_a_slot_that_he_does_not_hold(
+    open_directory: Path, tmp_path: Path
+) -> None:
+    victim = tmp_path / "private"
+    victim.write_text("untouched")
+    victim.chmod(0o600)
+    with victim.open() as locked, leased(1, "run-a", available=["2"], waiting=None):
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        process = hostile(open_directory, victim)
+        try:
+            with leased(1, "run-b", available=["0"], waiting=None) as taken:
+                assert taken == ["0"]
+            with pytest.raises(TooFewSlotsError) as refused, leased(1, "run-b", available=["1", "2"], waiting=None):
+                pass
+        finally:
+            end(process)
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("untouched", 0o600)
+    message = str(refused.value)
+    assert f"1 is held by a[2Jb (process 1 of {pwd.getpwuid(NOBODY).pw_name})" in message
+    assert "2 is held by run-a" in message
+    assert "\x1b" not in message
+    with leased(1, "run-b", available=["1"], waiting=None) as freed:
+        assert freed == ["1"]
+
+
+def test_two_users_never_hold_one_slot(open_directory: Path) -> None:
+    code = f"import rpg.processes.gpu_slots\n{AS_NOBODY}os.umask(0o077){HOLD}"
+    other = subprocess.Popen([sys.executable, "-c", code, "2", "run-of-nobody"], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline().split() == ["0", "1"]
+        assert {path.stat().st_uid for path in open_directory.iterdir()} == {NOBODY}
+        with leased(2, "run-b", waiting=None) as taken:
+            assert taken == ["2", "3"]
+            with pytest.raises(TooFewSlotsError, match="0 is held by run-of-nobody"), leased(1, "c", waiting=None):
+                pass
+    finally:
+        end(other)
+    with leased(4, "run-b", waiting=None) as freed:
+        assert len(freed) == 4
+
+
+def test_users_with_temporary_directories_of_their_own_share_one_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(DIRECTORY)
+    code = "from rpg.processes import gpu_slots; print(gpu_slots._directory())"
+    places = {
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": tmpdir}, capture_output=True).stdout
+        for tmpdir in ("/tmp", str(tmp_path))
+    }
+    (place,) = places
+    assert os.stat(place.decode().strip()).st_uid == 0
+
+
+def test_a_directory_in_which_others_can_remove_leases_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    loose.chmod(0o777)
+    monkeypatch.setenv(DIRECTORY, str(loose))
+    with pytest.raises(TooFewSlotsError, match="must be a directory, and sticky"), leased(1, "run", waiting=None):
+        pass
 
 
 def test_declared_slots_stand_for_gpus_and_the_cpu_needs_none() -> None:
