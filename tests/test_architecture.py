@@ -53,11 +53,12 @@ FLOORS = {
     ],
     "pipelines": [
         {"cli"},
+        {"web"},
         {"studies", "doctor", "proof"},
         {"services"},
         {"running"},
         {"launchers", "report", "planning", "replay", "garbage"},
-        {"runs", "processes", "results"},
+        {"runs", "processes", "results", "remote"},
         {"state"},
         {"home"},
     ],

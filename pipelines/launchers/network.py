@@ -10,9 +10,10 @@ _PORTS = range(20000, 32000)
 """Below those that Linux gives to outgoing connections: one of these may take a port before the ranks have started."""
 
 
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens at now."""
-    for port in (*random.SystemRandom().sample(_PORTS, 50), 0):
+def free_port(preferred: int | None = None) -> int:
+    """A TCP port of this machine that nobody listens at now: the preferred one where that is free."""
+    first = () if preferred is None else (preferred,)
+    for port in (*first, *random.SystemRandom().sample(_PORTS, 50), 0):
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("", port))
             return int(listener.getsockname()[1])

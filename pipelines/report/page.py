@@ -15,13 +15,13 @@ _HERE = Path(__file__).parent
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of a template in this directory, with the style sheet and the script inside it."""
+    """The page of a template in this directory, with the style sheet and its script inside it."""
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template(template).render(
         style=Markup((_HERE / "style.css").read_text()),
-        script=Markup((_HERE / "hover.js").read_text()),
+        script=lambda name: Markup((_HERE / name).read_text()),
         written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=_version(),
         percent=percent,

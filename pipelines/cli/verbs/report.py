@@ -1,28 +1,52 @@
-"""`rpg report`: one self-contained page."""
+"""`rpg report`: one self-contained page, or all of them in a browser."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.cli.options import Output
 
+if TYPE_CHECKING:
+    from pipelines.home import Home
+
 
 def report(
     name: Annotated[
         str, typer.Argument(metavar="RUN-or-EXPERIMENT", help="A run, or an experiment with all its seeds.")
-    ],
+    ] = "",
     output: Output = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Show all reports in a browser, until Ctrl-C.")] = False,
+    host: Annotated[str, typer.Option(help="With --serve: the address to serve at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="With --serve; 0: 4202, or a free one if that is taken.")] = 0,
 ) -> None:
-    """Writes one self-contained HTML page with plots and prints where it lies."""
+    """Writes one self-contained HTML page with plots and prints where it lies.
+
+    With --serve it shows every experiment, study and run in a table to filter and sort, each with its page.
+    """
     from pipelines.home import Home
+
+    home = Home.from_environment()
+    if serve:
+        _serve(home, host, port)
+        return
+    if not name:
+        raise typer.BadParameter("name a run or an experiment, or give --serve for all", param_hint="RUN-or-EXPERIMENT")
     from pipelines.report import write_experiment_report, write_run_report
     from pipelines.report.evidence import find_groups
 
-    home = Home.from_environment()
     groups = find_groups(home, name)
     if (home.experiment(name) / "experiment.json").is_file():
         typer.echo(write_experiment_report(home, name, output))
     else:
         typer.echo(write_run_report(home, groups[0].run_ids[0], output))
+
+
+def _serve(home: Home, host: str, port: int) -> None:
+    from pipelines.launchers.network import free_port
+    from pipelines.web.serve import DEFAULT_PORT, serve
+
+    chosen = port or free_port(DEFAULT_PORT)
+    typer.echo(f"http://{host}:{chosen}")
+    serve(home, host, chosen)

@@ -1,0 +1,181 @@
+"""Which files of a home other machines may read, and the listings by which they learn what has changed.
+
+The record's files are the documents, logs and segments that the reading verbs and SQL need: never weights or
+checkpoints, Prefect's database, the services' secrets or a file still being written. Symbolic links are not followed,
+wherever they lead.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_RECORD = (
+    "experiments/*/experiment.json",
+    "experiments/*/spec.json",
+    "studies/*/study.json",
+    "artifacts/*/*/manifest.json",
+    "artifacts/*/*/summary.json",
+    "runs/*/*.json",
+    "runs/*/attempts/*.json",
+    "runs/*/leases/*.json",
+    "runs/*/exits/*.json",
+    "runs/*/logs/*.log",
+    "runs/*/segments/*/*.parquet",
+    "runs/*/evaluate/*/manifest.json",
+    "runs/*/evaluate/*/summary.json",
+    "runs/*/evaluate/*/segments/*/*.parquet",
+)
+"""Paths in a home. A star stands for a part of a file's name, or a whole one, that does not begin with a dot."""
+_UNITS = {"experiments": 2, "studies": 2, "runs": 2, "artifacts": 3}
+"""How many parts of a path name its unit."""
+
+
+def _name_pattern(part: str) -> re.Pattern[str]:
+    return re.compile(re.escape(part).replace(r"\*", r"[A-Za-z0-9_][A-Za-z0-9_.=+-]*"))
+
+
+_PATTERNS = tuple(tuple(map(_name_pattern, path.split("/"))) for path in _RECORD)
+
+
+class NotRecordedError(Exception):
+    """The path names no file of the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """One file of a listing."""
+
+    size: int
+    """Bytes."""
+    version: str
+    """Differs between two contents of the same path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of one unit of the record: a run, an experiment, a study or an artifact."""
+
+    digest: str
+    """Differs between two states of the unit."""
+    files: Mapping[str, FileVersion]
+    """By path in the home."""
+
+    @classmethod
+    def of(cls, files: Mapping[str, FileVersion]) -> "Listing":
+        """The listing of these files, with its digest."""
+        lines = [f"{path}\t{file.size}\t{file.version}\n" for path, file in sorted(files.items())]
+        return cls(hashlib.sha256("".join(lines).encode()).hexdigest()[:32], files)
+
+    def without(self, directories: Collection[str]) -> "Listing":
+        """The listing of a run without what lies in some of its directories."""
+        return Listing.of({path: file for path, file in self.files.items() if path.split("/")[2] not in directories})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        files = {path: [file.size, file.version] for path, file in self.files.items()}
+        return {"digest": self.digest, "files": files}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Listing":
+        """The listing that another machine sent. Raises ValueError where it is none or names what is not recorded."""
+        try:
+            files = {path: FileVersion(int(size), str(version)) for path, (size, version) in data["files"].items()}
+            digest = str(data["digest"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"no listing of the record: {error!r}") from None
+        for path in files:
+            if not is_recorded(path):
+                raise ValueError(f"the listing names {path!r}, which is no file of the record")
+        return cls(digest, files)
+
+
+def is_recorded(path: str) -> bool:
+    """Whether a path, relative to a home and with forward slashes, is one of a file of the record."""
+    parts = path.split("/")
+    return any(
+        len(pattern) == len(parts) and all(name.fullmatch(part) for name, part in zip(pattern, parts, strict=True))
+        for pattern in _PATTERNS
+    )
+
+
+def unit_of(path: str) -> str:
+    """The unit that a file of the record belongs to, as `runs/RUN` or `artifacts/STAGE/FINGERPRINT`."""
+    parts = path.split("/")
+    return "/".join(parts[: _UNITS[parts[0]]])
+
+
+def read_listings(root: Path, units: Iterable[str] = ()) -> dict[str, Listing]:
+    """The listings of a home's units. A file's version is its time of change.
+
+    Args:
+        units: those to list; none: all. One that the home does not have is left out.
+    """
+    chosen = [pattern for unit in units for pattern in _patterns_of(unit)] if units else _PATTERNS
+    files_of: dict[str, dict[str, FileVersion]] = {}
+    for path, entry in _files(str(root), "", chosen):
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        files_of.setdefault(unit_of(path), {})[path] = FileVersion(status.st_size, f"{status.st_mtime_ns:x}")
+    return {unit: Listing.of(files) for unit, files in files_of.items()}
+
+
+def open_recorded(root: Path, path: str) -> int:
+    """Opens a file of the record for reading and returns its descriptor, which the caller closes.
+
+    Raises:
+        NotRecordedError: it is no file of the record, is not there, or a link is in its way.
+    """
+    if not is_recorded(path):
+        raise NotRecordedError(path)
+    *directories, name = path.split("/")
+    try:
+        directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            # Step by step, so that no directory can become a link between a check and its use.
+            for part in directories:
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+                os.close(directory)
+                directory = inner
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise NotRecordedError(path) from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise NotRecordedError(path)
+    return file
+
+
+def _patterns_of(unit: str) -> Iterator[tuple[re.Pattern[str], ...]]:
+    """The patterns of the files of one unit."""
+    names = [re.compile(re.escape(part)) for part in unit.split("/")]
+    for pattern in _PATTERNS:
+        if len(names) < len(pattern) and all(
+            whole.fullmatch(part) for whole, part in zip(pattern, unit.split("/"), strict=False)
+        ):
+            yield (*names, *pattern[len(names) :])
+
+
+def _files(
+    directory: str, prefix: str, patterns: Iterable[tuple[re.Pattern[str], ...]]
+) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+    """The files below a directory that the patterns, relative to it, describe: path in the home, and entry."""
+    try:
+        entries = list(os.scandir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        rest = [pattern[1:] for pattern in patterns if pattern[0].fullmatch(entry.name)]
+        path = f"{prefix}{entry.name}"
+        if () in rest and entry.is_file(follow_symlinks=False):
+            yield path, entry
+        elif (inner := [pattern for pattern in rest if pattern]) and entry.is_dir(follow_symlinks=False):
+            yield from _files(entry.path, f"{path}/", inner)

@@ -1,0 +1,162 @@
+"""The web application: who may ask, and what each address answers with."""
+
+import base64
+import hmac
+import json
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipelines.home import Home
+from pipelines.remote.record_files import NotRecordedError, open_recorded, read_listings
+from pipelines.web.pages import KINDS, Pages, UnknownPageError
+from specs.errors import RpgError
+
+_HEADERS = {
+    # The pages carry their style and script inside, and fetch nothing.
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "private, no-cache",
+}
+_TYPES = {".json": "application/json", ".log": "text/plain; charset=utf-8"}
+_MOST_KNOWN = 64 * 2**20
+"""Bytes of a request for what has changed: a mirror names what it has, some 80 bytes a run."""
+_CHUNK = 2**18
+
+
+def make_app(home: Home, *, auth: str = "", hosts: tuple[str, ...] = ("*",)) -> Starlette:
+    """The application over one home.
+
+    Args:
+        auth: `user:password` that every request has to carry (HTTP basic authentication); empty: none.
+        hosts: the names under which a browser may ask for it. Where no password is asked for, they keep a page of
+            another site, whose name was made to lead to this address, from reading it.
+    """
+    pages = Pages(home)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        pages.close()
+
+    compressed = [Middleware(GZipMiddleware, compresslevel=5)]
+    routes = [
+        Route("/", partial(_index, pages), middleware=compressed),
+        *(Route(f"/{kind}/{{name}}", partial(_report, pages, kind), middleware=compressed) for kind in KINDS),
+        Route("/record", partial(_changes, home), methods=["POST"], middleware=compressed),
+        Route("/record/{path:path}", partial(_file, home)),
+        Route("/ready", _ready),
+    ]
+    middleware = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+        Middleware(_Guard, auth=auth),
+    ]
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+
+
+class _Guard:
+    """Asks for the password, which only `/ready` goes without, and adds the headers that confine a page."""
+
+    def __init__(self, app: ASGIApp, auth: str) -> None:
+        self._app = app
+        self._expected = b"Basic " + base64.b64encode(auth.encode()) if auth else b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_confined(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message.get("headers", ()), *added]
+            await send(message)
+
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        app = self._app
+        if self._expected and scope["path"] != "/ready" and not hmac.compare_digest(given, self._expected):
+            app = PlainTextResponse("not authenticated\n", 401, {"www-authenticate": 'Basic realm="rpg"'})
+        await app(scope, receive, send_confined)
+
+
+def _index(pages: Pages, _request: Request) -> Response:
+    return HTMLResponse(pages.index())
+
+
+def _report(pages: Pages, kind: str, request: Request) -> Response:
+    name = request.path_params["name"]
+    try:
+        return HTMLResponse(pages.report(kind, name))
+    except UnknownPageError:
+        return PlainTextResponse(f"nothing recorded under {kind}/{name}\n", 404)
+    except RpgError as error:
+        return PlainTextResponse(f"{error}\n", 404)
+
+
+async def _changes(home: Home, request: Request) -> Response:
+    """The listings of the units that differ from those that a mirror knows, and the units that are gone."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_KNOWN:
+            return PlainTextResponse("the request is too long\n", 413)
+    try:
+        known = dict(json.loads(body)["known"])
+    except (ValueError, KeyError, TypeError):
+        return PlainTextResponse('expected {"known": {unit: digest, ...}}\n', 400)
+    listings = await run_in_threadpool(read_listings, home.root)
+    changed = {unit: listing.to_json() for unit, listing in listings.items() if known.get(unit) != listing.digest}
+    return JSONResponse({"changed": changed, "gone": [unit for unit in known if unit not in listings]})
+
+
+def _file(home: Home, request: Request) -> Response:
+    """A file of the record, whole or from a byte on (`Range: bytes=N-`); 304 where the asker has this version."""
+    path = request.path_params["path"]
+    try:
+        file = open_recorded(home.root, path)
+    except NotRecordedError:
+        return PlainTextResponse(f"no such file of the record: {path}\n", 404)
+    status = os.fstat(file)
+    headers = {"etag": f'"{status.st_size:x}-{status.st_mtime_ns:x}"', "accept-ranges": "bytes"}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        os.close(file)
+        return Response(status_code=304, headers=headers)
+    start = _start(request.headers.get("range", ""), status.st_size)
+    headers["content-length"] = str(status.st_size - start)
+    if start:
+        headers["content-range"] = f"bytes {start}-{status.st_size - 1}/{status.st_size}"
+    kind = _TYPES.get(os.path.splitext(path)[1], "application/octet-stream")
+    content = _content(file, start, status.st_size)
+    return StreamingResponse(content, 206 if start else 200, headers, kind)
+
+
+def _start(wanted: str, size: int) -> int:
+    """The first byte that a Range header asks for; 0, the whole file, for what is not understood or not there."""
+    first = wanted.removeprefix("bytes=").removesuffix("-")
+    return int(first) if wanted == f"bytes={first}-" and first.isdecimal() and int(first) < size else 0
+
+
+def _content(file: int, start: int, end: int) -> Iterator[bytes]:
+    """The bytes of an open file from `start` to `end`, which a file that grows meanwhile may lie behind."""
+    with os.fdopen(file, "rb") as opened:
+        opened.seek(start)
+        while start < end and (chunk := opened.read(min(_CHUNK, end - start))):
+            start += len(chunk)
+            yield chunk
+
+
+async def _ready(_request: Request) -> Response:
+    return PlainTextResponse("ready\n")

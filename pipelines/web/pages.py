@@ -1,0 +1,99 @@
+"""The pages: the table of experiments, studies and runs, and each one's report, rendered again when it has changed."""
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipelines.home import Home
+from pipelines.remote.record_files import read_listings
+from pipelines.report import write_experiment_report, write_run_report
+from pipelines.report.page import render
+from pipelines.studies.answers.report import write_study_report
+from rpg.files import read_json
+from storage import Store
+
+_EXPERIMENTS = """
+    SELECT name, question, count(run_id) AS num_runs, list_sort(list_distinct(list(status))) AS statuses, created_at
+    FROM experiments LEFT JOIN (SELECT experiment AS name, run_id, status FROM runs) USING (name)
+    GROUP BY name, question, created_at ORDER BY created_at DESC NULLS LAST, name
+"""
+_STUDIES = "SELECT name, question, status, num_trials, trials_wanted, created_at FROM studies ORDER BY name"
+_RUNS = """
+    SELECT s.run_id, s.experiment, s.name, s.status, s.step, s.steps, s.reward_last,
+           s.accuracy_before, s.accuracy_after, r.started_at, s.seconds, r.reason
+    FROM run_summary AS s JOIN runs AS r USING (run_id) ORDER BY r.created_at DESC NULLS LAST, s.run_id
+"""
+KINDS: dict[str, Callable[[Home, str, Path], Path]] = {
+    "runs": write_run_report,
+    "experiments": write_experiment_report,
+    "studies": write_study_report,
+}
+"""What has a page, and what writes it."""
+_UNSEEN = ("leases", "logs")
+"""Directories of a run that its report shows nothing of."""
+
+
+class UnknownPageError(Exception):
+    """Nothing recorded has that name."""
+
+
+class Pages:
+    """Renders the pages of a home. Threads may share it; one page is rendered at a time."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._cache = Path(tempfile.mkdtemp(prefix="rpg-pages-"))
+        self._versions: dict[str, str] = {}
+        """By unit: the digest of what its page in the cache was rendered from."""
+        self._turn = threading.Lock()
+
+    def close(self) -> None:
+        """Removes the cached pages."""
+        shutil.rmtree(self._cache, ignore_errors=True)
+
+    def index(self) -> str:
+        """The table of everything recorded."""
+        with Store.open(self._home.root) as store:
+            tables = {
+                name: _rows(store, query)
+                for name, query in (("experiments", _EXPERIMENTS), ("studies", _STUDIES), ("runs", _RUNS))
+            }
+        return render("record.html", home=self._home.root.name, **tables)
+
+    def report(self, kind: str, name: str) -> str:
+        """The report page of a run, an experiment or a study, as what is recorded now has it.
+
+        Args:
+            kind: one of `KINDS`.
+        Raises:
+            UnknownPageError: there is none of that name.
+            RpgError: there is nothing to show yet; the message says what is missing.
+        """
+        unit = f"{kind}/{name}"
+        with self._turn:
+            version = self._version(unit)
+            page = self._cache / kind / f"{name}.html"
+            if self._versions.get(unit) != version:
+                KINDS[kind](self._home, name, page)
+                self._versions[unit] = version
+            return page.read_text(encoding="utf-8")
+
+    def _version(self, unit: str) -> str:
+        """A digest of what a unit's page shows. Raises UnknownPageError where the home has no such unit."""
+        kind, _, name = unit.partition("/")
+        shown = [unit]
+        if kind == "experiments":
+            recorded = read_json(self._home.experiment(name) / "experiment.json")
+            shown += [f"runs/{run_id}" for run_id in recorded.get("runs", [])]
+        listings = read_listings(self._home.root, shown)
+        if unit not in listings:
+            raise UnknownPageError(unit)
+        return "".join(listings[part].without(_UNSEEN).digest for part in shown if part in listings)
+
+
+def _rows(store: Store, query: str) -> list[dict[str, Any]]:
+    result = store.query(query)
+    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]

@@ -1,0 +1,265 @@
+"""The record in a browser: the table, the pages, the files for mirrors; nothing else of the home is reached."""
+
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from live import wait_for
+from recorded_home import record_experiment, record_run, record_two_cells, write
+from starlette.testclient import TestClient
+
+from pipelines.home import Home
+from pipelines.launchers.network import free_port
+from pipelines.remote.record_files import NotRecordedError, is_recorded, open_recorded, read_listings
+from pipelines.services.server import answers
+from pipelines.web.app import make_app
+
+AUTH = "team:a password"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home with one run, and with everything that must not leave it."""
+    home = Home(tmp_path / "home")
+    record_experiment(home, [record_run(home, "sums-s0", steps=5, problems=4)])
+    for name in (
+        "prefect/prefect.db",
+        "services/secrets",
+        "runs/sums-s0/weights/step-000005/model.safetensors",
+        "runs/sums-s0/checkpoints/step-000005/trainer.json",
+        "runs/sums-s0/.state.json.12.partial",
+        "runs/sums-s0/segments/metrics/.a0001-s000006-000010.parquet.tmp",
+        "artifacts/base/0123/model.safetensors",
+        "experiments.duckdb",
+    ):
+        write(home.root / name, "a secret")
+    return home
+
+
+@pytest.fixture
+def client(home: Home) -> Iterator[TestClient]:
+    with TestClient(make_app(home)) as client:
+        yield client
+
+
+def listed(client: TestClient, known: dict[str, str] | None = None) -> dict[str, object]:
+    return client.post("/record", json={"known": known or {}}).json()
+
+
+def test_the_table_names_every_experiment_and_run_and_links_their_pages(client: TestClient) -> None:
+    page = client.get("/").text
+    assert 'href="experiments/sums"' in page
+    assert 'href="runs/sums-s0"' in page
+    for address in ("/experiments/sums", "/runs/sums-s0"):
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert "<svg" in answer.text
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert client.get("/runs/other").status_code == 404
+    assert client.get("/studies/sums").status_code == 404
+
+
+def test_an_empty_home_has_a_table_too(tmp_path: Path) -> None:
+    with TestClient(make_app(Home(tmp_path))) as client:
+        assert "Nothing is recorded yet" in client.get("/").text
+
+
+def test_a_page_is_rendered_again_only_when_what_it_shows_has_changed(home: Home, client: TestClient) -> None:
+    written = client.get("/runs/sums-s0").text
+    write(home.run("sums-s0") / "leases/1.json", {"number": 1})
+    assert client.get("/runs/sums-s0").text == written
+    state = json.loads((home.run("sums-s0") / "state.json").read_text())
+    write(home.run("sums-s0") / "state.json", state | {"status": "failed", "reason": "the disk is full"})
+    assert "the disk is full" in client.get("/runs/sums-s0").text
+    assert "the disk is full" in client.get("/experiments/sums").text
+    assert not (home.run("sums-s0") / "report.html").exists()
+
+
+def test_recorded_text_is_shown_as_text(home: Home, client: TestClient) -> None:
+    run = home.run("sums-s0") / "run.json"
+    write(run, json.loads(run.read_text()) | {"name": "<script>alert(1)</script>"})
+    assert "<script>alert" not in client.get("/").text
+    assert "<script>alert" not in client.get("/runs/sums-s0").text
+
+
+def test_a_mirror_is_told_what_has_changed_and_what_is_gone(home: Home, client: TestClient) -> None:
+    first = listed(client)
+    assert set(first["changed"]) == {"runs/sums-s0", "experiments/sums"}
+    files = first["changed"]["runs/sums-s0"]["files"]
+    assert {"runs/sums-s0/run.json", "runs/sums-s0/state.json", "runs/sums-s0/attempts/0001.json"} <= set(files)
+    assert all(client.get(f"/record/{path}").content == (home.root / path).read_bytes() for path in files)
+    known = {unit: listing["digest"] for unit, listing in first["changed"].items()}
+    assert listed(client, known) == {"changed": {}, "gone": []}
+    record_run(home, "sums-s1", seed=1, steps=5, problems=4)
+    shutil.rmtree(home.experiment("sums"))
+    later = listed(client, known)
+    assert set(later["changed"]) == {"runs/sums-s1"}
+    assert later["gone"] == ["experiments/sums"]
+
+
+def test_a_file_that_has_grown_is_read_from_where_the_mirror_ends(home: Home, client: TestClient) -> None:
+    log = home.run("sums-s0") / "logs" / "train.log"
+    log.parent.mkdir()
+    log.write_text("one\ntwo\n")
+    whole = client.get("/record/runs/sums-s0/logs/train.log")
+    assert whole.headers["content-type"].startswith("text/plain")
+    grown = client.get("/record/runs/sums-s0/logs/train.log", headers={"range": "bytes=4-"})
+    assert (grown.status_code, grown.text) == (206, "two\n")
+    assert grown.headers["content-range"] == "bytes 4-7/8"
+    beyond = client.get("/record/runs/sums-s0/logs/train.log", headers={"range": "bytes=99-"})
+    assert (beyond.status_code, beyond.text) == (200, "one\ntwo\n")
+    same = client.get("/record/runs/sums-s0/logs/train.log", headers={"if-none-match": whole.headers["etag"]})
+    assert (same.status_code, same.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "prefect/prefect.db",
+        "services/secrets",
+        "experiments.duckdb",
+        "runs/sums-s0/weights/step-000005/model.safetensors",
+        "runs/sums-s0/checkpoints/step-000005/trainer.json",
+        "artifacts/base/0123/model.safetensors",
+        "runs/sums-s0/.state.json.12.partial",
+        "runs/sums-s0/segments/metrics/.a0001-s000006-000010.parquet.tmp",
+        "runs/sums-s0/../../services/secrets",
+        "runs/sums-s0/%2e%2e/%2e%2e/services/secrets",
+        "runs%2fsums-s0%2f..%2f..%2fservices%2fsecrets",
+        "runs//sums-s0/run.json",
+        "/etc/passwd",
+        "//etc/passwd",
+        "%2fetc%2fpasswd",
+        "runs/sums-s0/run.json%00",
+        "runs/sums-s0/run.json/",
+        "runs/sums-s0",
+        "runs/sums-s0/link.json",
+        "runs/linked/run.json",
+        "runs/sums-s0/logs/pipe.log",
+        "runs/sums-s0/logs/folder.log",
+    ],
+)
+def test_nothing_but_the_record_can_be_read(home: Home, client: TestClient, path: str) -> None:
+    outside = home.root.parent / "outside"
+    write(outside / "run.json", {"a": "secret"})
+    (home.run("sums-s0") / "link.json").symlink_to(home.root / "services" / "secrets")
+    (home.root / "runs" / "linked").symlink_to(outside)
+    (home.run("sums-s0") / "logs" / "folder.log").mkdir(parents=True)
+    os.mkfifo(home.run("sums-s0") / "logs" / "pipe.log")
+    answer = client.get(f"/record/{path}")
+    assert answer.status_code == 404
+    assert "a secret" not in answer.text
+    files = [path for listing in listed(client)["changed"].values() for path in listing["files"]]
+    assert not [name for name in files if "link" in name or "pipe" in name or "secret" in name or "/." in name]
+
+
+@given(st.text(alphabet="ab./\\%0:~\x00rus-jon_*\n", max_size=40) | st.text(max_size=40))
+def test_no_path_leads_out_of_the_record(text: str) -> None:
+    for path in (text, f"runs/{text}", f"runs/a/{text}.json", f"runs/a/logs/{text}.log"):
+        if is_recorded(path):
+            assert not {"", ".", ".."} & set(path.split("/"))
+            assert not path.startswith("/")
+            assert not any(part.startswith(".") for part in path.split("/"))
+        else:
+            with pytest.raises(NotRecordedError):
+                open_recorded(Path("/"), path)
+
+
+def test_a_directory_that_becomes_a_link_while_it_is_served_is_not_followed(home: Home, client: TestClient) -> None:
+    assert client.get("/record/runs/sums-s0/run.json").status_code == 200
+    moved = home.root.parent / "moved"
+    home.run("sums-s0").rename(moved)
+    home.run("sums-s0").symlink_to(moved)
+    assert client.get("/record/runs/sums-s0/run.json").status_code == 404
+    assert "runs/sums-s0" not in read_listings(home.root)
+
+
+def test_only_who_has_the_password_sees_anything(home: Home) -> None:
+    with TestClient(make_app(home, auth=AUTH)) as client:
+        for address in ("/", "/runs/sums-s0", "/record/runs/sums-s0/run.json", "/no/such/page"):
+            answer = client.get(address)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"].startswith("Basic")
+            assert client.get(address, auth=("team", "another")).status_code == 401
+        assert client.post("/record", json={"known": {}}).status_code == 401
+        assert client.get("/ready").status_code == 200
+        user, password = AUTH.split(":")
+        assert client.get("/runs/sums-s0", auth=(user, password)).status_code == 200
+        assert client.get("/record/services/secrets", auth=(user, password)).status_code == 404
+
+
+def test_a_page_of_another_site_cannot_read_what_asks_for_no_password(home: Home) -> None:
+    with TestClient(make_app(home, hosts=("127.0.0.1", "localhost"))) as client:
+        assert client.get("/", headers={"host": "evil.example"}).status_code == 400
+        assert client.get("/", headers={"host": "localhost:4202"}).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"known": 3}', b'{"known": ["a"]}', b"\xff\xfe"])
+def test_a_request_that_makes_no_sense_is_refused(client: TestClient, body: bytes) -> None:
+    assert client.post("/record", content=body).status_code == 400
+
+
+@pytest.mark.parametrize("verb", ["put", "delete", "patch", "post"])
+def test_nothing_is_written(home: Home, client: TestClient, verb: str) -> None:
+    before = (home.run("sums-s0") / "run.json").read_bytes()
+    assert getattr(client, verb)("/record/runs/sums-s0/run.json").status_code == 405
+    assert (home.run("sums-s0") / "run.json").read_bytes() == before
+
+
+def test_rpg_report_serves_until_it_is_interrupted(home: Home) -> None:
+    command = [sys.executable, "-c", "from pipelines.cli import main; main()", "report", "--serve"]
+    environment = os.environ | {"RPG_HOME": str(home.root)}
+    port = free_port()
+    process = subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == f"http://127.0.0.1:{port}\n"
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/runs/sums-s0"), what="the page")
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    refused = subprocess.run([*command, "--host", "0.0.0.0"], env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "without a password" in refused.stderr
+
+
+def raw_status(port: int, path: str, auth: str = "") -> bytes:
+    """The status of the answer to a GET whose path nothing has made neat."""
+    password = f"Authorization: Basic {base64.b64encode(auth.encode()).decode()}\r\n" if auth else ""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n{password}Connection: close\r\n\r\n".encode())
+        return connection.makefile("rb").readline().split()[1]
+
+
+def test_the_program_of_the_server_profile_is_told_where_by_its_environment(home: Home) -> None:
+    port = free_port()
+    where = {"RPG_HOME": str(home.root), "RPG_WEB_HOST": "0.0.0.0", "RPG_WEB_PORT": str(port)}
+    environment = os.environ | where | {"PREFECT_SERVER_API_AUTH_STRING": AUTH}
+    process = subprocess.Popen([sys.executable, "-m", "pipelines.web"], env=environment)
+    try:
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/ready"), what="the program")
+        # As no client of Python's would send it: the path as it stands.
+        for path in ("/record/runs/../services/secrets", "/record/../services/secrets", "/../services/secrets"):
+            assert raw_status(port, path) == b"401"
+            assert raw_status(port, path, AUTH) == b"404"
+        assert raw_status(port, "/record/runs/sums-s0/run.json", AUTH) == b"200"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_two_cells_are_one_experiment_of_six_runs(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    record_two_cells(home)
+    with TestClient(make_app(home)) as client:
+        page = client.get("/").text
+        assert "6 runs, 1 experiment<" in page
+        assert page.count('href="runs/') == 6
