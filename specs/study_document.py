@@ -25,7 +25,7 @@ from specs.reading.validate import parse, show
 from specs.rules import search_space
 from specs.rules import study as study_rules
 from specs.schema.experiment import Experiment
-from specs.schema.fields import no_such_item, split, unknown
+from specs.schema.fields import item_at, no_such_item, split, unknown
 from specs.schema.study import Cases, Choice, FloatRange, Range, Study
 from specs.study_space import (
     Params,
@@ -71,13 +71,7 @@ class StudyDocument:
 
     def own_value(self, path: str) -> Any:
         """What the experiment itself has at a path; None where it has nothing there."""
-        value: Any = self.experiment.experiment.model_dump(mode="json")
-        for part in split(path):
-            if isinstance(value, list) and isinstance(part, int) and part < len(value):
-                value = value[part]
-            else:
-                value = value.get(str(part)) if isinstance(value, Mapping) else None
-        return value
+        return item_at(self.experiment.experiment.model_dump(mode="json"), split(path))
 
     def own_params(self) -> tuple[Params, list[str]]:
         """The params that give the experiment as it is, and the paths whose own value the space does not hold."""

@@ -30,7 +30,7 @@ def study_plan_data(document: StudyDocument, made: Plan, home: Home) -> dict[str
         made: of the study's experiment; its data and base model serve every trial.
     """
     study, cost = document.study, study_cost(document)
-    own, outside = space.own_params(document)
+    own, outside = document.own_params()
     record = read_json(home.study(study.name) / "study.json")
     return {
         "study": study.name,

@@ -7,9 +7,8 @@ from typing import Any
 
 from pipelines.planning import fingerprint as fp
 from pipelines.studies import space
-from pipelines.studies.proposals import constraint_label
 from specs.errors import Issue
-from specs.schema.study import Study
+from specs.schema.study import Study, measure_label
 from specs.study_document import StudyDocument
 
 
@@ -98,13 +97,13 @@ def unmeasured(document: StudyDocument, finished: Sequence[Mapping[str, Any]]) -
     """The constraints whose measure no finished trial has recorded, so that every one would seem to break them.
 
     Args:
-        finished: what each finished trial has measured, by `constraint_label`.
+        finished: what each finished trial has measured, by `measure_label`.
     """
     measured = {label for constraints in finished for label in constraints}
     hint = f"constraints are measured as trials end: give the study another name than {document.study.name!r}"
     issues = []
     for index, constraint in enumerate(document.study.constraints):
-        label = constraint_label(constraint.metric, constraint.dataset)
+        label = measure_label(constraint.metric, constraint.dataset)
         if finished and label not in measured:
             place = ("constraints", index, "metric")
             issues.append(Issue("was not measured in the stored study's trials", place, given=label, hint=hint))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
+from pipelines.studies.answers.results import undominated
 from pipelines.studies.proposals import violations
 from pipelines.studies.space import text_of
 from pipelines.studies.trials import Trial
@@ -67,18 +68,14 @@ def ranked(study: Study, trials: Sequence[Trial]) -> list[Trial]:
     """The finished trials that keep the constraints, the best first; of several goals those of the front first."""
     finished = [trial for trial in trials if trial.values is not None and is_feasible(study, trial)]
     signs = [1 if goal.direction == "maximize" else -1 for goal in study.targets]
-    scores = {
-        trial.id: tuple(sign * value for sign, value in zip(signs, trial.values or (), strict=True))
+    merits = {
+        trial.number: tuple(sign * value for sign, value in zip(signs, trial.values or (), strict=True))
         for trial in finished
     }
-
-    def dominated(trial: Trial) -> bool:
-        own = scores[trial.id]
-        others = (scores[other.id] for other in finished)
-        return any(all(o >= s for o, s in zip(other, own, strict=True)) and other != own for other in others)
+    front = set(undominated(merits))
 
     def place(trial: Trial) -> tuple[float, ...]:
-        return (len(signs) > 1 and dominated(trial), *(-score for score in scores[trial.id]), trial.number)
+        return (trial.number not in front, *(-merit for merit in merits[trial.number]), trial.number)
 
     return sorted(finished, key=place)
 

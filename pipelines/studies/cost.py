@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pipelines.planning.gpu_hours import gpu_hours
 from pipelines.planning.memory import batch_algebra
 from pipelines.planning.model_shape import model_shape
-from pipelines.studies import space
 from pipelines.studies.conditions import trial_seeds
 from pipelines.studies.confirmation import fresh_seeds
 from specs.schema.experiment import Experiment
-from specs.schema.study import Hyperband, MedianRule, NoPruner, Study, SuccessiveHalving
+from specs.schema.study import Halving, Hyperband, MedianRule, NoPruner, Study
 from specs.study_document import StudyDocument
 from specs.study_space import num_candidates, num_combinations
 
@@ -61,7 +60,7 @@ def study_cost(document: StudyDocument) -> StudyCost:
     study, experiment = document.study, document.experiment.experiment
     trials = study.trials
     if study.sampler.type == "grid" and all(num_candidates(searched) for searched in study.parameters.values()):
-        _, outside = space.own_params(document)
+        _, outside = document.own_params()
         trials = min(trials, num_combinations(study.parameters) + bool(outside))
     seeds = trial_seeds(study, experiment.seeds)
     horizon = experiment.training.steps
@@ -87,7 +86,7 @@ def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
     pruner, others = study.pruner, trials - 1
     if isinstance(pruner, NoPruner) or not others:
         return [horizon] * trials
-    if isinstance(pruner, (SuccessiveHalving, Hyperband)):
+    if isinstance(pruner, Halving):
         ends = _halved(pruner, trials, horizon)
         if horizon not in ends:  # where none earns it, the best of the highest rung is trained to its end
             ends = [*sorted(ends)[:-1], horizon]
@@ -99,7 +98,7 @@ def least_steps(study: Study, trials: int, horizon: int) -> list[int]:
     return [horizon, *[stopped] * others]
 
 
-def _halved(pruner: SuccessiveHalving | Hyperband, trials: int, horizon: int) -> list[int]:
+def _halved(pruner: Halving, trials: int, horizon: int) -> list[int]:
     """The last step of each trial but the baseline, trial 0, which meets no rung."""
     brackets = len(pruner.rungs) if isinstance(pruner, Hyperband) else 1
     ends: list[int] = []

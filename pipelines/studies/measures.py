@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pipelines.home import Home
 from pipelines.report.evidence import accuracies, load_run, other_measures
 from pipelines.report.statistics import Interval, mean_interval, seed_mean
-from pipelines.studies.proposals import constraint_label
 from pipelines.studies.trials import Score
 from rpg.files import read_json
 from specs.rules.study import EVALUATED
-from specs.schema.study import Goal, Study
+from specs.schema.study import Goal, Study, measure_label
 from storage import Store
 
 LAST_STEPS = 10
@@ -50,12 +49,12 @@ def score(
 
 
 def constraint_values(store: Store, home: Home, study: Study, run_ids: Sequence[str]) -> dict[str, float]:
-    """What the constraints bound, by `constraint_label`; what was not recorded is left out."""
+    """What the constraints bound, by `measure_label`; what was not recorded is left out."""
     measured: dict[str, float] = {}
     for constraint in study.constraints:
         goal = Goal(metric=constraint.metric, dataset=constraint.dataset)
         if result := score(store, home, goal, run_ids):
-            measured[constraint_label(constraint.metric, constraint.dataset)] = result.value
+            measured[measure_label(constraint.metric, constraint.dataset)] = result.value
     return measured
 
 

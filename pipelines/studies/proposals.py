@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.studies import space
 from pipelines.studies.trials import Trial
-from specs.schema.study import FloatRange, IntRange, Study
+from specs.schema.study import FloatRange, IntRange, Study, measure_label
+from specs.study_space import Params, combinations, holds, in_order, is_active
 
 if TYPE_CHECKING:
     import optuna
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 class Foreign:
     """A result from elsewhere that the sampler learns from."""
 
-    params: space.Params
+    params: Params
     values: tuple[float, ...]
     measured: Mapping[str, float] = field(default_factory=dict)
-    """What constraints bound, by `constraint_label`, as far as it is known there."""
+    """What constraints bound, by `measure_label`, as far as it is known there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """What a sampler proposes, and what it wants to find again next time."""
 
-    params: space.Params
+    params: Params
     sampler_notes: Mapping[str, Any]
     """Kept with the trial."""
 
@@ -60,10 +61,10 @@ def propose(study: Study, trials: Sequence[Trial], foreign: Sequence[Foreign] = 
     return Proposal(proposed, view._storage.get_trial(asked._trial_id).system_attrs)
 
 
-def _left_of_grid(study: Study, trials: Sequence[Trial]) -> Iterator[space.Params]:
+def _left_of_grid(study: Study, trials: Sequence[Trial]) -> Iterator[Params]:
     """The combinations that are no trial yet."""
     done = {space.text_of(trial.params) for trial in trials if not trial.baseline}
-    return (params for params in space.combinations(study.parameters) if space.text_of(params) not in done)
+    return (params for params in combinations(study.parameters) if space.text_of(params) not in done)
 
 
 def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -75,7 +76,7 @@ def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, An
     distributions: dict[str, Any] = {}
     for path, value in params.items():
         searched = study.parameters[path]
-        if space.holds(searched, value):
+        if holds(searched, value):
             distributions[path] = space.distribution(searched)
         elif isinstance(searched, FloatRange) and isinstance(value, (int, float)):
             low, high = searched.float
@@ -90,31 +91,24 @@ def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
-    """By how much each constraint is missed, at most 0 where it is kept; measured: its value by `constraint_label`."""
+    """By how much each constraint is missed, at most 0 where it is kept; measured: its value by `measure_label`."""
     missed: dict[str, float] = {}
     for constraint in study.constraints:
-        value = measured.get(constraint_label(constraint.metric, constraint.dataset), math.nan)
+        value = measured.get(measure_label(constraint.metric, constraint.dataset), math.nan)
         over = -math.inf if constraint.max is None else value - constraint.max
         under = -math.inf if constraint.min is None else constraint.min - value
         worst = max(over, under)
-        missed[constraint_label(constraint.metric, constraint.dataset)] = 1e9 if math.isnan(worst) else worst
+        missed[measure_label(constraint.metric, constraint.dataset)] = 1e9 if math.isnan(worst) else worst
     return missed
-
-
-def constraint_label(metric: str, dataset: str) -> str:
-    """What a record calls a measure: `kl/reverse`, `mean@4 on held_out`."""
-    return f"{metric} on {dataset}" if dataset else metric
 
 
 def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
     """The trial as the sampler sees it; None where it tells nothing."""
     from optuna.trial import TrialState, create_trial
 
-    inside = all(space.holds(study.parameters[path], value) for path, value in trial.params.items())
-    expected = [path for path in space.in_order(study.parameters) if path in trial.params]
-    active = [
-        path for path in space.in_order(study.parameters) if space.is_active(study.parameters[path], trial.params)
-    ]
+    inside = all(holds(study.parameters[path], value) for path, value in trial.params.items())
+    expected = [path for path in in_order(study.parameters) if path in trial.params]
+    active = [path for path in in_order(study.parameters) if is_active(study.parameters[path], trial.params)]
     at_fault = trial.about.get("at_fault")
     if not inside or expected != active or (trial.state == "failed" and not at_fault):
         return None
@@ -141,7 +135,7 @@ def _foreign(study: Study, result: Foreign) -> "optuna.trial.FrozenTrial":
     from optuna.trial import create_trial
 
     params, distributions = stored_params(study, result.params)
-    known = all(constraint_label(bound.metric, bound.dataset) in result.measured for bound in study.constraints)
+    known = all(measure_label(bound.metric, bound.dataset) in result.measured for bound in study.constraints)
     return create_trial(
         values=result.values,
         params=params,

@@ -1,17 +1,16 @@
 """study.json: what is written down of a study, from its trials, for the SQL tables, the page and the lists."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pipelines.studies import space
+from pipelines.studies.answers.results import COSTS
 from pipelines.studies.confirmation import Arm, is_feasible
-from pipelines.studies.proposals import constraint_label
-from pipelines.studies.trials import Score, Trial
+from pipelines.studies.trials import Trial
 from rpg.files import now
-from specs.schema.study import Study
+from specs.schema.study import Study, measure_label
 from specs.study_document import StudyDocument
-
-SPENT = ("tokens", "gpu_hours", "seconds")
 
 
 def study_record(
@@ -39,7 +38,7 @@ def study_record(
         "name": study.name,
         "question": study.question,
         "experiment": study.experiment,
-        "goal": "; ".join(f"{goal.direction} {constraint_label(goal.metric, goal.dataset)}" for goal in study.targets),
+        "goal": "; ".join(f"{goal.direction} {measure_label(goal.metric, goal.dataset)}" for goal in study.targets),
         "direction": study.targets[0].direction,
         "goals": goals,
         "constraints": [constraint.model_dump(mode="json") for constraint in study.constraints],
@@ -52,7 +51,7 @@ def study_record(
         "parameters": space.plain(study.parameters),
         "overrides": study.overrides,
         "budget": study.budget.model_dump(mode="json"),
-        "spent": {name: sum(float(each.about.get(name, 0.0)) for each in (*trials, *units)) for name in SPENT},
+        "spent": {name: sum(float(each.about.get(name, 0.0)) for each in (*trials, *units)) for name in COSTS},
         "warm_start": study.warm_start.model_dump(mode="json"),
         "created_at": created_at,
         "updated_at": now(),
@@ -75,20 +74,16 @@ def _trial(study: Study, trial: Trial) -> dict[str, Any]:
         "baseline": trial.baseline,
         "params": trial.params,
         "rung": trial.rung or None,
-        "rungs": {str(step): _score(score) for step, score in trial.rungs.items()},
+        "rungs": {str(step): asdict(score) for step, score in trial.rungs.items()},
         "constraints": about.get("constraints", {}),
         "feasible": is_feasible(study, trial) if trial.values else None,
         "reason": about.get("reason", ""),
-        **{name: about.get(name) for name in SPENT},
+        **{name: about.get(name) for name in COSTS},
         "attempts": trial.attempts,
         # Optuna's own times are local and do not say so.
         "started_at": about.get("started_at"),
         "ended_at": about.get("ended_at"),
     }
-
-
-def _score(score: Score) -> dict[str, Any]:
-    return {"value": score.value, "low": score.low, "high": score.high}
 
 
 def _confirmation(study: Study, arms: Sequence[Arm], units: Sequence[Trial], seeds: Sequence[int]) -> Mapping[str, Any]:
@@ -116,5 +111,5 @@ def _unit(unit: Trial) -> dict[str, Any]:
         "state": unit.state,
         "value": unit.values[0] if unit.values else None,
         "reason": unit.about.get("reason", ""),
-        **{name: unit.about.get(name) for name in SPENT},
+        **{name: unit.about.get(name) for name in COSTS},
     }

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Literal
 
 from pipelines.studies.trials import Trial
-from specs.schema.study import Hyperband, MedianRule, NoPruner, Patience, Study, SuccessiveHalving
+from specs.schema.study import Halving, Hyperband, MedianRule, NoPruner, Patience, Study
 
 Verdict = Literal["go on", "pause", "stop"]
 
@@ -73,7 +73,7 @@ def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:
 
     The highest rung is looked at first, as arXiv:1810.05934, algorithm 2, has it.
     """
-    if not isinstance(study.pruner, (SuccessiveHalving, Hyperband)):
+    if not isinstance(study.pruner, Halving):
         return None
     for step in reversed(study.rungs):
         for bracket in sorted({trial.bracket for trial in trials}):

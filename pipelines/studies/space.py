@@ -1,7 +1,6 @@
-"""A study's search space: distributions, suggestions, the experiment's own values, what may change between calls.
+"""A study's search space as Optuna and the record have it, and what of it may change between calls.
 
-A trial's *params* are what is recorded of it: path -> value, of `cases` the case's name; a parameter whose `when` does
-not hold has none. Optuna keeps plain values only and compares a choice by position, so there a choice is JSON text.
+Optuna keeps plain values only and compares a choice by position, so there a choice is JSON text.
 """
 
 import json
@@ -10,43 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from specs.errors import Issue
 from specs.schema.study import Choice, FloatRange, IntRange, Range
-from specs.study_document import StudyDocument
-from specs.study_space import (
-    Params,
-    Space,
-    bounds,
-    build,
-    combinations,
-    holds,
-    in_order,
-    is_active,
-    names,
-    settings,
-)
+from specs.study_space import Params, Space, bounds, build, names
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
-
-__all__ = [
-    "Params",
-    "Range",
-    "Space",
-    "changes",
-    "combinations",
-    "distribution",
-    "holds",
-    "in_order",
-    "is_active",
-    "names",
-    "own_params",
-    "plain",
-    "restored",
-    "settings",
-    "stored",
-    "suggest",
-    "text_of",
-]
 
 
 def distribution(searched: Range) -> "BaseDistribution":
@@ -73,11 +40,6 @@ def restored(value: Any, searched: Range) -> Any:
 def suggest(trial: "Trial", space: Space) -> Params:
     """The params that a trial's sampler proposes."""
     return build(space, lambda path: restored(trial._suggest(path, distribution(space[path])), space[path]))
-
-
-def own_params(document: StudyDocument) -> tuple[Params, list[str]]:
-    """The params that give the experiment as it is, and the paths whose own value the space does not hold."""
-    return document.own_params()
 
 
 def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:

@@ -8,7 +8,8 @@ proposes the same trials after the same results, interrupted or not.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 from pipelines.home import Home
@@ -25,8 +26,9 @@ from rpg.processes.gpu_slots import slots_wanted
 from specs.document import Document
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
-from specs.schema.study import Study
+from specs.schema.study import Study, measure_label
 from specs.study_document import StudyDocument
+from specs.study_space import Params, settings
 from storage import Store
 
 Execute = Callable[[Document, int], tuple[RunOutcome, ...]]
@@ -117,16 +119,16 @@ def trial_document(document: StudyDocument, trial: Trial, seeds: Sequence[int]) 
         SpecError: the experiment does not accept the values; the issue's path is that of the field.
     """
     study = document.study
-    settings = {} if trial.baseline else space.settings(trial.params, study.parameters)
+    values = {} if trial.baseline else settings(trial.params, study.parameters)
     name = confirmation.experiment_name(study) if "arm" in trial.about else study.name
     common: dict[str, Any] = {"name": name, "seeds": list(seeds)}
     if study.question:
         common["question"] = study.question
     if not trial.baseline and document.experiment.experiment.evaluation.checkpoints == "initial_and_final":
         common["evaluation.checkpoints"] = "final"
-    document.trial({**settings, **common})
-    if settings:
-        common["matrix"] = {"product": {path: [value] for path, value in settings.items()}}
+    document.trial({**values, **common})
+    if values:
+        common["matrix"] = {"product": {path: [value] for path, value in values.items()}}
     return document.trial(common)
 
 
@@ -221,13 +223,13 @@ class _StudyWorker:
             if before.get(key) != value:
                 stored.set_study_user_attr(self._search_id, key, value)
         if not trials:
-            params, _ = space.own_params(self.document)
+            params, _ = self.document.own_params()
             self._create(self._search_id, params, baseline=True)
 
     def _create(
         self,
         study_id: int,
-        params: space.Params,
+        params: Params,
         *,
         until: int = 0,
         sampler_notes: Mapping[str, Any] | None = None,
@@ -420,7 +422,7 @@ class _StudyWorker:
         ]
         for goal, scored in zip(goals, scores, strict=True):
             if scored is None:
-                label = proposals.constraint_label(goal.metric, goal.dataset)
+                label = measure_label(goal.metric, goal.dataset)
                 return Result(run_ids, tokens=tokens, reason=f"no finite {label}", at_fault=True)
         bounded = measures.constraint_values(store, self.home, self.study, run_ids) if self.study.constraints else None
         whole = tuple(scored for scored in scores if scored is not None)
@@ -465,7 +467,7 @@ class _StudyWorker:
 
     def _tell_rung(self, trial: Trial, step: int, scored: Score) -> str:
         reached = {**trial.rungs, step: scored}
-        plain = {str(at): {"value": s.value, "low": s.low, "high": s.high} for at, s in reached.items()}
+        plain = {str(at): asdict(score) for at, score in reached.items()}
         if step not in trial.rungs:
             self.storage.storage.set_trial_intermediate_value(trial.id, step, scored.value)
         self._note(trial, rungs=plain)
@@ -574,6 +576,4 @@ def _shown(scored: Score) -> str:
 
 
 def _seconds(time_text: str) -> float:
-    from datetime import datetime
-
     return datetime.fromisoformat(time_text).timestamp()

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.home import Home
-from pipelines.studies import space
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.measures import constraint_values, score
 from pipelines.studies.proposals import Foreign
 from rpg.files import read_json
 from specs.errors import Issue, SpecError
+from specs.schema.fields import item_at, split
 from specs.schema.study import Cases
 from specs.study_document import StudyDocument
+from specs.study_space import Params, holds, in_order, is_active, settings
 from storage import Store
 
 
@@ -75,14 +76,14 @@ def _of_run(document: StudyDocument, home: Home, run_id: str) -> tuple[list[Fore
     return [Foreign(params, values, measured)], ""
 
 
-def _params_of(document: StudyDocument, spec: Mapping[str, Any]) -> space.Params:
+def _params_of(document: StudyDocument, spec: Mapping[str, Any]) -> Params:
     """The params that give what a run's spec has, without those that the space does not hold."""
     searched = document.study.parameters
-    params: space.Params = {}
-    for path in space.in_order(searched):
-        if not space.is_active(searched[path], params):
+    params: Params = {}
+    for path in in_order(searched):
+        if not is_active(searched[path], params):
             continue
-        value = _value_at(spec, path)
+        value = item_at(spec, split(path))
         if isinstance(parameter := searched[path], Cases):
             value = next(
                 (name for name in parameter.cases if _has_case(document, spec, path, {**params, path: name})), None
@@ -92,35 +93,23 @@ def _params_of(document: StudyDocument, spec: Mapping[str, Any]) -> space.Params
     return params
 
 
-def _has_case(document: StudyDocument, spec: Mapping[str, Any], path: str, params: space.Params) -> bool:
+def _has_case(document: StudyDocument, spec: Mapping[str, Any], path: str, params: Params) -> bool:
     """Whether a run's section is the case that the params name, with the defaults that the case leaves out and with the
     run's own values of the parameters that are searched inside it."""
     searched = document.study.parameters
     inside = {
-        other: _value_at(spec, other)
+        other: item_at(spec, split(other))
         for other in searched
-        if other.startswith(f"{path}.") and space.is_active(searched[other], params)
+        if other.startswith(f"{path}.") and is_active(searched[other], params)
     }
     try:
-        trial = document.trial({**space.settings({path: params[path]}, searched), **inside})
+        trial = document.trial({**settings({path: params[path]}, searched), **inside})
     except SpecError:
         return False
-    return bool(_value_at(trial.experiment.model_dump(mode="json"), path) == _value_at(spec, path))
+    return bool(item_at(trial.experiment.model_dump(mode="json"), split(path)) == item_at(spec, split(path)))
 
 
 def _fits(document: StudyDocument, params: dict[str, object]) -> bool:
     searched = document.study.parameters
-    active = [path for path in space.in_order(searched) if space.is_active(searched[path], params)]
-    return all(path in params and space.holds(searched[path], params[path]) for path in active)
-
-
-def _value_at(tree: Any, path: str) -> Any:
-    """What stands at a dotted path of plain data; None where nothing does."""
-    for part in path.split("."):
-        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
-            tree = tree[int(part)]
-        elif isinstance(tree, dict) and part in tree:
-            tree = tree[part]
-        else:
-            return None
-    return tree
+    active = [path for path in in_order(searched) if is_active(searched[path], params)]
+    return all(path in params and holds(searched[path], params[path]) for path in active)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import NoneType
@@ -72,9 +71,9 @@ class SegmentWriter:
         listed = list(rows)
         if listed:
             table = _NAMES[type(listed[0])]
-            self._pending.setdefault(table, []).append(
-                pa.Table.from_pylist([asdict(row) for row in listed], schema=self._schemas[table])
-            )
+            schema = self._schemas[table]
+            columns = {name: [getattr(row, name) for row in listed] for name in schema.names}
+            self._pending.setdefault(table, []).append(pa.Table.from_pydict(columns, schema=schema))
 
     def event(self, step: int, kind: str, message: str) -> None:
         """Adds a row that says what happened to the run."""

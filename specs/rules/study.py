@@ -15,11 +15,10 @@ from specs.schema.study import (
     Choice,
     Constraint,
     Goal,
-    Hyperband,
+    Halving,
     MedianRule,
     Patience,
     Study,
-    SuccessiveHalving,
 )
 from specs.study_space import candidates, num_candidates, num_combinations
 
@@ -208,7 +207,7 @@ def _idle_pruner(study: Study) -> Iterator[Issue]:
     if isinstance(pruner, MedianRule) and pruner.startup_trials >= study.trials:
         given = f"the first {pruner.startup_trials} of {study.trials} trials"
         yield Issue("no trial is ever stopped", ("pruner", "startup_trials"), given, hint="lower startup_trials")
-    if isinstance(pruner, (SuccessiveHalving, Hyperband)) and pruner.eta > study.trials:
+    if isinstance(pruner, Halving) and pruner.eta > study.trials:
         given = f"1 of {pruner.eta} goes on from a rung, of {study.trials} trials"
         yield Issue("no trial earns to go on", ("pruner", "eta"), given, hint="lower eta or raise trials")
 

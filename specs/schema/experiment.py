@@ -1,17 +1,18 @@
 """Experiment: the root of a spec file. Fields stand in the order a file has them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from specs.schema.base import Spec
 from specs.schema.data import Data
 from specs.schema.evaluation import Evaluation
 from specs.schema.execution import Resources, Stages
+from specs.schema.fields import choose
 from specs.schema.launchers import Launcher, LocalLauncher
 from specs.schema.model import Model, WarmUp
 from specs.schema.objective import Advantage, Objective
-from specs.schema.published import with_published
 from specs.schema.reference import Reference
 from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, TransformersRollout
@@ -100,6 +101,51 @@ class Experiment(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _published(cls, data: Any) -> Any:
+    def _complete(cls, data: Any) -> Any:
         """Advantage and reference take from the objective's published setting what they leave out."""
-        return with_published(data) if isinstance(data, dict) else data
+        return _with_published(data) if isinstance(data, dict) else data
+
+
+def _with_published(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The experiment's data with each section of its objective's `published` laid under what is there.
+
+    A section that takes another `source` than the published one stands alone: a schedule belongs to its source. Without
+    a divergence no reference policy is held.
+    """
+    result = dict(data)
+    for section, setting in published_setting(data.get("objective")).items():
+        if section == "reference" and _without_divergence(data["objective"]):
+            continue
+        given = result.get(section)
+        if given is None and section in result:
+            continue  # `reference: null` is a mistake for the schema to report
+        if isinstance(given, BaseModel):
+            continue
+        if given is None or (isinstance(given, dict) and _same_source(setting, given)):
+            result[section] = {**setting, **(given or {})}
+    return result
+
+
+def _without_divergence(objective: Any) -> bool:
+    if isinstance(objective, BaseModel):
+        return not getattr(objective, "needs_reference", True)
+    kl_coef = objective.get("kl_coef")
+    if isinstance(kl_coef, Mapping):
+        points = kl_coef.get("schedule")
+        return isinstance(points, list) and all(isinstance(point, list) and point[1:] == [0] for point in points)
+    return isinstance(kl_coef, (int, float)) and kl_coef == 0
+
+
+def _same_source(setting: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    return "source" not in given or given["source"] == setting.get("source")
+
+
+def published_setting(objective: Any) -> Mapping[str, Mapping[str, Any]]:
+    """The advantage and the reference that an objective was published with; the objective as a spec gives it."""
+    if isinstance(objective, BaseModel):
+        return getattr(type(objective), "published", {})
+    if not isinstance(objective, dict):
+        return {}
+    tag = objective.get("type", "rpg")
+    model = choose(Objective, tag) if isinstance(tag, str) else None
+    return getattr(model, "published", {})

@@ -164,6 +164,16 @@ def unknown(root: type[BaseModel], path: Path) -> Issue | None:
     return None
 
 
+def item_at(data: Any, path: Path) -> Any:
+    """What stands at a path of plain data; None where nothing does."""
+    for part in path:
+        if isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            data = data.get(str(part)) if isinstance(data, Mapping) else None
+    return data
+
+
 def no_such_item(data: Any, path: Path) -> Issue | None:
     """The issue with a path that goes beyond the end of a list of `data`, or into one that is not there; else None."""
     for index, part in enumerate(path):

@@ -116,6 +116,11 @@ Range = Annotated[
 ]
 
 
+def measure_label(metric: str, dataset: str) -> str:
+    """What records and pages call a measure: `kl/reverse`, `mean@4 on held_out`."""
+    return f"{metric} on {dataset}" if dataset else metric
+
+
 class Goal(Spec):
     """What a trial is judged by: a measure of its last checkpoint, or a training metric, over its seeds."""
 
@@ -181,25 +186,28 @@ class NoPruner(Spec):
     type: Literal["none"] = "none"
 
 
-class SuccessiveHalving(Spec):
-    """Asynchronous successive halving with promotion, Li 2020, arXiv:1810.05934: every trial is trained to the first
-    rung, and the best share of a rung goes on from its checkpoints to the next."""
+class Halving(Spec):
+    """Of the trials at a rung the best share goes on from its checkpoints to the next rung."""
 
-    type: Literal["asha"] = "asha"
+    type: Literal["asha", "hyperband"]
     rungs: Rungs
     """Steps at which trials are evaluated and held against each other, rising, below training.steps."""
     eta: int = Field(2, ge=2)
     """One of eta trials goes on from a rung."""
 
 
-class Hyperband(Spec):
-    """Successive halving whose trials begin at different rungs in turn, Li 2018, arXiv:1603.06560."""
+class SuccessiveHalving(Halving):
+    """Asynchronous successive halving with promotion, Li 2020, arXiv:1810.05934: every trial is trained to the first
+    rung, and the best share of a rung goes on from its checkpoints to the next."""
+
+    type: Literal["asha"] = "asha"
+
+
+class Hyperband(Halving):
+    """Successive halving whose trials begin at different rungs in turn, Li 2018, arXiv:1603.06560: a trial of bracket b
+    meets the rungs from number b on."""
 
     type: Literal["hyperband"] = "hyperband"
-    rungs: Rungs
-    """As for asha; a trial of bracket b meets the rungs from number b on."""
-    eta: int = Field(2, ge=2)
-    """As for asha."""
 
 
 class MedianRule(Spec):

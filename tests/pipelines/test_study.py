@@ -236,12 +236,21 @@ def test_a_wider_numeric_range_goes_on(home: Home, tmp_path: Path) -> None:
     assert len(run_study(load_study_document(wider), home, Evaluator(home))["trials"]) == 3
 
 
-def test_another_experiment_under_the_same_study_is_refused(home: Home, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("steps: 20", "steps: 21", "not the experiment of the stored study"),
+        ("low: 0.2", "low: 0.3", "another baseline than the stored study"),
+    ],
+)
+def test_another_experiment_or_baseline_under_the_same_study_is_refused(
+    home: Home, tmp_path: Path, old: str, new: str, message: str
+) -> None:
     path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
     run_study(load_study_document(path), home, Evaluator(home))
     experiment = path.with_name("tiny.yaml")
-    experiment.write_text(experiment.read_text().replace("steps: 20", "steps: 21"))
-    with pytest.raises(SpecError, match="not the experiment of the stored study"):
+    experiment.write_text(experiment.read_text().replace(old, new))
+    with pytest.raises(SpecError, match=message):
         run_study(load_study_document(path), home, Evaluator(home))
 
 
@@ -252,15 +261,6 @@ def test_a_study_goes_on_when_its_work_is_to_run_elsewhere_or_otherwise(home: Ho
     experiment.write_text(experiment.read_text() + "stages: {train: {retries: 5}}\nresources: {threads: 1}\n")
     again = load_study_document(path, ("trials=2", "overrides.training.microbatch_tokens=512"))
     assert len(run_study(again, home, Evaluator(home))["trials"]) == 2
-
-
-def test_another_baseline_under_the_same_study_is_refused(home: Home, tmp_path: Path) -> None:
-    path = write_study(tmp_path / "specs", ("trials: 8", "trials: 1"))
-    run_study(load_study_document(path), home, Evaluator(home))
-    experiment = path.with_name("tiny.yaml")
-    experiment.write_text(experiment.read_text().replace("low: 0.2", "low: 0.3"))
-    with pytest.raises(SpecError, match="another baseline than the stored study"):
-        run_study(load_study_document(path), home, Evaluator(home))
 
 
 def test_a_constraint_that_no_trial_was_measured_by_is_refused(home: Home, tmp_path: Path) -> None:

@@ -25,7 +25,14 @@ TRAINING = {"steps": STEPS, "checkpoint": {"every_steps": 3}}
 DATA = {"evaluation": [{"source": "parquet", "name": "held_out", "path": "held_out.parquet"}]}
 EVALUATION = {"samples_per_problem": SAMPLES, "max_response_length": 12}
 """Longer responses than those of training, which are of 8 tokens."""
-CHANGES: dict[str, dict[str, Any]] = {"training": TRAINING, "data": DATA, "evaluation": EVALUATION}
+ROLLOUT = {"max_concurrent": 32}
+"""As many as a step samples; an evaluation answers eight times as many between two progress lines."""
+CHANGES: dict[str, dict[str, Any]] = {
+    "training": TRAINING,
+    "data": DATA,
+    "evaluation": EVALUATION,
+    "rollout": ROLLOUT,
+}
 EVERY_TWO = {**CHANGES, "evaluation": {**EVALUATION, "every_steps": 2}}
 BOTH = {"without": CHANGES, "with": EVERY_TWO}
 TWO_RANKS = {name: {**changes, "training": {**TRAINING, "ranks": 2}} for name, changes in BOTH.items()}
@@ -48,6 +55,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def straight(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that neither pauses nor evaluates."""
     run_dir = make_run(inputs, tmp_path_factory.mktemp("runs") / "run", **CHANGES)
+    train(run_dir)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def evaluating(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that evaluates every two steps, and exports the weights that it has half-way."""
+    exporting = {"training": {**TRAINING, "export_every_steps": 4}}
+    run_dir = new_run(inputs, tmp_path_factory.mktemp("runs") / "run", **EVERY_TWO | exporting)
     train(run_dir)
     return run_dir
 
@@ -114,12 +130,10 @@ def test_a_run_that_pauses_twice_and_goes_on_is_the_uninterrupted_one(
     assert [attempt["resumed_from_step"] for attempt in attempts] == [0, 4, 5]
 
 
-def test_evaluation_on_the_way_changes_nothing_in_training(inputs: Path, tmp_path: Path, straight: Path) -> None:
-    run_dir = new_run(inputs, tmp_path / "run", **EVERY_TWO)
-    train(run_dir)
-    assert_trained_alike(run_dir, straight)
-    assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)
-    timed = {row["step"] for row in rows(run_dir, "metrics") if row["name"] == "time/evaluate"}
+def test_evaluation_on_the_way_changes_nothing_in_training(evaluating: Path, straight: Path) -> None:
+    assert_trained_alike(evaluating, straight)
+    assert evaluated(evaluating) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)
+    timed = {row["step"] for row in rows(evaluating, "metrics") if row["name"] == "time/evaluate"}
     assert timed == {2, 4, 6}
 
 
@@ -127,7 +141,8 @@ def test_killed_while_it_evaluates_a_run_goes_on_with_every_row_once(
     inputs: Path, tmp_path: Path, straight: Path
 ) -> None:
     # So many that two problems are answered at a time, and there are moments in the middle of an evaluation.
-    many = {"evaluation": {**EVERY_TWO["evaluation"], "samples_per_problem": 512}}
+    samples = 128
+    many = {"evaluation": {**EVERY_TWO["evaluation"], "samples_per_problem": samples}}
     run_dir = new_run(inputs, tmp_path / "run", **CHANGES | many)
     for lines in (2, 5):
         process = start([sys.executable, "-m", "rpg.train", str(run_dir)])
@@ -138,21 +153,20 @@ def test_killed_while_it_evaluates_a_run_goes_on_with_every_row_once(
         process.send_signal(signal.SIGKILL)
         finish(process, expect=-signal.SIGKILL)
     train(run_dir)
-    assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * 512)
+    assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * samples)
     assert_trained_alike(run_dir, straight)
 
 
 def test_asked_to_stop_before_an_evaluation_a_run_evaluates_when_it_goes_on(
     inputs: Path, tmp_path: Path, straight: Path
 ) -> None:
-    run_dir = new_run(inputs, tmp_path / "run", **EVERY_TWO)
-    # A cancel file makes it stop after its first step; it goes on until a step that is then due again.
-    for _ in range(2):
-        (run_dir / "cancel").touch()
-        train(run_dir, expect=STOPPED)
+    every = {"evaluation": {**EVALUATION, "every_steps": 1}}
+    run_dir = new_run(inputs, tmp_path / "run", **CHANGES | every)
+    (run_dir / "cancel").touch()  # makes it stop after its first step, which is then due
+    train(run_dir, expect=STOPPED)
     assert evaluated(run_dir) == {}
     train(run_dir)
-    assert evaluated(run_dir) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)
+    assert evaluated(run_dir) == dict.fromkeys(range(1, STEPS), 5 * SAMPLES)
     assert_trained_alike(run_dir, straight)
 
 
@@ -168,15 +182,15 @@ def test_set_back_a_run_evaluates_later_steps_again(inputs: Path, tmp_path: Path
     assert_trained_alike(run_dir, straight)
 
 
-def test_the_rows_are_those_of_the_evaluate_stage_for_the_same_weights(inputs: Path, tmp_path: Path) -> None:
-    run_dir = new_run(inputs, tmp_path / "run", **EVERY_TWO | {"training": {**TRAINING, "export_every_steps": 4}})
-    train(run_dir)
-    spec = json.loads((run_dir / "spec.json").read_text())
+def test_the_rows_are_those_of_the_evaluate_stage_for_the_same_weights(
+    inputs: Path, tmp_path: Path, evaluating: Path
+) -> None:
+    spec = json.loads((evaluating / "spec.json").read_text())
     spec["evaluation"]["checkpoints"] = "all"
-    stage = run_stage("evaluate", tmp_path, spec, data=inputs / "data", base=inputs / "base", run=run_dir)
+    stage = run_stage("evaluate", tmp_path, spec, data=inputs / "data", base=inputs / "base", run=evaluating)
     assert stage.code == 0, stage.errors
     for table in ("evaluations", "evaluation_samples"):
-        measured = [plain(row) for row in rows(run_dir, table) if row["step"] == 4]
+        measured = [plain(row) for row in rows(evaluating, table) if row["step"] == 4]
         (file,) = (stage.out / "segments" / table).glob("a0001-s000004-*.parquet")
         assert measured == [plain(row) for row in pq.read_table(file).to_pylist()]
 
@@ -197,19 +211,20 @@ def test_two_ranks_share_the_problems_and_train_as_if_they_did_not(inputs: Path,
 
 @pytest.mark.long
 def test_batches_sampled_ahead_are_those_without_evaluation(inputs: Path, tmp_path: Path) -> None:
-    ahead = {"rollout": {"max_staleness": 2}}
-    runs = [new_run(inputs, tmp_path / name / "run", **spec, **ahead) for name, spec in BOTH.items()]
+    ahead = {"rollout": {**ROLLOUT, "max_staleness": 2}}
+    runs = [new_run(inputs, tmp_path / name / "run", **spec | ahead) for name, spec in BOTH.items()]
     for run_dir in runs:
         train(run_dir)
     assert_trained_alike(*runs)
     assert evaluated(runs[1]) == dict.fromkeys((2, 4, 6), 5 * SAMPLES)
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_a_vllm_engine_evaluates_and_samples_on_as_if_it_had_not(inputs: Path, tmp_path: Path) -> None:
-    vllm = {"rollout": {"engine": "vllm"}}
-    runs = [new_run(inputs, tmp_path / name / "run", **spec, **vllm) for name, spec in BOTH.items()]
+    vllm = {"rollout": {**ROLLOUT, "engine": "vllm"}}
+    runs = [new_run(inputs, tmp_path / name / "run", **spec | vllm) for name, spec in BOTH.items()]
     for run_dir in runs:
         train(run_dir)
     assert_trained_alike(*runs)

@@ -30,11 +30,11 @@ def test_another_source_of_the_reference_takes_nothing_from_the_published_one():
 
 @pytest.mark.parametrize("kind", ["ppo", "grpo", "dapo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus"])
 def test_every_rival_loads_by_its_name_alone(kind):
-    from specs.schema.published import _published
+    from specs.schema.experiment import published_setting
 
     experiment = load(f"type: {kind}")
     assert experiment.objective.type == kind
-    for section, setting in _published({"type": kind}).items():
+    for section, setting in published_setting({"type": kind}).items():
         for field, value in setting.items():
             found = getattr(getattr(experiment, section), field)
             assert found == value or found.model_dump(include=value.keys()) == value

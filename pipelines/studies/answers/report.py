@@ -13,8 +13,9 @@ from pipelines.report.page import publish, render
 from pipelines.studies.answers import pictures
 from pipelines.studies.answers.answer import answer, difference, with_interval
 from pipelines.studies.answers.importances import Importance, importances
-from pipelines.studies.answers.results import StudyRecord, Trial, best_of, cost_words, pareto_front, read_study
+from pipelines.studies.answers.results import COSTS, StudyRecord, Trial, best_of, cost_words, pareto_front, read_study
 from rpg.files import read_json
+from specs.schema.study import measure_label
 
 MOST_TRIALS = 500
 """That charts and tables show one by one."""
@@ -133,7 +134,7 @@ def _constraints(record: StudyRecord) -> list[dict[str, Any]]:
     best, rows = best_of(record), []
     by_number = {trial.number: trial for trial in record.trials}
     for bound in record.constraints:
-        metric = f"{bound['metric']} on {bound['dataset']}" if bound.get("dataset") else bound["metric"]
+        metric = measure_label(bound["metric"], bound.get("dataset", ""))
         low, high = bound.get("min"), bound.get("max")
         words = [f"{sign} {end:g}" for sign, end in (("at least", low), ("at most", high)) if end is not None]
         measured = [trial.constraints[metric] for trial in record.finished if metric in trial.constraints]
@@ -154,16 +155,13 @@ def _measured(trial: Trial | None, metric: str) -> str:
     return number(trial.constraints[metric]) if trial and metric in trial.constraints else "-"
 
 
-_COSTS = ("tokens", "gpu_hours", "seconds")
-
-
 def _costs(record: StudyRecord) -> list[tuple[str, str, str, str]]:
     """(name, in all, of a finished trial, of a pruned one) of each cost that was recorded."""
     titles = {"tokens": "response tokens", "gpu_hours": "GPU hours", "seconds": "seconds"}
     pruned = [trial for trial in record.trials if trial.state == "pruned"]
     return [
         (titles[name], number(record.spent[name]), _mean_cost(record.finished, name), _mean_cost(pruned, name))
-        for name in _COSTS
+        for name in COSTS
         if record.spent[name]
     ]
 
@@ -180,7 +178,7 @@ def _saved(record: StudyRecord) -> str:
     # The baseline's cost has the study's data, base model and first evaluation in it.
     ended = [trial for trial in record.finished if not trial.baseline] or record.finished
     saved = {}
-    for name in _COSTS:
+    for name in COSTS:
         whole = statistics.fmean(getattr(trial, name) for trial in ended)
         saved[name] = sum(max(0.0, whole - getattr(trial, name)) for trial in pruned)
     words = cost_words(**saved)

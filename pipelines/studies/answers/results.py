@@ -14,11 +14,14 @@ from pipelines.report.charts import number
 from pipelines.report.statistics import Interval
 from rpg.files import read_json
 from specs.errors import Issue, SpecError
+from specs.schema.study import measure_label
 
 Params = dict[str, Any]
 """Path -> value; of `cases` the name. A parameter whose `when` does not hold is left out."""
 SHARES = ("mean@", "pass@", "maj@")
 """Measures that are shares between 0 and 1, shown in percentage points."""
+COSTS = ("tokens", "gpu_hours", "seconds")
+"""What is recorded of a trial's cost, and of the whole study's."""
 _ENDED = ("finished", "pruned", "failed")
 
 
@@ -34,7 +37,7 @@ class Goal:
     @property
     def measure(self) -> str:
         """As a sentence names it: `mean@4 on held_out`, `kl/reverse`."""
-        return f"{self.metric} on {self.dataset}" if self.dataset else self.metric
+        return measure_label(self.metric, self.dataset)
 
     @property
     def is_share(self) -> bool:
@@ -286,7 +289,7 @@ class StudyRecord:
             status=data.get("status") or ("finished" if ended >= wanted else "searching"),
             parameters=data.get("parameters") or {},
             overrides=dict(data.get("overrides") or {}),
-            spent={name: float(spent.get(name) or 0) for name in ("tokens", "gpu_hours", "seconds")},
+            spent={name: float(spent.get(name) or 0) for name in COSTS},
             trials=trials,
             confirmation=Confirmation.of(confirmation) if confirmation else None,
         )
@@ -321,15 +324,23 @@ def best_trial(record: StudyRecord) -> Trial | None:
 
 
 def pareto_front(record: StudyRecord) -> list[Trial]:
-    """The trials of which none other is at least as good in every goal and better in one, by the first goal."""
-    trials = sorted(_eligible(record), key=lambda trial: _merits(record, trial), reverse=True)
-    front: list[tuple[Trial, tuple[float, ...]]] = []
-    for trial in trials:
-        merits = _merits(record, trial)
+    """The trials that no other dominates, the best by the first goal first; see `undominated`."""
+    trials = {trial.number: trial for trial in _eligible(record)}
+    return [trials[number] for number in undominated({number: _merits(record, at) for number, at in trials.items()})]
+
+
+def undominated(merits: Mapping[int, tuple[float, ...]]) -> list[int]:
+    """The trials of which none other is at least as good in every goal and better in one, by merit, then by number.
+
+    Args:
+        merits: trial's number -> its merit at each goal; the larger is the better.
+    """
+    front: list[int] = []
+    for trial in sorted(merits, key=lambda trial: (*(-merit for merit in merits[trial]), trial)):
         # Sorted so, nothing later is better than a trial that came before; equal ones stand side by side.
-        if not any(_dominates(other, merits) for _, other in front):
-            front.append((trial, merits))
-    return [trial for trial, _ in front]
+        if not any(_dominates(merits[other], merits[trial]) for other in front):
+            front.append(trial)
+    return front
 
 
 def cost_words(tokens: float, gpu_hours: float, seconds: float) -> str:
