@@ -93,7 +93,9 @@ def _home(home: Home) -> Iterator[Finding]:
     low = free < _LOW_DISK_GIB
     yield Finding("home", "note" if low else "ok", f"{home.root}, {free:.1f} GiB free")
     crashed = [
-        path.parent.name for path in home.root.glob("runs/*/state.json") if status_of(read_json(path)) == "crashed"
+        path.parent.name
+        for path in home.root.glob("runs/*/state.json")
+        if status_of(path.parent, read_json(path)) == "crashed"
     ]
     if crashed:
         yield Finding("crashed runs", "note", f"{', '.join(sorted(crashed))}; `rpg resume` goes on with one")

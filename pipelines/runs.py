@@ -33,10 +33,10 @@ def find_run(home: Home, text: str) -> str:
 
 
 def status_of(home: Home, run_id: str) -> str:
-    """pending, running, finished, failed, cancelled, or crashed: recorded as running, and its process is gone."""
+    """pending, running, finished, failed, cancelled, or crashed: recorded as running, and nobody executes it."""
     from storage import liveness
 
-    return liveness.status_of(read_state(home, run_id))
+    return liveness.status_of(home.run(run_id), read_state(home, run_id))
 
 
 def read_state(home: Home, run_id: str) -> Record:

@@ -1,6 +1,6 @@
 """A run's documents: run.json, what the run is, written once; and state.json, how it stands, replaced at every change.
 
-Only the process that holds the run's lock writes state.json. Anyone may read it at any moment and finds it whole.
+Only the process that holds the run's lease writes state.json. Anyone may read it at any moment and finds it whole.
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pipelines.home import Home
 from rpg.files import read_json, write_json
+from rpg.processes.fence import Fence
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
 Record = dict[str, Any]
@@ -17,7 +18,9 @@ Record = dict[str, Any]
 class RunState:
     """A run's state.json, written through at every change."""
 
-    def __init__(self, home: Home, run_id: str) -> None:
+    def __init__(self, home: Home, run_id: str, fence: Fence | None = None) -> None:
+        """`fence`: of the lease under which this process writes; None: it only reads, or the run was never begun."""
+        self._fence = fence
         self.path = home.run(run_id) / "state.json"
         empty: Record = {
             "status": "pending",
@@ -45,7 +48,9 @@ class RunState:
         return record
 
     def update(self, **fields: Any) -> None:
-        """Sets fields of the run and writes the file."""
+        """Sets fields of the run and writes the file. Raises SupersededError where the run was taken over."""
+        if self._fence:
+            self._fence.check()
         self.record |= fields
         write_json(self.path, self.record)
 

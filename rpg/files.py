@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -75,6 +76,22 @@ def write_json(path: Path, value: Any, *, durable: bool = True, allow_nan: bool 
     """Writes JSON as `replacing` does. Raises ValueError for a NaN or an infinity that is not allowed."""
     with replacing(path, durable=durable) as aside, aside.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=allow_nan)
+
+
+def create_json(path: Path, value: Any) -> None:
+    """Writes JSON under a name that nobody has taken: of several processes that try at once, one succeeds.
+
+    Raises:
+        FileExistsError: the name is taken; that file is untouched.
+        DiskError: the disk refused.
+    """
+    aside = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.new")
+    write_json(aside, value)
+    try:
+        os.link(aside, path)
+    finally:
+        aside.unlink()
+    sync(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _run(directory: Path, identity: Row, state: Row) -> Row:
         **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id", "evaluation")},
         "run_id": directory.name,
         "cell": identity.get("values"),
-        "status": status_of(state),
+        "status": status_of(directory, state),
         "step": progress.get("step"),
         "steps": progress.get("steps"),
         "path": f"runs/{directory.name}",

@@ -1,22 +1,141 @@
-"""Whether the process that keeps a run's state still lives: a run that says `running` and has none has crashed."""
+"""Whether a run is being executed: by its newest lease and that one's heartbeat, and by the process that holds it.
 
+`pipelines.processes.lease` writes leases; here they are read. A run that says `running` and that nobody executes has
+crashed.
+"""
+
+import json
 import socket
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 STATUSES = ("pending", "running", "finished", "failed", "cancelled", "crashed")
+LEASE_SECONDS = 20.0
+"""Without a heartbeat for that long, a holder of another host counts as dead and a stopped one of this host too."""
 
 
-def status_of(state: dict[str, Any]) -> str:
-    """The status to show for a state document: its own, or `crashed` if it says running and its process is gone."""
+def status_of(run_directory: Path, state: dict[str, Any]) -> str:
+    """The status to show for a run: the one on record, or `crashed` if that is running and nobody executes the run.
+
+    Args:
+        state: the run's state.json.
+    """
     status = state.get("status")
     if status not in STATUSES:
         return "pending"
-    if status == "running" and not is_alive(state.get("pid"), state.get("pid_started"), state.get("host")):
+    if status == "running" and not is_executed(run_directory, state):
         return "crashed"
     return str(status)
+
+
+def is_executed(run_directory: Path, state: dict[str, Any]) -> bool:
+    """Whether a process executes the run now.
+
+    Args:
+        state: the run's state.json. It tells where there is no lease, as of a run that an earlier version began; such a
+            run has no heartbeat, so that on another host than its own nobody counts as executing it.
+    """
+    if lease := newest_lease(run_directory):
+        return lease.is_held()
+    here = state.get("host") in (None, socket.gethostname())
+    return here and is_alive(state.get("pid"), state.get("pid_started"))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """A run's lease as it lies on disk, in `leases/<number>.json`. Its holder alone writes it."""
+
+    number: int
+    """From 1. The lease with the highest number is the run's."""
+    host: str = ""
+    pid: int = 0
+    pid_started: str = ""
+    """Tells the process from others of that pid: `start_of`."""
+    worker: str = ""
+    """Name of the worker that started the process; empty where a command did."""
+    since: str = ""
+    """When the run was taken, UTC, ISO-8601."""
+    beat: int = 0
+    """How many heartbeats there were: one about every five seconds."""
+    at: str = ""
+    """When the last one was, UTC, ISO-8601."""
+    released: bool = False
+    """Whether the holder gave the run back at its end."""
+
+    @property
+    def is_of_this_host(self) -> bool:
+        """Whether the holder runs on this host, since its last boot, so that its process can be looked at."""
+        return self.host == socket.gethostname() and self.pid_started.partition(":")[0] == (_boot() or "clock")
+
+    @property
+    def seconds_since_beat(self) -> float:
+        """By this host's clock, which may be some seconds off the holder's; infinite where the time is unreadable."""
+        try:
+            return abs((datetime.now(UTC) - datetime.fromisoformat(self.at)).total_seconds())
+        except (TypeError, ValueError):
+            return float("inf")
+
+    def is_held(self, *, beats: bool | None = None) -> bool:
+        """Whether the holder executes the run.
+
+        A holder of this host does while its process lives; but a stopped one (SIGSTOP) only while its heartbeat is
+        fresh. A holder of another host does while its heartbeat is fresh.
+
+        Args:
+            beats: whether the heartbeat is fresh, where a `LeaseWatch` has seen that; None: by the time written in it.
+        """
+        if self.released:
+            return False
+        fresh = self.seconds_since_beat < LEASE_SECONDS if beats is None else beats
+        if self.is_of_this_host:
+            return is_alive(self.pid, self.pid_started) and (fresh or not _is_stopped(self.pid))
+        return fresh
+
+
+def newest_lease(run_directory: Path) -> LeaseRecord | None:
+    """The run's lease of the highest number, released or not; None where there is none."""
+    leases = run_directory / "leases"
+    number = max((int(path.stem) for path in leases.glob("[0-9]*.json")), default=0)
+    if not number:
+        return None
+    try:
+        document = json.loads((leases / f"{number:04}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        document = {}  # the number counts all the same; nobody is known to hold it
+    known = {name: document[name] for name in LeaseRecord.__slots__ if name in document}
+    return LeaseRecord(**known | {"number": number})
+
+
+class LeaseWatch:
+    """Looks at leases again and again, and judges heartbeats by its own clock alone: those of hosts may differ."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
+        """Run directory -> the newest lease's number and beat, and when they were first seen."""
+
+    def is_executed(self, run_directory: Path, state: dict[str, Any]) -> bool:
+        """Whether a process executes the run, as the function of that name says it; but a heartbeat is fresh until this
+        watch has seen it unchanged for `LEASE_SECONDS`."""
+        lease = newest_lease(run_directory)
+        if lease is None:
+            return is_executed(run_directory, state)
+        beat, now = (lease.number, lease.beat), time.monotonic()
+        before, seen_at = self._seen.get(run_directory, (beat, now))
+        self._seen[run_directory] = beat, seen_at if before == beat else now
+        return lease.is_held(beats=now - self._seen[run_directory][1] < LEASE_SECONDS)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the process is held by a signal or a debugger."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def is_alive(pid: Any, started: Any, host: Any = None) -> bool:

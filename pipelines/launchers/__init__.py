@@ -39,6 +39,10 @@ class Launcher(Protocol):
     signal_children: bool
     """A request to stop (SIGTERM) goes to the command's children, the ranks, as it would kill the command itself."""
 
+    outlives_command: bool
+    """The ranks go on where the command is killed, and the next command goes on with them, so that the lease under
+    which they were started may be followed by another: they do not ask it."""
+
     def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
         """The command line that trains the run; the supervisor starts it and watches over it as over any other stage.
 

@@ -17,6 +17,7 @@ class LocalRanks:
 
     ranks_run_here = True
     signal_children = True
+    outlives_command = False
 
     def command(self, run_directory: Path, experiment: Experiment, slots: Sequence[str]) -> list[str]:
         """What starts the ranks; they meet at a free port of this machine."""

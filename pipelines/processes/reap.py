@@ -6,6 +6,7 @@ A process is known by its pid and its start time, as pids are used again.
 import contextlib
 import os
 import signal
+import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import psutil
 
 from pipelines.home import Home
 from rpg.files import read_json, write_json
-from storage.liveness import began_with, is_alive, start_of
+from storage.liveness import began_with, is_alive, is_executed, start_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +95,22 @@ def reap(home: Home) -> list[ProcessRecord]:
     """
     ended = []
     for path in sorted(home.root.glob("runs/*/process.json")):
-        state = read_json(path.with_name("state.json"))
-        if is_alive(state.get("pid"), state.get("pid_started"), state.get("host")):
-            continue
-        ended += _reap_one(path)
+        if not is_executed(path.parent, read_json(path.with_name("state.json"))):
+            ended += end_left_process(path.parent)
     for path in sorted(home.prefect.glob("embedded-*.json")):
         fields = read_json(path)
         if not is_alive(fields.get("parent"), fields.get("parent_started")):
             ended += _reap_one(path)
     return ended
+
+
+def end_left_process(run_directory: Path) -> list[ProcessRecord]:
+    """Ends the stage's process that a run's last flow has left running on this host. Returns it, if it was alive.
+
+    What a flow of another host has left is that host's to end.
+    """
+    host = read_json(run_directory / "state.json").get("host")
+    return _reap_one(run_directory / "process.json") if host in (None, socket.gethostname()) else []
 
 
 def _reap_one(path: Path) -> list[ProcessRecord]:

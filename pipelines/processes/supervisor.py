@@ -110,14 +110,16 @@ def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Cal
         StageError: the time limit passed.
     """
     process = start(child.command, child.log, environment=child.environment)
+    record = ProcessRecord.of(process.pid, child.stage)
     try:
-        ProcessRecord.of(process.pid, child.stage).write(child.record)
+        record.write(child.record)
         return _watch(child, process, stop, tick)
     finally:
         # On KeyboardInterrupt and on whatever Prefect raises, too: nothing outlives this call.
         _end(child, process, grace=0.0)
         child.afterwards()
-        child.record.unlink(missing_ok=True)
+        if ProcessRecord.read(child.record) == record:  # else another process has taken the run over
+            child.record.unlink()
 
 
 def _watch(

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pipelines.home import Home
 from pipelines.planning.plan import Plan, RunPlan, make_plan
+from pipelines.processes.lease import RunBusyError
 from pipelines.processes.stop import Stop
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running.progress import ProgressReporter, Silent
-from pipelines.running.run import RunBusyError, RunExecution, register_experiment
+from pipelines.running.run import RunExecution, register_experiment
 from rpg.files import read_json
+from rpg.processes.fence import SupersededError
 from specs.errors import Issue, RpgError, SpecError
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ def _execute_run(execution: RunExecution) -> RunOutcome:
         return RunOutcome(run, "paused", paused_at=error.step)
     if state.is_completed():
         return RunOutcome(run, "finished")
-    if isinstance(error, RunBusyError):
+    if isinstance(error, (RunBusyError, SupersededError)):
         return RunOutcome(run, "busy", error)
     if isinstance(error, StageStoppedError):
         return RunOutcome(run, "cancelled", error, interrupted=error.request.whole_command)

@@ -16,19 +16,22 @@ from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
+from prefect.exceptions import Abort
 from prefect.runtime import flow_run as this_flow_run
 from prefect.runtime import task_run as this_task_run
 from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
 from pipelines.planning.plan import StagePlan
+from pipelines.processes.lease import RunBusyError
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running import dashboard
 from pipelines.running.failures import cause_of_error, may_retry, retry_difference
 from pipelines.running.progress import training_line
-from pipelines.running.run import RunBusyError, RunExecution
+from pipelines.running.run import RunExecution
 from pipelines.running.stages import StageOutcome, perform_stage
 from rpg.files import read_json
+from rpg.processes.fence import SupersededError
 from specs.errors import SpecError
 from specs.loader import Document
 
@@ -74,7 +77,15 @@ def execute_run(name: str, run_id: str, document: dict[str, Any], until: int = 0
                 return _execute_and_record(execution)
         except RunBusyError as busy:
             execution.error = busy
+            if execution.state.record["flow_run_id"] == str(this_flow_run.id):
+                raise Abort(str(busy)) from None  # the other process executes this same flow run and tells its state
             return Failed(name="Busy", message=str(busy))
+        except SupersededError as superseded:
+            execution.error = superseded
+            if _handed_over.get() is None:
+                # The process that took the run over executes this same flow run and tells its state.
+                raise Abort(str(superseded)) from None
+            return Cancelled(name="Superseded", message=str(superseded))
 
 
 def _signals_noted(execution: RunExecution) -> contextlib.AbstractContextManager[None]:
@@ -141,6 +152,9 @@ def run_stage(execution: RunExecution, stage: StagePlan) -> "State[Any]":
     except StageStoppedError as stopped:
         execution.error = stopped
         return Cancelled(message=f"{stage.stage}: {stopped}")
+    except SupersededError as superseded:
+        execution.error = superseded
+        return Cancelled(name="Superseded", message=str(superseded))
     except Exception as error:
         execution.error = error
         logger.error("%s failed: %s", stage.stage, error_text(error))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, plan_run
+from pipelines.processes.lease import Lease, acquire
+from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import Stop, StopRequest, clear_request
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.state import Record, RunState, write_once
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 
-class RunBusyError(Exception):
-    """Another process executes this run."""
+WORKER = "RPG_WORKER"
+"""Environment variable that names the worker which started this process."""
 
 
 class RunExecution:
@@ -53,6 +55,8 @@ class RunExecution:
         self.plan = plan_run(document, run_id, home)
         self.until = until if until < self.plan.experiment.training.steps else 0
         self.state = RunState(home, run_id)
+        self.lease: Lease | None = None
+        """While this process holds the run."""
         self._found: Record = {}
         """The state as it was before this execution changed it."""
 
@@ -61,28 +65,44 @@ class RunExecution:
         """The run's directory."""
         return self.home.run(self.run_id)
 
+    @property
+    def superseded(self) -> bool:
+        """Whether another process has taken the run over: this one may change nothing of it any more."""
+        return self.lease is not None and self.lease.superseded
+
+    def check_lease(self) -> None:
+        """Raises SupersededError where another process has taken the run over."""
+        if self.lease:
+            self.lease.fence.check()
+
     def stop_requested(self) -> StopRequest | None:
-        """The request to stop that holds now: a signal to this process, or a cancel request for this run."""
+        """The request to stop that holds now: a signal to this process, or a cancel request for this run.
+
+        Raises:
+            SupersededError: the run was taken over by another process, so that this one has to end at once.
+        """
+        self.check_lease()
         return self.stop.requested(self.directory)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the run, which one process does at a time. Raises RunBusyError, which names the other one."""
-        with self.home.locked(f"run-{self.run_id}", waiting=self._refuse):
+        """Holds the run, which one process does at a time; what a holder that died has left running is ended.
+
+        Raises:
+            RunBusyError: another process executes the run; the message says which.
+        """
+        with acquire(self.directory, worker=os.environ.get(WORKER, "")) as lease:
+            self.lease = lease
+            if lease.is_takeover:
+                end_left_process(self.directory)
+            clear_request(self.home, self.run_id)
+            # Read again: the process that held it before us may have gone on since.
+            self.state = RunState(self.home, self.run_id, lease.fence)
             try:
-                clear_request(self.home, self.run_id)
-                # Read again: the process that held it before us may have gone on since.
-                self.state = RunState(self.home, self.run_id)
                 yield
             finally:
-                clear_request(self.home, self.run_id)
-
-    def _refuse(self) -> None:
-        pid = read_json(self.directory / "state.json").get("pid")
-        raise RunBusyError(
-            f"{self.run_id} is being run by process {pid or '(starting)'}; "
-            f"`rpg watch {self.run_id}` follows it, `rpg cancel {self.run_id}` stops it"
-        )
+                if not self.superseded:
+                    clear_request(self.home, self.run_id)
 
     def begin(self, flow_run_id: str | None) -> None:
         """Records that this process executes the run from now on."""

@@ -48,6 +48,7 @@ def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda
         StageError: the stage failed by no fault of the user's.
         StageStoppedError: the run was asked to stop.
         StagePausedError: training has come to the step at which the run pauses.
+        SupersededError: another process has taken the run over.
     """
     _stop_if_asked(execution)
     started = time.monotonic()
@@ -163,6 +164,7 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
         command = [sys.executable, "-m", "rpg.stage", str(job)]
         with stage_slots(execution, stage.stage) as slots:
             _run_process(execution, stage, command, problems, tick, environment=slot_environment(slots))
+        execution.check_lease()
         job.unlink()
         manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
         publish(aside, stage.output, manifest | {"inputs": stage.inputs})
@@ -177,10 +179,11 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     if execution.until or execution.plan.experiment.evaluation.every_steps:
         _name_evaluation(execution, evaluate)
     pause = {"until": execution.until} if execution.until else {}
-    write_json(directory / "inputs.json", named | pause | inputs | retry_inputs(execution))
+    launcher = launcher_of(execution.plan.experiment)
+    lease = {"lease": execution.lease.number} if execution.lease and not launcher.outlives_command else {}
+    write_json(directory / "inputs.json", named | pause | lease | inputs | retry_inputs(execution))
     _withdraw(execution, manifest_of("train", directory))
     (directory / "cancel").unlink(missing_ok=True)
-    launcher = launcher_of(execution.plan.experiment)
     with stage_slots(execution, stage.stage) as slots:
         _run_process(
             execution,
@@ -190,7 +193,8 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
             tick,
             environment=slot_environment(slots),
             signal_children=launcher.signal_children,
-            afterwards=lambda: launcher.end(directory),
+            # What runs elsewhere is the business of whoever has taken the run over.
+            afterwards=lambda: None if execution.superseded else launcher.end(directory),
         )
     _pause_if_there(execution)
     if damage := damage_of(manifest_of("train", directory), stage.fingerprint):

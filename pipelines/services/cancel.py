@@ -62,8 +62,7 @@ def cancel_run(home: Home, run_id: str, grace: float) -> str:
 
 def _executing(state: RunState) -> bool:
     """Whether the process that executes the run is alive."""
-    record = state.record
-    return liveness.is_alive(record["pid"], record["pid_started"], record["host"])
+    return liveness.is_executed(state.path.parent, state.record)
 
 
 def _end_child(home: Home, run_id: str) -> None:

@@ -71,8 +71,7 @@ def _submit_run(
     )
     register_run(home, document, run)
     state = RunState(home, run.run_id)
-    record = state.record
-    if state.status != "running" or not liveness.is_alive(record["pid"], record["pid_started"], record["host"]):
+    if state.status != "running" or not liveness.is_executed(home.run(run.run_id), state.record):
         state.update(status="pending", reason="submitted", flow_run_id=str(created.id), api_url=url)
     return Submitted(run.run_id, name, str(created.id), flow_run_link(home, url, str(created.id)))
 

@@ -26,7 +26,7 @@ def answer(root: Path, query: str) -> list[tuple[object, ...]]:
         (os.getpid(), start_of(os.getpid()) + "0", None, "crashed"),  # the number is another process's now
         (2**22 + 1, start_of(os.getpid()), None, "crashed"),
         (None, start_of(os.getpid()), None, "crashed"),
-        (2**22 + 1, start_of(os.getpid()), "another-host", "running"),
+        (os.getpid(), start_of(os.getpid()), "another-host", "crashed"),  # it has no heartbeat
     ],
 )
 def test_a_run_whose_process_is_gone_has_crashed(

@@ -22,6 +22,7 @@ class SlurmRanks:
 
     ranks_run_here = False
     signal_children = False
+    outlives_command = True
 
     def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
         """What submits the job, or finds the run's job, and waits until it has ended. GPUs are Slurm's to give."""

@@ -21,6 +21,7 @@ class SshRanks:
 
     ranks_run_here = False
     signal_children = False
+    outlives_command = False
 
     def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
         """What connects, starts the ranks, and stays until they have ended. GPUs are leased on the hosts."""

@@ -1,0 +1,116 @@
+"""The lease on a run: one process at a time executes it, and whoever looks can tell which, and whether it still does.
+
+A lease is a file of the run's directory, `leases/<number>.json` (`storage.liveness.LeaseRecord` has the fields). The
+highest number owns the run. To take a run is to create the file of the next number, in which only one of several
+processes can succeed. Its holder renews the heartbeat in it, and nobody else writes it; a lease whose holder died, or
+does not beat, may be followed by the next one. The holder before, should it wake up, finds that file and stops:
+`rpg.processes.fence`. A lock of the file system would not do: a stopped process keeps it.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+
+from rpg.files import DiskError, create_json, now, read_json, write_json
+from rpg.processes.fence import Fence, lease_file
+from storage.liveness import LeaseRecord, is_executed, newest_lease, start_of
+
+BEAT_SECONDS = 5.0
+
+
+class RunBusyError(Exception):
+    """Another process executes this run."""
+
+
+class Lease:
+    """A run that this process holds, until `release` or the end of the block. A thread renews the heartbeat."""
+
+    def __init__(self, run_directory: Path, record: LeaseRecord, *, after: LeaseRecord | None) -> None:
+        """Use `acquire`. `after`: the lease before this one."""
+        self.fence = Fence(run_directory, record.number)
+        self.is_takeover = after is not None and not after.released
+        """Whether the holder before did not give the run back: what it started may still be there."""
+        self._path = lease_file(run_directory, record.number)
+        self._record = record
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def number(self) -> int:
+        """From 1; one more than that of the lease before."""
+        return self.fence.number
+
+    @property
+    def superseded(self) -> bool:
+        """Whether another process has taken the run over. Ask before every write; it costs one look at the disk."""
+        return self.fence.superseded
+
+    def release(self) -> None:
+        """Gives the run back: from now on nobody holds it."""
+        self._ended.set()
+        self._thread.join()
+        if not self.superseded:
+            self._write(replace(self._record, at=now(), released=True))
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS) and not self.superseded:
+            self._record = replace(self._record, beat=self._record.beat + 1, at=now())
+            self._write(self._record)
+
+    def _write(self, record: LeaseRecord) -> None:
+        # A disk that is full or away for a while costs a few heartbeats, not the run.
+        with contextlib.suppress(OSError, DiskError):
+            write_json(self._path, asdict(record), durable=False)
+
+
+def acquire(run_directory: Path, *, worker: str = "") -> Lease:
+    """Takes a run for this process. It need not exist yet, and a run that nobody executes any more is taken over.
+
+    Args:
+        worker: name of the worker that started this process; empty where a command did.
+    Raises:
+        RunBusyError: another process executes the run; the message says which, where and since when.
+        DiskError: the disk refused.
+    """
+    while True:
+        before = newest_lease(run_directory)
+        if is_executed(run_directory, read_json(run_directory / "state.json")):
+            raise RunBusyError(_busy(run_directory, before))
+        begun = now()
+        record = LeaseRecord(
+            number=before.number + 1 if before else 1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pid_started=start_of(os.getpid()),
+            worker=worker,
+            since=begun,
+            at=begun,
+        )
+        # Where another process was first, the next round meets its lease.
+        with contextlib.suppress(FileExistsError):
+            create_json(lease_file(run_directory, record.number), asdict(record))
+            return Lease(run_directory, record, after=before)
+
+
+def _busy(run_directory: Path, lease: LeaseRecord | None) -> str:
+    """Who executes a run, in words."""
+    run_id = run_directory.name
+    if lease is None or lease.is_of_this_host:
+        holder = str(lease.pid if lease else read_json(run_directory / "state.json").get("pid"))
+    else:
+        worker = f" (worker {lease.worker})" if lease.worker else ""
+        holder = f"{lease.pid} of {lease.host}{worker} since {lease.since}"
+    return f"{run_id} is being run by process {holder}; `rpg watch {run_id}` follows it, `rpg cancel {run_id}` stops it"

@@ -1,0 +1,37 @@
+"""The fence of a run: keeps a process that lost its run, and does not know it yet, from writing into it.
+
+Who executes a run holds a lease on it, `leases/<number>.json` in the run's directory (`pipelines.processes.lease`). A
+run that is taken over gets a lease of the next number. So one look at the disk tells whether a number still counts.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class SupersededError(RuntimeError):
+    """The run was taken over: this process may write nothing more into it."""
+
+
+def lease_file(run_directory: Path, number: int) -> Path:
+    """Where the lease of a number lies."""
+    return run_directory / "leases" / f"{number:04}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What a writer asks before it gives anything in the run's directory its name."""
+
+    run_directory: Path
+    number: int
+    """Of the lease under which the writer works; 0: of none, as for a trainer that was started by hand."""
+
+    @property
+    def superseded(self) -> bool:
+        """Whether a lease of a higher number exists. Numbers have no gaps, so the next one tells."""
+        return self.number > 0 and lease_file(self.run_directory, self.number + 1).exists()
+
+    def check(self) -> None:
+        """Raises SupersededError where a lease of a higher number exists."""
+        if self.superseded:
+            name = self.run_directory.name
+            raise SupersededError(f"{name} was taken over (lease {self.number} is superseded): nothing more is written")
