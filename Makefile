@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: quickstart install dev vllm check test test-long clean
+.PHONY: quickstart install dev vllm check test test-long docs clean
 
 quickstart: .venv/.installed  ## one experiment from spec to report, on a CPU
 	$(BIN)/rpg run specs/experiments/quickstart.yaml
@@ -41,5 +41,8 @@ test: .venv/.dev  ## what CI runs
 test-long: .venv/.dev  ## campaigns of minutes: kills, seeds, sweeps
 	$(BIN)/pytest -m long
 
+docs: .venv/.dev  ## the documentation as a site: open site/index.html, or serve site/ to search it
+	$(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,6 +22,7 @@ class MetricRow:
     attempt: Int32
     step: Int32
     name: str
+    """A name of specs/metrics.py."""
     value: float
     recorded_at: datetime
 
@@ -42,7 +43,9 @@ class RolloutRow:
     prompt: str
     response: str
     reward: float
+    """Penalties included."""
     correct: bool
+    """What the scorer says, penalties aside."""
     advantage: float
     num_tokens: Int32
     """That the policy sampled; those that its environment gave it are rows of `tokens` and not counted here."""
@@ -73,11 +76,17 @@ class TokenRow:
     logprob: Float32 | None
     """At the update that last trained on it; NULL if none did."""
     old_logprob: Float32 | None
+    """Of the policy at the start of the step, by the learner."""
     rollout_logprob: Float32 | None
+    """Of the same policy, by the engine that sampled."""
     ref_logprob: Float32 | None
+    """Of the reference policy."""
     ratio: Float32 | None
+    """exp(logprob - old_logprob); of the whole response where the objective takes it so."""
     clipped: bool | None
+    """Whether a bound of the clip acted on it."""
     entropy: Float32 | None
+    """Of the next token's distribution, nats."""
     sampled: bool
     """False: given by the environment of several turns (what a tool returned, what a user said), and context alone.
     True in older records."""
@@ -96,7 +105,9 @@ class EvaluationRow:
     """mean@k, pass@k or maj@k."""
     value: float
     ci_low: float
+    """Lower end of the interval, at the level of `evaluation.confidence`."""
     ci_high: float
+    """Upper end."""
     num_problems: Int32
     samples_per_problem: Int32
     attempt: Int32 | None = None

@@ -1,13 +1,16 @@
 -- The catalogue: what the JSON documents in the home directory say. Read again for every query and at every ingest.
+
+-- One row per experiment: its file, frozen when it was last run or submitted.
 CREATE TABLE experiments (
     name VARCHAR,
     question VARCHAR,
     num_runs INTEGER,
-    fingerprint VARCHAR,
+    fingerprint VARCHAR,                    -- of the frozen spec
     created_at TIMESTAMP WITH TIME ZONE,
     updated_at TIMESTAMP WITH TIME ZONE
 );
 
+-- One row per run: one cell of the matrix with one seed.
 CREATE TABLE runs (
     run_id VARCHAR,
     experiment VARCHAR,
@@ -29,16 +32,17 @@ CREATE TABLE runs (
     path VARCHAR                            -- of the run's directory, relative to the home
 );
 
+-- One row per run and stage.
 CREATE TABLE stages (
     run_id VARCHAR,
-    stage VARCHAR,
-    fingerprint VARCHAR,
-    status VARCHAR,
-    cached BOOLEAN,
+    stage VARCHAR,                          -- data base train evaluate report
+    fingerprint VARCHAR,                    -- of everything that can change its result
+    status VARCHAR,                         -- pending running finished failed cancelled
+    cached BOOLEAN,                         -- whether a result that was there already was taken
     started_at TIMESTAMP WITH TIME ZONE,
     ended_at TIMESTAMP WITH TIME ZONE,
     reason VARCHAR,
-    output VARCHAR
+    output VARCHAR                          -- of the result, relative to the home
 );
 
 -- One row per start of the trainer. Rows that an attempt recorded after valid_through are superseded by a later attempt.
@@ -50,6 +54,7 @@ CREATE TABLE attempts (
     started_at TIMESTAMP WITH TIME ZONE
 );
 
+-- One row per study.
 CREATE TABLE studies (
     name VARCHAR,
     question VARCHAR,
@@ -71,6 +76,7 @@ CREATE TABLE studies (
     updated_at TIMESTAMP WITH TIME ZONE
 );
 
+-- One row per trial of a study.
 CREATE TABLE trials (
     study VARCHAR,
     number INTEGER,
@@ -110,6 +116,7 @@ CREATE TABLE confirmations (
     reason VARCHAR
 );
 
+-- One row per published result of a stage.
 CREATE TABLE artifacts (
     stage VARCHAR,
     fingerprint VARCHAR,

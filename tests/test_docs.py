@@ -1,18 +1,160 @@
-"""The documentation says what the code does: reference pages are current, links lead somewhere, examples validate."""
+"""The documentation says what the code does: reference pages are current, links lead somewhere, what is shown runs."""
 
+import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import typer
+from documentation import PAGES, ROOT, Block, blocks
 
+from pipelines.cli import app, main
+from rpg.processes.exit_cause import Cause
 from specs.errors import SpecError, render
 from specs.loader import load_experiment, load_study_document
+from specs.metrics import METRICS
+from storage import Store
+from tests.pipelines.unpacked_home import unpack
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOT_RUN = {
+    "installs": "CI does so on a bare machine, by .ci/run",
+    "minutes": "the specs are trained in small by tests/rpg/test_sanity_checks.py and tests/pipelines/test_execute.py",
+    "another home": "docs/sql.md asks the recorded home the same",
+    "an installed package": "tests/pipelines/test_installed_packages.py installs it",
+}
+"""Why a block may be only shown, as the comment above it says -> what is run in its place."""
+NAMES = {
+    "RUN": "finished-s0-5c295933",
+    "EXPERIMENT": "finished",
+    "STUDY": "clips",
+    "FILE": "specs/experiments/quickstart.yaml",
+    "'quickstart'": "'finished'",
+    "'clip-bounds'": "'clips'",
+}
+"""What the pages call a thing -> what the recorded home calls it, in which their commands run."""
+KINDS = {"python", "yaml", "toml", "sql", "sh", "console", "text", "mermaid", "math"}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory to look around in: a home `.rpg` with runs and a study, and the specs that come with the product."""
+    return make_workplace(tmp_path_factory.mktemp("recorded"))
+
+
+def make_workplace(place: Path) -> Path:
+    unpack(place)
+    (place / "home").rename(place / ".rpg")
+    (place / "home").symlink_to(".rpg")  # as the home's own files name it
+    for folder in ("experiments", "studies"):
+        (place / "specs" / folder).symlink_to(ROOT / "specs" / folder)
+    return place
+
+
+def named(text: str) -> str:
+    """The text with the names of what is in the recorded home."""
+    for name, real in NAMES.items():
+        text = re.sub(rf"(?<![\w-]){name}(?![\w-])", real, text)
+    return text
+
+
+@pytest.mark.parametrize("block", blocks(), ids=str)
+def test_every_block_is_run_or_says_why_not(block: Block) -> None:
+    assert block.language in KINDS
+    assert not block.not_run or block.not_run in NOT_RUN
+    if block.language == "console" and not block.not_run:
+        assert "$ rpg validate spec.yaml" in block.text, "only this output is compared"
+
+
+def test_no_reason_to_run_nothing_is_left_over() -> None:
+    assert set(NOT_RUN) == {block.not_run for block in blocks()} - {""}
+
+
+@pytest.mark.parametrize("block", blocks("sql"), ids=str)
+def test_queries_have_an_answer(block: Block, recorded: Path) -> None:
+    with Store.open(recorded / ".rpg") as store:
+        assert store.query(named(block.text)).rows or "Empty where" in block.text
+
+
+@pytest.mark.parametrize("table", [name for (name,) in Store(ROOT / "nothing").query("show tables").rows])
+def test_the_cookbook_asks_every_table(table: str) -> None:
+    assert any(re.search(rf"(from|join) {table}\b", block.text) for block in blocks("sql"))
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks("sh")}), ids=lambda path: path.name)
+def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of one page, one after another: `rpg` within this process, blocks with other programs in a shell."""
+    monkeypatch.chdir(make_workplace(tmp_path))
+    monkeypatch.delenv("RPG_HOME", raising=False)
+    for block in (block for block in blocks("sh") if block.page == page):
+        lines = shell_lines(named(block.text))
+        if not all(line.startswith("rpg ") for line in lines):
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+            shell = ["bash", "-euo", "pipefail", "-c", named(block.text)]
+            finished = subprocess.run(shell, env=environment, capture_output=True, text=True)
+            assert finished.returncode == 0, f"{block}\n{finished.stdout}{finished.stderr}"
+            continue
+        for line in lines:
+            monkeypatch.setattr(sys, "argv", shlex.split(line, comments=True))
+            with pytest.raises(SystemExit) as ended:
+                main()
+            assert not ended.value.code, f"{block}: {line}"
+
+
+def shell_lines(text: str) -> list[str]:
+    """Its commands, without comments; one that goes over several lines is one."""
+    joined = re.sub(r"\\\n\s*|\n\s+", " ", text)
+    return [line for line in joined.splitlines() if line and not line.startswith("#")]
+
+
+def commands_named() -> list[tuple[str, list[str]]]:
+    """Each `rpg ...` on a page: where, and its words."""
+    shown = [
+        (str(block), line.removeprefix("$ "))
+        for block in blocks()
+        if block.language in ("sh", "console")
+        for line in shell_lines(block.text)
+        if line.removeprefix("$ ").startswith("rpg ")
+    ]
+    inline = [(page.name, code) for page in PAGES for code in re.findall(r"`(rpg [a-z][^`]*)`", page.read_text())]
+    return [(where, shlex.split(line.replace("'s", "s"), comments=True)) for where, line in shown + inline]
+
+
+def test_commands_and_options_named_in_the_docs_exist() -> None:
+    for where, (_, *words) in commands_named():
+        command = typer.main.get_command(app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+        shown = f"{where} names `rpg {' '.join(words)}`"
+        assert not words or words[0].startswith("-") or not hasattr(command, "commands"), shown
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        named_options = {word.partition("=")[0] for word in words if re.match(r"--\w", word)}
+        assert named_options <= known, shown
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=str)
+def test_toml_is_toml(block: Block) -> None:
+    assert tomllib.loads(block.text)
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_specs_and_parts_of_specs_validate(block: Block, tmp_path: Path) -> None:
+    """A part of a spec is laid over the quickstart's; a study stands beside the specs that come with the product."""
+    (tmp_path / "experiments").symlink_to(ROOT / "specs/experiments")
+    (tmp_path / "studies").mkdir()
+    path = tmp_path / "studies" / "example.yaml"
+    whole = block.text.startswith(("# spec", "# study"))
+    path.write_text(block.text if whole else f"extends: ../experiments/quickstart.yaml\n{block.text}")
+    if block.text.startswith("# study"):
+        assert load_study_document(path).warnings == ()
+    else:
+        load_experiment(path)
 
 
 def test_the_reference_pages_are_current() -> None:
@@ -28,34 +170,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_yaml_examples_marked_as_whole_specs_validate(page: Path, tmp_path: Path) -> None:
-    for index, text in enumerate(re.findall(r"```yaml\n(# spec\n.*?)```", page.read_text(), re.DOTALL)):
-        path = tmp_path / f"example-{index}.yaml"
-        path.write_text(text)
-        load_experiment(path)
-
-
-def test_the_study_in_the_docs_validates_without_a_warning(tmp_path: Path) -> None:
-    [text] = re.findall(r"```yaml\n(# study\n.*?)```", (ROOT / "docs/studies.md").read_text(), re.DOTALL)
-    (tmp_path / "experiments").symlink_to(ROOT / "specs/experiments")
-    (tmp_path / "studies").mkdir()
-    path = tmp_path / "studies" / "example.yaml"
-    path.write_text(text)
-    assert load_study_document(path).warnings == ()
-
-
-def test_commands_named_in_the_docs_exist() -> None:
-    from typer.main import get_command
-
-    from pipelines.cli import app
-
-    known = set(get_command(app).commands)  # type: ignore[attr-defined]
-    for page in PAGES:
-        for verb in re.findall(r"`rpg ([a-z]+)", page.read_text()):
-            assert verb in known, f"{page.name} names `rpg {verb}`"
-
-
 def test_the_readmes_slips_are_named_as_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (ROOT / "README.md").read_text()
     spec = re.search(r"```yaml\n(# spec\n.*?)```", readme, re.DOTALL)
@@ -69,19 +183,54 @@ def test_the_readmes_slips_are_named_as_it_shows(tmp_path: Path, monkeypatch: py
     assert render(refused.value.issues) == shown[1].rstrip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_in_the_docs_runs(page: Path, tmp_path: Path) -> None:
-    """Blocks of one page run one after another, in a directory of their own; `>>>` examples are compared too."""
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    if not blocks:
-        return
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks("python")}), ids=lambda path: path.name)
+def test_python_in_the_docs_runs(page: Path, tmp_path: Path, recorded: Path) -> None:
+    """Blocks of one page run one after another, beside the recorded home; `>>>` examples are compared too."""
     script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks))
-    command = (
-        [sys.executable, "-m", "doctest", str(script)]
-        if ">>> " in script.read_text()
-        else [sys.executable, str(script)]
-    )
-    path = {"PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, **path})
+    script.write_text("\n".join(block.text for block in blocks("python") if block.page == page))
+    doctest = ["-m", "doctest"] if ">>> " in script.read_text() else []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *doctest, str(script)]
+    finished = subprocess.run(command, cwd=recorded, capture_output=True, text=True, env=environment)
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_the_names_that_newcomers_are_given_exist() -> None:
+    """Right-hand columns of the tables in docs/coming-from.md: dotted names are keys, those with a slash metrics."""
+    page = (ROOT / "docs/coming-from.md").read_text()
+    keys = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/spec.md").read_text(), re.MULTILINE))
+    metrics = {metric.name for metric in METRICS}
+    ours = [
+        code for row in re.findall(r"^\|[^|]+\|([^|]+)\|", page, re.MULTILINE) for code in re.findall("`([^`]+)`", row)
+    ]
+    assert len(ours) > 60
+    for code in ours:
+        path = re.fullmatch(r"(?:\w+\.)+(\w+)", code)
+        assert not path or path[1] in keys, code
+        assert "/" not in code or code in metrics or code.isupper() or "RUN" in code, code
+
+
+TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def texts_in_the_sources() -> list[str]:
+    """Every text in the packages, with … for what is put into it."""
+    files = [path for package in ("specs", "rpg", "storage", "pipelines") for path in (ROOT / package).rglob("*.py")]
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    whole = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return whole + [
+        "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        for node in nodes
+        if isinstance(node, ast.JoinedStr)
+    ]
+
+
+@pytest.mark.parametrize("message", re.findall(r"^### `(.*)`$", TROUBLE, re.MULTILINE))
+def test_quoted_messages_are_those_of_the_sources(message: str, texts_in_the_sources: list[str]) -> None:
+    pattern = re.compile(".*".join(re.escape(part.strip()) for part in message.split("…")))
+    assert any(pattern.search(text) for text in texts_in_the_sources)
+
+
+def test_every_cause_is_explained() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", TROUBLE, re.MULTILINE)) == set(get_args(Cause))

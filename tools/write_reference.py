@@ -1,11 +1,14 @@
-"""Writes docs/spec.md, metrics.md and commands.md from schema, metrics and command line, and tables of objectives.md
-from the equations: they cannot fall behind."""
+"""Writes docs/spec.md, metrics.md, tables.md and commands.md from the schema, the metrics, the store and the command
+line, and the tables of objectives.md from the equations, so that none of them can fall behind."""
 
+import ast
 import inspect
 import math
 import re
 import sys
+import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -45,6 +48,7 @@ def pages() -> dict[str, str]:
     return {
         "spec.md": spec_page(),
         "metrics.md": metrics_page(),
+        "tables.md": tables_page(),
         "objectives.md": objectives_page(),
         "commands.md": command_page(),
     }
@@ -181,6 +185,58 @@ def _range(metric: Metric) -> str:
     if metric.least == -math.inf:
         return ""
     return f"≥ {metric.least:g}" if metric.most == math.inf else f"{metric.least:g} to {metric.most:g}"
+
+
+def tables_page() -> str:
+    """Every table and view that a query may name, with its columns."""
+    from specs import records
+    from storage import Store
+
+    described = _documented_in_sql() | _documented_in_classes(inspect.getsource(records), records.TABLES)
+    lines = [
+        "# Tables and views",
+        MADE,
+        "What `rpg sql` can name; [queries to start from](sql.md) are on a page of their own. Times are UTC. `run_id`",
+        "joins everything, and a step's responses and tokens by (`run_id`, `step`, `rollout_id`) too. A run that was",
+        "resumed counts each step once: rows that a later attempt trained again are left out. Metric names and units",
+        "are in [Metrics](metrics.md).",
+    ]
+    with tempfile.TemporaryDirectory() as empty, Store.open(Path(empty)) as store:
+        listed = "select table_name from information_schema.tables where table_schema = 'main' order by table_name"
+        for (name,) in store.query(listed).rows:
+            about, meanings = described[name]
+            lines += ["", f"## {name}", "", about, "", "| column | type | meaning |", "|---|---|---|"]
+            for column, kind, *_ in store.query(f"describe {name}").rows:
+                lines.append(_table_row(f"`{column}`", kind, meanings.get(column, "")))
+    return "\n".join(lines) + "\n"
+
+
+def _documented_in_sql() -> dict[str, tuple[str, dict[str, str]]]:
+    """Table or view -> what the comments of the store's SQL files say of it and of its columns."""
+    described = {}
+    folder = Path(__file__).parents[1] / "storage"
+    for file in (folder / "catalogue.sql", folder / "queries" / "views.sql"):
+        for statement in file.read_text().split("\n\n"):
+            if named := re.search(r"^CREATE (?:TABLE|VIEW) (\w+) ", statement, re.MULTILINE):
+                about = re.findall(r"^-- (.*)", statement[: named.start()], re.MULTILINE)
+                columns = re.findall(r'^    "?(\w+)"? .*?-- (.*)$', statement, re.MULTILINE)
+                described[named[1]] = " ".join(about), dict(columns)
+    return described
+
+
+def _documented_in_classes(source: str, tables: dict[str, type]) -> dict[str, tuple[str, dict[str, str]]]:
+    """Table -> what its row class and the texts under the class's fields say."""
+    described = {}
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    for table, kind in tables.items():
+        body = classes[kind.__name__].body
+        columns = {
+            field.target.id: _flat(text.value.value)
+            for field, text in pairwise(body)
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+        }
+        described[table] = _flat(kind.__doc__), columns
+    return described
 
 
 def objectives_page() -> str:

@@ -1,26 +1,22 @@
 """A home that an earlier version left is asked, gone on with and reported on. How it was made: earlier_home/make.py."""
 
 import json
-import os
 import re
 import sqlite3
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from live import Lab, wait_for
+from unpacked_home import RECORDED, ROOT, unpack
 
 from pipelines.cli import main
 from pipelines.services.deployments import EXPERIMENTS, STUDIES
 from pipelines.state import read_json
 from storage import check
 
-RECORDED = Path(__file__).with_name("earlier_home")
-ROOT = "/tmp/recorded-home"
-"""Where it was recorded, as its files name it."""
 ANSWERS = json.loads((RECORDED / "answers.json").read_text())
 FINGERPRINTS = {
     "data": "c7d66bbc5851b036a6a49298fa154c6e411f12d32c7e95867db0fc1b4c15eb96",
@@ -48,21 +44,6 @@ def moved(tmp_path: Path) -> Iterator[Lab]:
     lab = Lab(tmp_path / "home", tmp_path / "specs" / "finished.yaml")
     yield lab
     lab.clean_up()
-
-
-def unpack(place: Path) -> None:
-    """Unpacks everything and puts its new place in."""
-    with tarfile.open(RECORDED / "home.tar.xz") as archive:
-        archive.extractall(place, filter="data")
-        for entry in archive:
-            changed = int(entry.pax_headers["mtime"].replace(".", ""))
-            os.utime(place / entry.name, ns=(changed, changed))
-    for path in place.rglob("*"):
-        if path.suffix in (".json", ".html", ".log") and ROOT in (text := path.read_text()):
-            path.write_text(text.replace(ROOT, str(place)))
-    with sqlite3.connect(place / "home" / "prefect" / "prefect.db") as database:
-        database.execute("UPDATE flow_run SET parameters = replace(parameters, ?, ?)", (ROOT, str(place)))
-    database.close()
 
 
 @pytest.fixture

@@ -1,0 +1,39 @@
+"""The pages of the documentation and the fenced blocks on them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_BLOCK = re.compile(r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    not_run: str
+    """Why it is only shown, as the comment above it says; empty: it runs."""
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    """The blocks of all pages, or those of these languages that run."""
+    every = [block for page in PAGES for block in _blocks_of(page)]
+    return [block for block in every if block.language in languages and not block.not_run] if languages else every
+
+
+def _blocks_of(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for match in _BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start("language")) + 1
+        yield Block(page, line, match["language"], match["text"], match["why"] or "")
