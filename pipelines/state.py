@@ -3,6 +3,7 @@
 Only the process that holds the run's lease writes state.json. Anyone may read it at any moment and finds it whole.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from pipelines.home import Home
 from rpg.files import read_json, write_json
 from rpg.processes.fence import Fence
+from specs.secrets import hide
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
 Record = dict[str, Any]
@@ -48,10 +50,13 @@ class RunState:
         return record
 
     def update(self, **fields: Any) -> None:
-        """Sets fields of the run and writes the file. Raises SupersededError where the run was taken over."""
+        """Sets fields of the run and writes the file, without the secrets that an error's words may hold.
+
+        Raises SupersededError where the run was taken over.
+        """
         if self._fence:
             self._fence.check()
-        self.record |= fields
+        self.record |= json.loads(hide(json.dumps(fields)))
         write_json(self.path, self.record)
 
     def update_stage(self, name: str, **fields: Any) -> None:

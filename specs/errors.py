@@ -27,7 +27,7 @@ class Issue:
     line: int = 0
     """From 1; 0: unknown."""
     snippet: str = ""
-    """That line's text."""
+    """That line's text, or what is shown in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ def locate(issue: Issue, positions: Mapping[Path, Position]) -> Issue:
         return issue
     for length in range(len(issue.path), -1, -1):
         if position := positions.get(issue.path[:length]):
-            return replace(issue, file=position.file, line=position.line, snippet=position.snippet)
+            snippet = issue.snippet or position.snippet
+            return replace(issue, file=position.file, line=position.line, snippet=snippet)
     return issue
 
 

@@ -26,6 +26,7 @@ FLOORS = {
         {"study_space"},
         {"schema"},
         {"extensions"},
+        {"secrets"},
         {"errors", "metrics", "records"},
     ],
     "rpg": [

@@ -10,6 +10,7 @@ from pipelines.launchers import read_launch
 from pipelines.report.evidence import trouble_of
 from pipelines.runs import log_files, status_of
 from rpg.files import read_json
+from specs.secrets import HIDDEN, looks_secret
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -64,8 +65,8 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             "status": status_of(home, run_id),
             **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id")},
             "progress": {key: read_json(directory / "progress.json").get(key) for key in ("step", "steps", "phase")},
-            "spec": spec_differences(read_json(directory / "spec.json")),
-            "launch": dict(_leaves(read_launch(directory), "")),
+            "spec": _without_secrets(spec_differences(read_json(directory / "spec.json"))),
+            "launch": _without_secrets(dict(_leaves(read_launch(directory), ""))),
             "stages": _objects(store, _STAGES, run_id),
             "metrics": _objects(store, _LAST_METRICS, run_id),
             "evaluations": _objects(store, _EVALUATIONS, run_id),
@@ -158,6 +159,14 @@ def _set_fields(section: "BaseModel") -> dict[str, Any]:
         elif not isinstance(field.default, Mapping):
             kept[name] = _set_fields(value)
     return kept
+
+
+def _without_secrets(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by path, variables that look secret left out: earlier versions recorded them."""
+    return {
+        path: HIDDEN if "environment." in path and looks_secret(path.rpartition(".")[2], str(value)) else value
+        for path, value in leaves.items()
+    }
 
 
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:

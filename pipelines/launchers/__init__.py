@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rpg.files import now, read_json, write_json
+from specs.secrets import is_reference, masked, variable_of
 
 if TYPE_CHECKING:
     from pipelines.home import Home
@@ -109,9 +110,20 @@ def passed_on(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def write_launch(run_directory: Path, launcher: str, **chosen: Any) -> None:
-    """Replaces the run's launch.json, which `rpg show` shows: what a launcher chose."""
-    write_json(run_directory / "launch.json", {"launcher": launcher, "started_at": now(), **chosen})
+def sent_along(variables: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What the process on another machine gets of launcher.environment, over a channel that nobody else reads.
+
+    Those are the plain values, and this process's own variables that `env:` references name, where it has them. The
+    references themselves go with a machine's share of the ranks, and are resolved there.
+    """
+    plain = {name: value for name, value in variables.items() if not is_reference(value)}
+    return plain | {name: environment[name] for name in map(variable_of, variables.values()) if name in environment}
+
+
+def write_launch(run_directory: Path, launcher: str, *, environment: Mapping[str, str], **chosen: Any) -> None:
+    """Replaces the run's launch.json, which `rpg show` shows: what a launcher chose; of secrets the names alone."""
+    record = {"launcher": launcher, "started_at": now(), **chosen, "environment": masked(environment)}
+    write_json(run_directory / "launch.json", record)
 
 
 def read_launch(run_directory: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import psutil
 
 from rpg.processes.exit_cause import STOPPED
 from rpg.processes.parent import die_with_parent
+from rpg.processes.redacted_log import redacted_log
+from specs.secrets import resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Share:
     interface: str = ""
     """Network interface over which the ranks meet; empty: the library's choice."""
     environment: dict[str, str] = field(default_factory=dict)
-    """The spec's variables for every rank."""
+    """The spec's variables for every rank, secrets as references."""
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Share":
@@ -75,13 +77,15 @@ class Ranks:
     """One process a rank, output in the machine's log. They die with this process, however it ends."""
 
     def __init__(self, share: Share, slots: Sequence[str] = ()) -> None:
+        """Starts them. Raises SecretError where this machine lacks a secret that the spec's environment refers to."""
         environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(slots)} if slots else {})}
         self.processes: list[subprocess.Popen[bytes]] = []
-        with open(share.log, "ab") as log:
+        share = replace(share, environment=resolved(share.environment))
+        with contextlib.ExitStack() as stack:
+            log = stack.enter_context(redacted_log(Path(share.log), environment | share.environment))
             last = share.first_rank + share.ranks - 1
             machine = f"node {share.node} of {share.nodes}, {socket.gethostname()}"
             log.write(f"{machine}: ranks {share.first_rank} to {last}\n".encode())
-            log.flush()
             for local_rank in range(share.ranks):
                 self.processes.append(
                     subprocess.Popen(
@@ -93,6 +97,7 @@ class Ranks:
                         preexec_fn=partial(die_with_parent, os.getpid()),
                     )
                 )
+            self._output = stack.pop_all()
 
     def codes(self) -> list[int | None]:
         """Exit codes; None while a rank runs, negative where a signal ended it."""
@@ -129,6 +134,7 @@ class Ranks:
                 member.kill()
         for process in running:
             process.wait()
+        self._output.close()
         return codes
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -21,6 +22,7 @@ from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
 from rpg.processes.exit_cause import Cause
 from rpg.processes.parent import die_with_parent
+from rpg.processes.redacted_log import redacted_log
 
 _POLL_SECONDS = 0.1
 TIMEOUT_GRACE_SECONDS = 5.0
@@ -63,7 +65,7 @@ class Child:
     stage: str
     command: Sequence[str]
     log: Path
-    """Its stdout and stderr, appended."""
+    """Its stdout and stderr without secrets, appended."""
     record: Path
     """Its process.json; there while it lives."""
     timeout_seconds: float = 0.0
@@ -88,15 +90,21 @@ def start(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
-        return subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
-            start_new_session=True,
-            preexec_fn=partial(die_with_parent, os.getpid()) if attached else None,
-        )
+        return _start(command, output, environment or {}, attached=attached)
+
+
+def _start(
+    command: Sequence[str], output: BinaryIO, environment: Mapping[str, str], *, attached: bool
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()) if attached else None,
+    )
 
 
 def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Callable[[], None]) -> int:
@@ -109,7 +117,18 @@ def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Cal
         StageStoppedError: `stop` asked for it.
         StageError: the time limit passed.
     """
-    process = start(child.command, child.log, environment=child.environment)
+    child.log.parent.mkdir(parents=True, exist_ok=True)
+    with redacted_log(child.log, {**os.environ, **child.environment}) as output:
+        process = _start(child.command, output, child.environment, attached=True)
+        return _supervise(child, process, stop, tick)
+
+
+def _supervise(
+    child: Child,
+    process: subprocess.Popen[bytes],
+    stop: Callable[[], StopRequest | None],
+    tick: Callable[[], None],
+) -> int:
     record = ProcessRecord.of(process.pid, child.stage)
     try:
         record.write(child.record)

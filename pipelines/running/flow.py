@@ -32,8 +32,10 @@ from pipelines.running.run import RunExecution
 from pipelines.running.stages import StageOutcome, perform_stage
 from rpg.files import read_json
 from rpg.processes.fence import SupersededError
+from rpg.processes.redacted_log import redact_log_records
 from specs.errors import SpecError
 from specs.loader import Document
+from specs.secrets import hide
 
 PAUSED = "Paused"
 """What Prefect calls the state of a stage and of a run that wait to go on: for Prefect they are completed."""
@@ -67,6 +69,7 @@ def execute_run(name: str, run_id: str, document: dict[str, Any], until: int = 0
         document: the frozen experiment, `Document.to_json()`.
         until: see RunExecution.
     """
+    redact_log_records()
     execution = _handed_over.get()
     if execution is None:
         execution = RunExecution(Document.from_json(document), run_id, Home.from_environment(), until=until)
@@ -195,8 +198,8 @@ def error_text(error: Exception) -> str:
     if isinstance(error, SpecError):
         from specs.errors import render
 
-        return render(error.issues, done=error.done)
-    return str(error) or type(error).__name__
+        return hide(render(error.issues, done=error.done))
+    return hide(str(error)) or type(error).__name__
 
 
 class _StageReporter:

@@ -10,11 +10,12 @@ import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from specs.errors import Issue
+from specs.secrets import hide
 
 USER_ERROR = 2
 """Exit code: what the user gave is wrong; `leave_issues` has said how."""
@@ -93,7 +94,7 @@ def note_exit(run_dir: Path, early: EarlyExit) -> None:
     path = run_dir / "exits" / f"rank-{int(os.environ.get('RANK', '0')):05}.json"
     try:
         if not path.exists():
-            write_json(path, asdict(early), durable=False)
+            write_json(path, asdict(replace(early, message=hide(early.message))), durable=False)
     except (OSError, MemoryError, DiskError):  # what it printed tells as well
         return
 
@@ -114,7 +115,7 @@ def forget_exits(run_dir: Path) -> None:
 
 def leave_issues(path: Path, issues: Sequence[Issue]) -> None:
     """Writes what is wrong with what the user gave, for the one who started this process."""
-    path.write_text(json.dumps([asdict(issue) for issue in issues]), encoding="utf-8")
+    path.write_text(hide(json.dumps([asdict(issue) for issue in issues])), encoding="utf-8")
 
 
 def read_issues(path: Path) -> list[Issue]:

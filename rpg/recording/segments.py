@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from rpg.files import replacing
 from specs.records import TABLES, EventRow, Float32, Int32
+from specs.secrets import hide
 
 _ARROW = {
     int: pa.int64(),
@@ -76,9 +77,9 @@ class SegmentWriter:
             self._pending.setdefault(table, []).append(pa.Table.from_pydict(columns, schema=schema))
 
     def event(self, step: int, kind: str, message: str) -> None:
-        """Adds a row that says what happened to the run."""
+        """Adds a row that says what happened to the run; a secret in the message is left out."""
         now = datetime.now(UTC)
-        self.columns(EventRow, {"step": [step], "kind": kind, "message": message, "recorded_at": now})
+        self.columns(EventRow, {"step": [step], "kind": kind, "message": hide(message), "recorded_at": now})
 
     def flush(self) -> None:
         """Writes and syncs what was added since the last flush; the tables side by side, since syncing is waiting."""

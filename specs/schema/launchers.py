@@ -13,9 +13,12 @@ from pydantic import Field
 from specs.errors import Issue
 from specs.schema.base import Spec, names_path, unless_said
 from specs.schema.training import Training
+from specs.secrets import HIDDEN, looks_secret
 
 HOST_NAME = r"^[A-Za-z0-9_.:@\[\]][A-Za-z0-9_.:@\[\]-]*$"
 """What ssh takes for a host; no leading hyphen, which it would take for an option."""
+VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+"""Of an environment variable, in a shell too."""
 _HOSTFILE_LINE = re.compile(r"^(\S+)\s+slots=(\d+)$")
 
 
@@ -52,10 +55,30 @@ class _Cluster(_Launcher):
     interface: str = ""
     """Network interface over which the ranks meet (gloo, NCCL); empty: the one under which a machine was reached."""
     environment: dict[str, str] = Field({})
-    """Variables for every rank, e.g. {NCCL_IB_DISABLE: "1"}."""
+    """Variables for every rank, e.g. {NCCL_IB_DISABLE: "1"}. A secret as a reference that each machine resolves when
+    ranks start there: env:NAME, a variable of that machine or of this command; file:/PATH, a file's content."""
     restarts: int = Field(3, ge=0)
     """How often in a row, with no new checkpoint between, the run may lose a machine or a rank and go on from its last
     checkpoint. One loss more is a failure."""
+
+    def issues(self, training: Training) -> Iterator[Issue]:
+        """Variables that cannot be set, and secrets that stand in the spec itself."""
+        yield from super().issues(training)
+        for name, value in self.environment.items():
+            path = ("launcher", "environment", name)
+            if not re.fullmatch(VARIABLE_NAME, name):
+                yield Issue("is no name of a variable", path, allowed="letters, digits and _, no digit first")
+            if "\0" in value:
+                yield Issue("no variable can hold the character NUL", path)
+            if looks_secret(name, value):
+                yield Issue(
+                    "a secret stands in the spec, which is stored and shared",
+                    path,
+                    given=HIDDEN,
+                    allowed=f"env:NAME or file:/PATH, e.g. env:{name}",
+                    hint="the machines of the run read it when ranks start; nothing else is written down",
+                    snippet=f"{name}: {HIDDEN}",
+                )
 
 
 class SshLauncher(_Cluster):
@@ -87,6 +110,7 @@ class SshLauncher(_Cluster):
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """Hosts that cannot be read, that are named twice, or that take too few ranks."""
+        yield from super().issues(training)
         if bool(self.hosts) == bool(self.hostfile):
             given = "both" if self.hosts else "neither"
             yield Issue("needs hosts or a hostfile, one of the two", ("launcher",), given=given)
@@ -136,6 +160,7 @@ class SlurmLauncher(_Cluster):
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """Ranks that do not divide, a time limit that is too short, options that are none or that the launcher sets."""
+        yield from super().issues(training)
         if training.ranks % self.nodes:
             yield Issue(
                 "the ranks do not divide",

@@ -16,6 +16,9 @@ from pipelines.launchers.network import address_of, interface_of, source_address
 from pipelines.launchers.ranks import Ranks, Share, log_of, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
 from rpg.files import write_json
+from rpg.processes.exit_cause import USER_ERROR, leave_issues
+from specs.errors import Issue
+from specs.secrets import SecretError
 
 _POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 1.0
@@ -24,7 +27,12 @@ _SETTLE_SECONDS = 1.0
 def main(run_dir: Path, stretch: str) -> int:
     """Starts the ranks, waits, and returns their exit code as a shell has it."""
     files, node = JobFiles.of(run_dir), int(os.environ["SLURM_PROCID"])
-    ranks = Ranks(_share(run_dir, json.loads(files.share(stretch).read_bytes()), node))
+    try:
+        ranks = Ranks(_share(run_dir, json.loads(files.share(stretch).read_bytes()), node))
+    except SecretError as error:
+        leave_issues(run_dir / "problems.json", [Issue(str(error), ("launcher", "environment"))])
+        write_json(files.report(stretch, node), {"host": socket.gethostname(), "codes": [USER_ERROR]}, durable=False)
+        return USER_ERROR
     # Slurm sends a signal to all that runs here, ranks included; srun passes on one that the batch script got.
     signal.signal(signal.SIGTERM, lambda *_: ranks.stop())
     while not ranks.over():

@@ -1,6 +1,7 @@
 """What Slurm is asked: whether it would take a run's job, to take it, how it stands, to end it."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,7 +14,8 @@ from pipelines.launchers import Finding
 from pipelines.launchers.slurm.job_files import JobFiles
 from rpg.files import read_json
 from specs.schema.experiment import Experiment
-from specs.schema.launchers import SlurmLauncher
+from specs.schema.launchers import VARIABLE_NAME, SlurmLauncher
+from specs.secrets import is_reference
 
 JOB_MODULE = "pipelines.launchers.slurm.job"
 """What the batch script starts."""
@@ -107,7 +109,11 @@ def batch_script(experiment: Experiment, run_directory: Path) -> str:
     launcher = experiment.launcher
     assert isinstance(launcher, SlurmLauncher)
     path = os.pathsep.join([str(_PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    variables = {**launcher.environment, "PYTHONPATH": path}
+    # Slurm keeps the script: a reference to a secret is resolved on the node, by what starts the ranks.
+    plain = {name: value for name, value in launcher.environment.items() if not is_reference(value)}
+    variables = plain | {"PYTHONPATH": path}
+    if unfit := [name for name in variables if not re.fullmatch(VARIABLE_NAME, name)]:
+        raise ValueError(f"launcher.environment: {unfit[0]!r} is no name of a variable")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # exec: the signal before the time limit is for the process that Slurm started.
     start = shlex.join([launcher.python or sys.executable, "-u", "-m", JOB_MODULE, str(run_directory)])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.home import Home
-from pipelines.launchers import Finding, passed_on
+from pipelines.launchers import Finding, passed_on, sent_along
 from pipelines.launchers.ssh.node import BEAT_SECONDS, TOKEN_FILE, machine_versions
 from rpg.processes.parent import die_with_parent
 from specs.schema.launchers import Host, SshLauncher
@@ -67,7 +67,7 @@ class Connection:
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
         settings = {
-            "environment": passed_on() | launcher.environment,
+            "environment": passed_on() | sent_along(launcher.environment),
             "run_dir": str(run_directory),
             "token": token,
             "interface": launcher.interface,

@@ -27,6 +27,7 @@ from pipelines.launchers.network import address_of, free_port, interface_of
 from pipelines.launchers.ranks import Ranks, Share
 from rpg.files import versions_of
 from rpg.processes.gpu_slots import TooFewSlotsError, leased, slots_wanted
+from specs.secrets import SecretError
 
 TOKEN_FILE = "launch.token"
 """In the run's directory: a word by which a machine can tell that it sees the same directory as the head."""
@@ -66,7 +67,7 @@ class Node:
                 wanted = slots_wanted(self.share.device, self.share.gpus or self.share.ranks)
                 with leased(wanted, Path(self.share.run_dir).name, waiting=self._wait) as slots:
                     return self._work(Ranks(self.share, slots))
-            except (TooFewSlotsError, OSError) as error:
+            except (TooFewSlotsError, SecretError, OSError) as error:
                 self._report("refused", message=str(error))
         return 1
 

@@ -1,0 +1,98 @@
+"""Logs without secrets: a process's output, and what Python logs, which Prefect sends to its server."""
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from specs.secrets import HIDDEN, hide, secrets_in
+
+_DRAIN_SECONDS = 5.0
+"""How long the log waits for a process that has ended but left its output open to another."""
+
+
+@contextmanager
+def redacted_log(log: Path, environment: Mapping[str, str]) -> Iterator[BinaryIO]:
+    """What a process is to write to, its stdout or stderr, so that the log gets it without the environment's secrets.
+
+    At the end of the block the log holds all that was written: end it when the process has ended. While there is no
+    secret to hide, this is the log itself; else a pipe, which a thread of this process empties into the log.
+
+    Args:
+        environment: of the process.
+    """
+    with open(log, "ab", buffering=0) as file:
+        secrets = [secret.encode() for secret in secrets_in(environment)]
+        if not secrets:
+            yield file
+            return
+        out, into = os.pipe()
+        copier = threading.Thread(
+            target=_copy, args=(out, os.dup(file.fileno()), secrets), daemon=True, name=f"log {log.name}"
+        )
+        copier.start()
+        try:
+            with open(into, "wb", buffering=0) as pipe:
+                yield pipe
+        finally:
+            copier.join(_DRAIN_SECONDS)
+
+
+def _copy(out: int, log: int, secrets: Sequence[bytes]) -> None:
+    """Copies a pipe to the log until all its writers are gone, and closes both: a writer may outlive the block."""
+    rest = b""
+    try:
+        while part := os.read(out, 1 << 16):
+            hidden = _hide(rest + part, secrets)
+            held = _begun(hidden, secrets)
+            rest = hidden[len(hidden) - held :]
+            _write(log, hidden[: len(hidden) - held])
+        _write(log, rest)
+    finally:
+        os.close(out)
+        os.close(log)
+
+
+def _write(log: int, data: bytes) -> None:
+    """A log that takes no more, on a full disk, is no reason to stop the process that writes to it."""
+    try:
+        while data:
+            data = data[os.write(log, data) :]
+    except OSError:
+        return
+
+
+def _hide(data: bytes, secrets: Sequence[bytes]) -> bytes:
+    for secret in secrets:
+        data = data.replace(secret, HIDDEN.encode())
+    return data
+
+
+def _begun(data: bytes, secrets: Sequence[bytes]) -> int:
+    """How many bytes at the end are the beginning of a secret, whose rest may come with the next part."""
+    longest = min(len(data), max(map(len, secrets)) - 1)
+    for size in range(longest, 0, -1):
+        if any(secret.startswith(data[-size:]) for secret in secrets):
+            return size
+    return 0
+
+
+class _RedactedRecord(logging.LogRecord):
+    """A record of Python's logging whose message and traceback are without this process's secrets."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.exc_info:
+            self.exc_text = hide(logging.Formatter().formatException(self.exc_info))
+
+    def getMessage(self) -> str:  # noqa: N802
+        """The message, its arguments put in."""
+        return hide(super().getMessage())
+
+
+def redact_log_records() -> None:
+    """From now on all that this process logs is without its secrets, in each of logging's handlers."""
+    logging.setLogRecordFactory(_RedactedRecord)

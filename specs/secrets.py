@@ -1,0 +1,122 @@
+"""Secrets: how a spec refers to one, what looks like one, and how its value is kept out of what is written down.
+
+A spec holds `env:NAME` or `file:PATH` and never a secret itself: specs are shared, frozen and stored. The machine that
+needs the value reads it. Standard library only: nodes of a cluster import this.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from specs.errors import RpgError
+
+HIDDEN = "(hidden)"
+"""Stands where a secret's value stood."""
+NAMES = "RPG_SECRETS"
+"""Environment variable that names further variables whose values are secret, separated by commas."""
+_LEAST_LENGTH = 8
+"""A shorter value is a flag or a number, not a secret; hiding it would hide ordinary text."""
+_REFERENCE = re.compile(r"env:(?P<variable>[A-Za-z_][A-Za-z0-9_]*)|file:(?P<file>(?!//)[/~].+)")
+_SECRET_NAME = re.compile(r"(TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|APIKEY|AUTH_STRING|(^|_)KEY)(_|$)", re.IGNORECASE)
+_NAME_OF_OTHERS = re.compile(r"_(FILE|PATH|DIR|ID|NAME)$", re.IGNORECASE)
+"""A variable that says where a secret is, or whose."""
+_SHAPES = (
+    r"hf_[A-Za-z0-9]{16,}",
+    r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}",
+    r"sk-[\w-]{16,}",
+    r"xox[abeprs]-[\w-]{10,}|https://hooks\.slack\.com/services/\S+",
+    r"AKIA[0-9A-Z]{16}",
+    r"eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+)
+"""Tokens of Hugging Face, GitHub and GitLab, OpenAI and others, Slack, AWS; JSON web tokens; private keys."""
+_TOKEN = re.compile("|".join(_SHAPES))
+_URL_PASSWORD = re.compile(r"://[^/\s:@]*:(?P<password>[^/\s@]+)@")
+
+
+class SecretError(RpgError):
+    """A secret that a spec refers to is not on this machine."""
+
+
+def is_reference(value: str) -> bool:
+    """Whether the value says where a secret is: `env:NAME`, or `file:` and a path that begins with `/` or `~`."""
+    return _REFERENCE.fullmatch(value) is not None
+
+
+def variable_of(value: str) -> str:
+    """The environment variable that a reference names; empty for any other value."""
+    reference = _REFERENCE.fullmatch(value)
+    return (reference["variable"] or "") if reference else ""
+
+
+def resolved(values: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The values with each reference replaced by the secret that it names on this machine.
+
+    Where there is a secret, RPG_SECRETS comes with it: processes that get these variables keep their values hidden.
+
+    Raises:
+        SecretError: a variable is not set or a file cannot be read.
+    """
+    secret = [name for name, value in values.items() if is_reference(value)]
+    named = {NAMES: ",".join([*filter(None, [environment.get(NAMES)]), *secret])} if secret else {}
+    return {name: _resolved(name, value, environment) for name, value in values.items()} | named
+
+
+def _resolved(name: str, value: str, environment: Mapping[str, str]) -> str:
+    reference = _REFERENCE.fullmatch(value)
+    if not reference:
+        return value
+    if variable := reference["variable"]:
+        if variable not in environment:
+            raise SecretError(f"{name} is {value}, and there is no variable {variable} on this machine")
+        return environment[variable]
+    try:
+        return Path(reference["file"]).expanduser().read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SecretError(f"{name} is {value}, which cannot be read on this machine: {error}") from error
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Whether the value of a variable is likely a secret: by the variable's name, or by the value's shape."""
+    if is_reference(value) or len(value) < _LEAST_LENGTH or value.replace(".", "", 1).isdecimal():
+        return False
+    by_name = _SECRET_NAME.search(name) and not _NAME_OF_OTHERS.search(name)
+    return bool(by_name or _TOKEN.search(value) or _URL_PASSWORD.search(value))
+
+
+def masked(values: Mapping[str, str]) -> dict[str, str]:
+    """The variables, for a record: HIDDEN in the place of what looks secret. A reference stays, it tells nothing."""
+    return {name: HIDDEN if looks_secret(name, value) else value for name, value in values.items()}
+
+
+def secrets_in(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The secrets that variables hold, in each way that they may be written; the longest first.
+
+    Those are the variables that RPG_SECRETS names, and those that look secret. Of a URL it is the password alone.
+    """
+    named = environment.get(NAMES, "").split(",")
+    values: set[str] = set()
+    for name, value in environment.items():
+        if password := _URL_PASSWORD.search(value):
+            values.add(password["password"])
+        elif name in named or looks_secret(name, value):
+            values.add(value)
+    return _spellings(value for value in values if len(value) >= _LEAST_LENGTH)
+
+
+def _spellings(values: Iterable[str]) -> list[str]:
+    """The values as they are, as in JSON, as in a URL, and as Python shows them."""
+    ways = {
+        way for value in values for way in (value, json.dumps(value)[1:-1], quote(value, safe=""), repr(value)[1:-1])
+    }
+    return sorted(ways, key=lambda way: (-len(way), way))
+
+
+def hide(text: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The text without the secrets that the variables hold."""
+    for secret in secrets_in(environment):
+        text = text.replace(secret, HIDDEN)
+    return text
