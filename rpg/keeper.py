@@ -26,6 +26,7 @@ from rpg.files import files_under, publish_directory, versions_of, write_json
 from rpg.manifests import list_files
 from rpg.parts import Parts
 from rpg.processes import ranks
+from rpg.processes.fence import Fence
 from rpg.recording.rows import write_metrics, write_rollouts, write_tokens
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.source import RolloutSource
@@ -83,13 +84,19 @@ class TrainingState:
 
 
 class Keeper:
-    """All ranks make the same calls; rank 0 writes rows and publishes."""
+    """All ranks make the same calls; rank 0 writes rows and publishes.
 
-    def __init__(self, parts: Parts, source: RolloutSource, checkpoints: Checkpoints, writer: SegmentWriter) -> None:
+    Everything that it publishes raises SupersededError where the run was taken over by another trainer.
+    """
+
+    def __init__(
+        self, parts: Parts, source: RolloutSource, checkpoints: Checkpoints, writer: SegmentWriter, fence: Fence
+    ) -> None:
         self._parts = parts
         self._source = source
         self._checkpoints = checkpoints
         self._writer = writer
+        self._fence = fence
         self._first = ranks.rank() == 0
         self._copy: StateCopy | None = None
         self._means = Means()
@@ -163,6 +170,7 @@ class Keeper:
     def flush(self) -> None:
         """Puts the rows so far on disk, then notes the steps whose evaluations are among them."""
         if self._first:
+            self._fence.check()
             self._writer.flush()
         self._note_evaluated()
 
@@ -217,7 +225,7 @@ class Keeper:
         run = self._parts.run
         if self._first:
             self._writer.flush()
-            self._writer = SegmentWriter(run.path, run.inputs()["run_id"], run.new_attempt(step))
+            self._writer = SegmentWriter(run.path, run.inputs()["run_id"], run.new_attempt(step, self._fence))
         self.recall_evaluations(step)
         state.load(self._parts, self._source, self._checkpoints.path(step))
         self._copy, self._means, self._ending = None, Means(), False
@@ -232,6 +240,7 @@ class Keeper:
         if not self._first:
             return
         certificates = certify_over_training(self._parts.spec.objective)
+        self._fence.check()
         write_json(run.path / "certificate.json", certificate_record(certificates), allow_nan=True)
         exported = sorted(path for path in run.weights.glob("step-*"))
         files = [str(file.relative_to(run.path)) for path in exported for file in files_under(path)]
@@ -259,12 +268,13 @@ class Keeper:
 
     def _export(self, step: int) -> None:
         final = self._parts.run.weights / f"step-{step:06}"
-        aside = final.with_name(f".{final.name}.partial")
+        aside = final.with_name(f".{self._fence.number}-{final.name}.partial")
         if self._first:
             aside.mkdir(parents=True, exist_ok=True)
             self._parts.tokenizer.save_pretrained(aside)
         self._parts.learner.export(aside)
         if self._first:
+            self._fence.check()
             publish_directory(aside, final)
             self._note_saved(step, final, "weights", sum(file.stat().st_size for file in files_under(final)))
 

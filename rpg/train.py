@@ -9,9 +9,10 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rpg.processes.exit_cause import STOPPED, USER_ERROR, EarlyExit, cause_of, leave_issues, note_exit
+from rpg.processes.fence import SupersededError
 from rpg.processes.parent import die_with_parent, share_cores
 from rpg.processes.stopping import StopAfterStep
 from specs.errors import SpecError
@@ -44,6 +45,9 @@ def main(run_dir: Path) -> int:
         leave_issues(run.path / "problems.json", error.issues)
         print(f"train: {error}", file=sys.stderr)
         return USER_ERROR
+    except SupersededError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return 1
     except Exception as error:
         note_exit(run.path, EarlyExit(cause_of(error), str(error)))
         raise
@@ -86,13 +90,14 @@ def with_budget(spec: "Experiment", microbatch_tokens: int) -> "Experiment":
     return spec.model_copy(update={"training": training})
 
 
-def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: StopAfterStep, started: float) -> int:
+def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: StopAfterStep, started: float) -> int:
     """Trains from the run's last checkpoint on, if there is one, and records how it ended. Returns the exit code."""
     from rpg.checkpoints.checkpoint import Checkpoints
     from rpg.checkpoints.retention import Retention
     from rpg.guards import GuardStoppedError
     from rpg.keeper import Keeper, TrainingState
     from rpg.processes import ranks
+    from rpg.processes.fence import Fence
     from rpg.recording.progress import ProgressFile
     from rpg.recording.segments import SegmentWriter
     from rpg.samplers.out_of_memory import SamplerOutOfMemoryError
@@ -100,16 +105,17 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
     from rpg.trainer import DivergedError, Trainer
 
     run, first = parts.run, ranks.rank() == 0
-    checkpoints = Checkpoints(run.checkpoints, Retention.of(parts.spec.training.checkpoint))
+    fence = Fence(run.path, inputs.get("lease", 0))
+    checkpoints = Checkpoints(run.checkpoints, Retention.of(parts.spec.training.checkpoint), fence)
     state = TrainingState()
     resumed = checkpoints.latest()
-    attempt = ranks.from_first(run.new_attempt(resumed) if first else 0)
-    keeper = Keeper(parts, source, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt))
+    attempt = ranks.from_first(run.new_attempt(resumed, fence) if first else 0)
+    keeper = Keeper(parts, source, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt), fence)
     keeper.recall_evaluations(resumed)
     keeper.event(resumed, "resumed" if resumed else "started", f"attempt {attempt}, {ranks.world_size()} rank(s)")
     if inputs.get("failure"):
         keeper.event(resumed, "attempt_failed", inputs["failure"])
-    progress = ProgressFile(run, steps=parts.spec.training.steps, speaks=first)
+    progress = ProgressFile(run, fence, steps=parts.spec.training.steps, speaks=first)
     trainer = Trainer(parts, source, state, keeper, progress)
     try:
         if resumed:
@@ -125,6 +131,8 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, str], stop: 
         note_exit(run.path, EarlyExit(cause_of(error), str(error)))
         print(f"train: {error}", file=sys.stderr)
         return 1
+    except SupersededError:
+        raise
     except Exception as error:
         note_exit(run.path, EarlyExit(cause_of(error), str(error), trainer.largest_pass))
         raise

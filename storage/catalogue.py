@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,24 @@ def read_catalogue(root: Path) -> Rows:
 def read_attempts(root: Path) -> list[Row]:
     """The rows of `attempts`: every start of a run's trainer, and the last of its steps whose rows still count.
 
-    A row that attempt a recorded counts if no later attempt resumed from an earlier step than the row's.
+    A row that attempt a recorded counts if no later attempt resumed from an earlier step than the row's. An attempt
+    whose lease has a lower number than that of an earlier attempt began after the run was taken over from it: none of
+    its rows counts, and it supersedes none.
     """
     rows = []
     for directory in run_directories(root):
-        attempts = [_attempt(path) for path in (directory / "attempts").glob("*.json") if _ATTEMPT.fullmatch(path.name)]
+        paths = [path for path in (directory / "attempts").glob("*.json") if _ATTEMPT.fullmatch(path.name)]
+        attempts = sorted((_attempt(path) for path in paths), key=lambda row: row["attempt"])
+        highest = list(accumulate((attempt["lease"] for attempt in attempts), max))
         limit: int | None = None
-        for attempt in sorted(attempts, key=lambda row: -row["attempt"]):
-            rows.append(attempt | {"run_id": directory.name, "valid_through": limit})
-            resumed = attempt["resumed_from_step"]
-            limit = resumed if limit is None else min(limit, resumed)
+        for attempt, lease in zip(reversed(attempts), reversed(highest), strict=True):
+            fenced = (
+                0 < attempt["lease"] < lease
+            )  # 0: it was started by hand, or is a batch job, which outlives a lease
+            rows.append(attempt | {"run_id": directory.name, "valid_through": -1 if fenced else limit})
+            if not fenced:
+                resumed = attempt["resumed_from_step"]
+                limit = resumed if limit is None else min(limit, resumed)
     return rows
 
 
@@ -109,6 +118,7 @@ def _attempt(path: Path) -> Row:
         "attempt": int(path.stem),
         "resumed_from_step": resumed if isinstance(resumed, int) else 2**31 - 1,
         "started_at": document.get("started_at"),
+        "lease": document.get("lease") or 0,
     }
 
 

@@ -19,6 +19,7 @@ from rpg.checkpoints.retention import Retention
 from rpg.files import DiskError, explained, sync, write_json
 from rpg.manifests import find_damage
 from rpg.processes import ranks
+from rpg.processes.fence import Fence
 
 MANIFEST = "manifest.json"
 
@@ -26,9 +27,11 @@ MANIFEST = "manifest.json"
 class Checkpoints:
     """The checkpoints of a run. All ranks make the same calls; rank 0 publishes, verifies and deletes."""
 
-    def __init__(self, directory: Path, retention: Retention) -> None:
+    def __init__(self, directory: Path, retention: Retention, fence: Fence) -> None:
+        """`fence`: of the run; a trainer that lost it publishes and deletes nothing."""
         self._directory = directory
         self._retention = retention
+        self._fence = fence
         self._channel = ranks.Channel()
         self._writing: _Background | None = None
 
@@ -88,8 +91,9 @@ class Checkpoints:
         """
         newest = 0
         if ranks.rank() == 0:
-            for leftover in self._directory.glob(".step-*.partial"):
-                shutil.rmtree(leftover)
+            self._fence.check()
+            for leftover in self._directory.glob(".*step-*.partial"):
+                shutil.rmtree(leftover, ignore_errors=True)  # a trainer that lost the run may still be writing
             for step in reversed([step for step in self.published() if step <= up_to]):
                 path = self.path(step)
                 if not (damage := defect(path)):
@@ -104,6 +108,7 @@ class Checkpoints:
     def delete_after(self, step: int) -> None:
         """Deletes the checkpoints of later steps."""
         if ranks.rank() == 0:
+            self._fence.check()
             for later in self.published():
                 if later > step:
                     shutil.rmtree(self.path(later))
@@ -135,6 +140,7 @@ class Checkpoints:
     def _publish(self, step: int) -> None:
         """Gives the written directory its name, and deletes the checkpoints that are not kept."""
         final = self.path(step)
+        self._fence.check()
         if final.exists():
             shutil.rmtree(final)
         self._aside(step).rename(final)
@@ -144,7 +150,8 @@ class Checkpoints:
             shutil.rmtree(self.path(old))
 
     def _aside(self, step: int) -> Path:
-        return self._directory / f".step-{step:06}.partial"
+        # A name of this trainer's own: one that lost the run may still have files of that step open.
+        return self._directory / f".{self._fence.number}-step-{step:06}.partial"
 
 
 class _Background:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 
 from rpg.files import now
+from rpg.processes.fence import Fence
 from rpg.recording.run_directory import RunDirectory
 from specs.metrics import progress_text
 
@@ -12,9 +13,10 @@ from specs.metrics import progress_text
 class ProgressFile:
     """Reports to stderr and to the run's directory."""
 
-    def __init__(self, run: RunDirectory, *, steps: int, speaks: bool) -> None:
+    def __init__(self, run: RunDirectory, fence: Fence, *, steps: int, speaks: bool) -> None:
         """`speaks`: whether this rank reports anything; rank 0 does."""
         self._run = run
+        self._fence = fence
         self._steps = steps
         self._speaks = speaks
         self._started_at = now("microseconds")
@@ -32,9 +34,10 @@ class ProgressFile:
         self._evaluation = f"{figures} at step {step}"
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Reports a step whose records are on disk."""
+        """Reports a step whose records are on disk. Raises SupersededError where the run was taken over."""
         if not self._speaks:
             return
+        self._fence.check()
         line = self.line(step, metrics)
         if self._live:
             end = "\n" if step == self._steps else ""

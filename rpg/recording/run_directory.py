@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpg.files import now, read_json, write_json
+from rpg.files import create_json, now, read_json, write_json
+from rpg.processes.fence import Fence
 from specs.document import experiment_of
 from specs.schema.experiment import Experiment
 
@@ -24,7 +26,7 @@ class RunDirectory:
     def inputs(self) -> dict[str, Any]:
         """run_id, fingerprint, where the staged data and the base model are; where they are given, also
         until: a step to pause at; evaluation: fingerprint of the evaluate stage, without which training evaluates
-        nothing."""
+        nothing; lease: number of the lease under which this trainer works. A later holder of the run replaces them."""
         return dict(json.loads((self.path / "inputs.json").read_bytes()))
 
     @property
@@ -56,13 +58,21 @@ class RunDirectory:
         """Whether training with this fingerprint is done."""
         return self.manifest.exists() and json.loads(self.manifest.read_bytes())["fingerprint"] == fingerprint
 
-    def new_attempt(self, resumed_from_step: int) -> int:
-        """Notes that a trainer starts, before it writes any row. Returns its number, from 1."""
+    def new_attempt(self, resumed_from_step: int, fence: Fence) -> int:
+        """Notes that a trainer starts, before it writes any row. Returns its number, from 1, which no other has.
+
+        Raises:
+            SupersededError: the run was taken over.
+        """
         attempts = self.path / "attempts"
-        number = 1 + max((int(file.stem) for file in attempts.glob("[0-9]*.json")), default=0)
-        record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now("microseconds")}
-        write_json(attempts / f"{number:04}.json", record)
-        return number
+        attempts.mkdir(exist_ok=True)
+        while True:
+            fence.check()
+            number = 1 + max((int(file.stem) for file in attempts.glob("[0-9]*.json")), default=0)
+            record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now("microseconds")}
+            with suppress(FileExistsError):  # else a trainer that was taken over, or has taken over, was first
+                create_json(attempts / f"{number:04}.json", record | {"lease": fence.number})
+                return number
 
     def evaluated_steps(self) -> list[int]:
         """The steps at which training has evaluated its policy, rows on disk, as the present evaluate stage would."""

@@ -12,6 +12,7 @@ from rpg.checkpoints.retention import Retention
 from rpg.keeper import Keeper, TrainingState
 from rpg.parts import open_parts
 from rpg.processes import ranks
+from rpg.processes.fence import Fence
 from rpg.processes.stopping import StopAfterStep
 from rpg.recording.progress import ProgressFile
 from rpg.recording.run_directory import RunDirectory
@@ -28,9 +29,11 @@ def main(run_dir: Path) -> int:
     run, state, stop = RunDirectory(run_dir), TrainingState(), StopAfterStep()
     with open_parts(run, run.spec(), torch.device("cpu")) as parts, RolloutSource(parts) as source:
         training = parts.spec.training
-        checkpoints = Checkpoints(run.checkpoints, Retention.of(training.checkpoint))
-        keeper = Keeper(parts, source, checkpoints, SegmentWriter(run_dir, run_dir.name, run.new_attempt(0)))
-        trainer = Trainer(parts, source, state, keeper, ProgressFile(run, steps=training.steps, speaks=False))
+        fence = Fence(run_dir, 0)
+        checkpoints = Checkpoints(run.checkpoints, Retention.of(training.checkpoint), fence)
+        writer = SegmentWriter(run_dir, run_dir.name, run.new_attempt(0, fence))
+        keeper = Keeper(parts, source, checkpoints, writer, fence)
+        trainer = Trainer(parts, source, state, keeper, ProgressFile(run, fence, steps=training.steps, speaks=False))
         trainer.until = 7
         trainer.train(stop)
         seen = [standing(run, state, checkpoints, parts.sampler.policy_version)]

@@ -14,6 +14,7 @@ from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
 from rpg.checkpoints.retention import Means, Retention
 from rpg.files import DiskError
 from rpg.keeper import random_states, restore_random_states
+from rpg.processes.fence import Fence, SupersededError, lease_file
 
 WEIGHTS = "learner-rank00000.safetensors"
 
@@ -26,7 +27,7 @@ def state() -> StateCopy:
 
 
 def written(directory: Path, *steps: int, keep_last: int = 2) -> Checkpoints:
-    checkpoints = Checkpoints(directory, Retention(last=keep_last))
+    checkpoints = Checkpoints(directory, Retention(last=keep_last), Fence(directory, 0))
     for step in steps:
         checkpoints.write(step, state())
     checkpoints.wait()
@@ -34,7 +35,7 @@ def written(directory: Path, *steps: int, keep_last: int = 2) -> Checkpoints:
 
 
 def test_no_checkpoint_is_step_0(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "none", Retention(last=1)).latest() == 0
+    assert Checkpoints(tmp_path / "none", Retention(last=1), Fence(tmp_path / "none", 0)).latest() == 0
 
 
 def test_one_that_is_not_published_is_not_there(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
 
 
 def test_those_of_certain_steps_and_the_best_are_kept_as_well(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, Retention(last=1, every=4, best="kl/reverse", mode="min"))
+    checkpoints = Checkpoints(tmp_path, Retention(last=1, every=4, best="kl/reverse", mode="min"), Fence(tmp_path, 0))
     for step, divergence in ((2, 0.5), (3, 0.1), (4, 0.3), (6, 0.1), (7, 0.2), (8, 0.9), (9, 0.4)):
         checkpoints.write(step, state(), {"kl/reverse": divergence})
     checkpoints.wait()
@@ -69,7 +70,11 @@ def test_figures_are_means_since_the_checkpoint_before() -> None:
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_its_state_is_that_of_the_copy(tmp_path: Path) -> None:
-    checkpoints, weights, written = Checkpoints(tmp_path, Retention(last=1)), torch.zeros(4), threading.Event()
+    checkpoints, weights, written = (
+        Checkpoints(tmp_path, Retention(last=1), Fence(tmp_path, 0)),
+        torch.zeros(4),
+        threading.Event(),
+    )
     copy = StateCopy()
     copy.pieces("learner", [Piece("weight", 0, weights)])
     write = copy.write
@@ -125,7 +130,7 @@ def test_a_broken_one_is_passed_over_aloud(
     assert "step-000008 is broken" in errors
     assert words in errors
     written(tmp_path, 10)
-    assert Checkpoints(tmp_path, Retention(last=2)).latest() == 10
+    assert Checkpoints(tmp_path, Retention(last=2), Fence(tmp_path, 0)).latest() == 10
     assert (tmp_path / "step-000004").exists(), "the broken one does not count among the last two"
 
 
@@ -144,3 +149,22 @@ def test_chance_goes_on_where_it_was(tmp_path: Path) -> None:
     again = (random.random(), np.random.rand(), torch.rand(3))
     assert drawn[:2] == again[:2]
     assert torch.equal(drawn[2], again[2])
+
+
+def test_a_trainer_that_lost_the_run_publishes_no_checkpoint_and_leaves_those_of_the_next_holder(tmp_path):
+    def checkpoints(lease):
+        return Checkpoints(tmp_path / "checkpoints", Retention(last=1), Fence(tmp_path, lease))
+
+    lost, next_holder = checkpoints(1), checkpoints(2)
+    lease_file(tmp_path, 2).parent.mkdir()
+    lease_file(tmp_path, 2).write_text("{}")
+    next_holder.write(3, StateCopy())
+    next_holder.wait()
+    lost.write(4, StateCopy())
+    with pytest.raises(SupersededError):
+        lost.wait()
+    for act in (lost.latest, lambda: lost.delete_after(0)):
+        with pytest.raises(SupersededError):
+            act()
+    assert next_holder.latest() == 3
+    assert next_holder.published() == [3]

@@ -56,9 +56,10 @@ class RecordedRun:
         """Replaces state.json."""
         write_json(self.path / "state.json", self.state)
 
-    def start(self, attempt: int, resumed_from_step: int = 0) -> None:
+    def start(self, attempt: int, resumed_from_step: int = 0, *, lease: int = 0) -> None:
         """A start of the trainer."""
         document = {"attempt": attempt, "resumed_from_step": resumed_from_step, "started_at": NOON.isoformat()}
+        document |= {"lease": lease} if lease else {}
         write_json(self.path / "attempts" / f"{attempt:04}.json", document)
         self.attempt = attempt
         self.writer = SegmentWriter(self.path, self.run_id, attempt)

@@ -125,6 +125,23 @@ def test_an_evaluation_on_the_way_counts_once_the_last_one_of_its_step(tmp_path:
         ingest(tmp_path)
 
 
+def test_an_attempt_that_began_after_the_run_was_taken_over_from_it_counts_for_nothing(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "r1")
+    run.start(1, lease=1)
+    run.steps(1, 6)
+    run.start(2, resumed_from_step=4, lease=2)
+    run.steps(5, 7)
+    late = RecordedRun(tmp_path, "r1")
+    late.start(3, resumed_from_step=2, lease=1)
+    for step in (3, 8):
+        late.step(step, reward=-1.0)
+    late.writer.flush()
+    run.start(4, resumed_from_step=7)  # a batch job, which works under no lease
+    run.steps(8, 8)
+    rewards = "select step, count(*), min(value) from metrics where name = 'reward/mean' group by step order by step"
+    assert seen(tmp_path, rewards) == [(step, 1, 0.5) for step in range(1, 9)]
+
+
 def test_another_run_s_attempts_supersede_nothing(tmp_path: Path) -> None:
     for name in ("a-1", "a-2"):
         run = RecordedRun(tmp_path, name)
