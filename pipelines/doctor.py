@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -92,6 +93,10 @@ def _home(home: Home) -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free / 2**30
     low = free < _LOW_DISK_GIB
     yield Finding("home", "note" if low else "ok", f"{home.root}, {free:.1f} GiB free")
+    mode = stat.S_IMODE(home.root.stat().st_mode) if home.root.exists() else 0
+    if mode & 0o077:
+        message = f"other users can get at {home.root}: `chmod 700` keeps them out ({mode:o})"
+        yield Finding("home's mode", "note", message)
     crashed = [
         path.parent.name
         for path in home.root.glob("runs/*/state.json")

@@ -23,6 +23,11 @@ class Home:
         """RPG_HOME, or `.rpg` in the working directory."""
         return cls(Path(os.environ.get("RPG_HOME") or ".rpg").absolute())
 
+    def create(self) -> None:
+        """Makes the directory, open to this user alone; one that is there keeps its mode."""
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, exist_ok=True)
+
     @property
     def prefect(self) -> Path:
         """Prefect's own directory: PREFECT_HOME of everything that we start."""
@@ -57,6 +62,7 @@ class Home:
             name: of the work that only one process may do at a time.
             waiting: called now and then while another process holds the lock; it may raise to give up.
         """
+        self.create()
         path = self.root / "locks" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock, patience = FileLock(path), 0.0

@@ -59,7 +59,9 @@ def rebuild(home_root: Path) -> Ingested:
 
 def _lock(root: Path, wait_seconds: float) -> FileLock:
     path = root / "locks" / "ingest.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    root.mkdir(mode=0o700, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     return FileLock(path, timeout=wait_seconds)
 
 

@@ -22,7 +22,7 @@ def execute(document: Document, only: str = "") -> None:
     from pipelines.services.server import Api
 
     home = Home.from_environment()
-    home.root.mkdir(parents=True, exist_ok=True)
+    home.create()
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
     with Api(home) as api:

@@ -144,6 +144,7 @@ class EmbeddedServer:
 
     def start(self) -> None:
         """Starts it; does not wait until it answers."""
+        self._home.create()
         self._home.prefect.mkdir(parents=True, exist_ok=True)
         self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
         settings = environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_FINAL": "1"}

@@ -63,6 +63,7 @@ def _start_server(home: Home, port: int) -> Services:
     chosen = port or _free_port_like(DEFAULT_PORT)
     if port and not _is_free(port):
         raise ServiceError(f"port {port} is taken")
+    home.create()
     home.prefect.mkdir(parents=True, exist_ok=True)
     url, log = f"http://127.0.0.1:{chosen}/api", home.logs / "prefect-server.log"
     command = server_command("127.0.0.1", chosen)

@@ -98,6 +98,7 @@ def open_storage(home: Home, name: str) -> StudyStorage:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    home.create()
     path = home.study(name) / JOURNAL
     path.parent.mkdir(parents=True, exist_ok=True)
     # Optuna's own lock is a link that outlives a killed process; the kernel takes this one back.

@@ -29,6 +29,8 @@ _FROM_TOKENIZER = ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
 
 _WRITTEN_HERE = ("summary.json", "manifest.json", NOTES)
 """A link of this name would have the stage, or who publishes it, write into the model's own directory."""
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Endings of files that Python code may stand in."""
 
 
 def make(experiment: Experiment, data_dir: Path | None, out: Path) -> None:
@@ -111,20 +113,15 @@ def _check_answers(problems: list[Any]) -> None:
 
 
 def _link(spec: PretrainedModel, out: Path) -> dict[str, Any]:
-    """Links to the model's files; only weights that are not safetensors are written anew."""
+    """Links to the model's files, those that could hold code as pickles left out."""
     from transformers import AutoConfig, AutoTokenizer
 
     directory = _directory(spec)
-    if not list(directory.glob("*.safetensors")):
-        model, tokenizer = _load(spec)
-        model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
-        return _facts(model.config, model.num_parameters())
     with _blaming(spec):
         AutoTokenizer.from_pretrained(directory)
         facts = _facts(AutoConfig.from_pretrained(directory), _count(directory))
     for file in sorted(directory.iterdir()):
-        if file.is_file() and file.name not in _WRITTEN_HERE:
+        if file.is_file() and file.name not in _WRITTEN_HERE and file.suffix not in _PICKLES:
             os.symlink(file.resolve(), out / file.name)
     return facts
 
@@ -135,13 +132,20 @@ def _load(spec: PretrainedModel) -> "tuple[PreTrainedModel, PreTrainedTokenizerB
     directory = _directory(spec)
     with _blaming(spec):
         return (
-            AutoModelForCausalLM.from_pretrained(directory, dtype="auto"),
+            AutoModelForCausalLM.from_pretrained(directory, dtype="auto", use_safetensors=True),
             AutoTokenizer.from_pretrained(directory),
         )
 
 
 def _directory(spec: PretrainedModel) -> Path:
-    """The directory with the model's files, downloaded where the path is a Hub id."""
+    """The directory with the model's files, downloaded where the path is a Hub id; its weights are safetensors."""
+    directory = _local_directory(spec)
+    if not any(directory.glob("*.safetensors")):
+        raise _no_model("the model has no weights as safetensors", spec, _SAFETENSORS_HINT)
+    return directory
+
+
+def _local_directory(spec: PretrainedModel) -> Path:
     if Path(spec.path).is_absolute() or Path(spec.path).is_dir():
         directory = Path(spec.path)
         if not directory.is_dir():
@@ -152,13 +156,18 @@ def _directory(spec: PretrainedModel) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(spec.path, revision=spec.revision))
+        unwanted = [f"*{suffix}" for suffix in _PICKLES]
+        return Path(snapshot_download(spec.path, revision=spec.revision, ignore_patterns=unwanted))
     except Exception as error:
         # The client reports what is missing, a bad id and a lost network by a dozen classes of three libraries.
         reason = str(error).strip().splitlines()[0]
         raise _no_model(f"the model cannot be fetched from the Hub: {reason}", spec, _HUB_HINT) from error
 
 
+_SAFETENSORS_HINT = (
+    "pickled weights (*.bin) can run code and are not read; where you trust them, convert them: "
+    "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
+)
 _HUB_HINT = "without a network, give the directory of a downloaded model"
 
 

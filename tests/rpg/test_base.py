@@ -166,6 +166,37 @@ def test_a_pretrained_directory_is_linked_not_copied(tmp_path: Path) -> None:
     )
 
 
+class _Touch:
+    """Unpickled, makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("warm_up", [None, {"steps": 1}])
+def test_pickled_weights_are_refused_and_not_opened(tmp_path: Path, data: Path, warm_up: Any) -> None:
+    made(tmp_path / "a", experiment())
+    (tmp_path / "a" / "model.safetensors").unlink()
+    torch.save(_Touch(tmp_path / "executed"), tmp_path / "a" / "pytorch_model.bin")
+    spec = experiment({"source": "pretrained", "path": str(tmp_path / "a")}, warm_up=warm_up)
+    problem = wrong(tmp_path / "out", spec, data)
+    assert problem.message == "the model has no weights as safetensors"
+    assert problem.path == ("model", "path")
+    assert "pickled weights (*.bin) can run code and are not read" in problem.hint
+    assert not (tmp_path / "executed").exists()
+
+
+def test_pickles_beside_safetensors_are_left_out(tmp_path: Path) -> None:
+    made(tmp_path / "a", experiment())
+    torch.save(_Touch(tmp_path / "executed"), tmp_path / "a" / "pytorch_model.bin")
+    made(tmp_path / "b", experiment({"source": "pretrained", "path": str(tmp_path / "a")}))
+    assert (tmp_path / "b" / "model.safetensors").exists()
+    assert not (tmp_path / "b" / "pytorch_model.bin").exists()
+
+
 def test_a_missing_model_directory(tmp_path: Path) -> None:
     given = str(tmp_path / "nowhere")
     assert wrong(tmp_path / "out", experiment({"source": "pretrained", "path": given})) == Issue(

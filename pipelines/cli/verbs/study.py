@@ -155,7 +155,7 @@ def _run_here(document: StudyDocument, home: Home, parallel: int) -> dict[str, A
     from pipelines.studies.study import StudyInterruptedError
     from pipelines.studies.workers import StudyStop, more_workers, work
 
-    home.root.mkdir(parents=True, exist_ok=True)
+    home.create()
     for orphan in reap(home):
         typer.echo(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", err=True)
     progress, stop = ConsoleProgress(), StudyStop(home, document.study.name)

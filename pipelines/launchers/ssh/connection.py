@@ -172,7 +172,7 @@ def examine_hosts(home: Home, launcher: SshLauncher) -> Iterator[Finding]:
     if not shutil.which(launcher.ssh[0]):
         yield Finding("launcher ssh", "broken", f"no {launcher.ssh[0]} here")
         return
-    home.root.mkdir(parents=True, exist_ok=True)
+    home.create()
     with tempfile.TemporaryDirectory(dir=home.root, prefix=".doctor-") as directory:
         token = leave_token(Path(directory))
         connections = [Connection(host, launcher, Path(directory), token) for host in launcher.read_hosts()]
