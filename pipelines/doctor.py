@@ -119,7 +119,7 @@ def _database(home: Home) -> Iterator[Finding]:
 def _profile(home: Home) -> Iterator[Finding]:
     name = os.environ.get("RPG_PROFILE", "")
     if name:
-        from pipelines.services.submit import api_url
+        from pipelines.services.client import api_url
 
         try:
             yield Finding("profile", "ok", api_url(home, name))

@@ -49,6 +49,11 @@ class RunState:
         record: Record = self.record["stages"].get(name, {})
         return record
 
+    def submitted(self, flow_run_id: str, api_url: str) -> None:
+        """Records that a flow run waits for a worker. Does not wait for the disk: the server has the flow run."""
+        self.record |= {"status": "pending", "reason": "submitted", "flow_run_id": flow_run_id, "api_url": api_url}
+        write_json(self.path, self.record, durable=False)
+
     def update(self, **fields: Any) -> None:
         """Sets fields of the run and writes the file, without the secrets that an error's words may hold.
 
@@ -64,10 +69,10 @@ class RunState:
         self.update(stages=self.record["stages"] | {name: self.stage(name) | fields})
 
 
-def write_once(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes a document unless it is there already."""
-    if not path.exists():
-        write_json(path, dict(value))
+def write_once(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Writes a document unless a whole one is there already."""
+    if not read_json(path):
+        write_json(path, dict(value), durable=durable)
 
 
 def run_ids(home: Home) -> list[str]:

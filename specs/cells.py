@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
-from specs.errors import Issue, Path, Positions
+from specs.errors import Issue, Path, Positions, nearest_position
 from specs.reading.validate import parse, show
 from specs.rules import issues_of, warnings_of
 from specs.schema.experiment import Experiment, Matrix
@@ -147,7 +147,7 @@ def _blame(
         return issue
     common = {path: value for path, value in values.items() if all(cell[path] == value for cell in having)}
     path = max(related or common or values, key=lambda text: len(split(text)))
-    place = positions.get(_place(matrix, path, values[path])) or positions.get(("matrix",))
+    place = nearest_position(_place(matrix, path, values[path]), positions)
     if not related:
         cell = ", ".join(f"{name}={show(value)}" for name, value in (common or values).items())
         issue = replace(issue, message=f"{issue.message} (in the run with {cell})")

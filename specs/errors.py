@@ -58,13 +58,16 @@ def read_positions(plain: Iterable[Sequence[Any]]) -> Positions:
 
 def locate(issue: Issue, positions: Mapping[Path, Position]) -> Issue:
     """The issue with file, line and snippet of its path, or of the nearest ancestor that stands in a file."""
-    if issue.file:
+    position = None if issue.file else nearest_position(issue.path, positions)
+    if position is None:
         return issue
-    for length in range(len(issue.path), -1, -1):
-        if position := positions.get(issue.path[:length]):
-            snippet = issue.snippet or position.snippet
-            return replace(issue, file=position.file, line=position.line, snippet=snippet)
-    return issue
+    return replace(issue, file=position.file, line=position.line, snippet=issue.snippet or position.snippet)
+
+
+def nearest_position(path: Path, positions: Mapping[Path, Position]) -> Position | None:
+    """The position of the path, or of the nearest ancestor that has one."""
+    ancestors = (path[:length] for length in range(len(path), -1, -1))
+    return next((positions[ancestor] for ancestor in ancestors if ancestor in positions), None)
 
 
 def in_file_order(issues: Iterable[Issue]) -> list[Issue]:

@@ -15,4 +15,7 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")]
 Profile = Annotated[str, typer.Option(envvar="RPG_PROFILE", help="A Prefect API's URL or a Prefect profile's name.")]
+Pool = Annotated[
+    str, typer.Option(help="The work pool whose workers take it; without it the spec's launcher.pool, else rpg.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]

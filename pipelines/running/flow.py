@@ -25,7 +25,7 @@ from pipelines.home import Home
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.lease import RunBusyError
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
-from pipelines.running import dashboard
+from pipelines.running import dashboard, frozen
 from pipelines.running.failures import cause_of_error, may_retry, retry_difference
 from pipelines.running.progress import training_line
 from pipelines.running.run import RunExecution
@@ -52,27 +52,29 @@ def call_flow(execution: RunExecution, name: str) -> "State[Any]":
     """
     token = _handed_over.set(execution)
     try:
-        document = execution.document.to_json()
-        state: State[Any] = execute_run(name, execution.run_id, document, execution.until, return_state=True)
+        digest = frozen.digest_of(execution.document.to_json())
+        state: State[Any] = execute_run(name, execution.run_id, digest, execution.until, return_state=True)
         return state
     finally:
         _handed_over.reset(token)
 
 
 @flow(name="rpg-run", flow_run_name="{name}", validate_parameters=False, persist_result=False)
-def execute_run(name: str, run_id: str, document: dict[str, Any], until: int = 0) -> "State[Any]":
+def execute_run(name: str, run_id: str, document: str | dict[str, Any], until: int = 0) -> "State[Any]":
     """Executes one run of an experiment. A Prefect worker calls it with these parameters.
 
     Args:
         name: what the dashboard calls the flow run.
         run_id: which run of the experiment.
-        document: the frozen experiment, `Document.to_json()`.
+        document: the digest of the frozen experiment, which the server keeps; or the frozen experiment itself,
+            `Document.to_json()`, as earlier versions sent it.
         until: see RunExecution.
     """
     redact_log_records()
     execution = _handed_over.get()
     if execution is None:
-        execution = RunExecution(Document.from_json(document), run_id, Home.from_environment(), until=until)
+        given = frozen.fetch(document) if isinstance(document, str) else document
+        execution = RunExecution(Document.from_json(given), run_id, Home.from_environment(), until=until)
     get_run_logger().info("%s: %s", run_id, name)
     with _signals_noted(execution):
         try:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import Stop, StopRequest, clear_request
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.state import Record, RunState, write_once
-from rpg.files import now, read_json, write_json
+from rpg.files import now, read_json, replacing, write_json
 from storage.liveness import start_of
 
 if TYPE_CHECKING:
@@ -132,21 +132,35 @@ class RunExecution:
 
 def register_run(home: Home, document: "Document", plan: RunPlan) -> None:
     """Writes what a run is (run.json, once), the spec that its trainer reads and the document that it came from."""
-    experiment = plan.experiment
-    record = {
-        "run_id": plan.run_id,
-        "experiment": experiment.name,
-        "name": plan.name,
-        "seed": plan.seed,
-        "values": plan.values,
-        "question": experiment.question,
-        "created_at": now(),
-        "fingerprints": {stage.stage: stage.fingerprint for stage in plan.stages},
-        "objective": experiment.objective.type,
-    }
-    write_once(home.run(plan.run_id) / "run.json", record)
-    write_json(home.run(plan.run_id) / "spec.json", experiment.model_dump(mode="json"))
-    write_json(home.run(plan.run_id) / "document.json", document.to_json())
+    register_runs(home, document, [plan], durable=True)
+
+
+def register_runs(home: Home, document: "Document", plans: Iterable[RunPlan], *, durable: bool) -> None:
+    """Writes the records of several runs of one document, as `register_run` does of one.
+
+    Args:
+        durable: wait until each file is on the disk, about 10 ms a run. Runs that are only submitted need not: the
+            flow of each writes its records again when it begins.
+    """
+    frozen = json.dumps(document.to_json(), ensure_ascii=False, allow_nan=False)
+    for plan in plans:
+        experiment = plan.experiment
+        record = {
+            "run_id": plan.run_id,
+            "experiment": experiment.name,
+            "name": plan.name,
+            "seed": plan.seed,
+            "values": plan.values,
+            "question": experiment.question,
+            "created_at": now(),
+            "fingerprints": {stage.stage: stage.fingerprint for stage in plan.stages},
+            "objective": experiment.objective.type,
+        }
+        directory = home.run(plan.run_id)
+        write_once(directory / "run.json", record, durable=durable)
+        write_json(directory / "spec.json", experiment.model_dump(mode="json"), durable=durable)
+        with replacing(directory / "document.json", durable=durable) as aside:
+            aside.write_text(frozen, encoding="utf-8")
 
 
 def register_experiment(

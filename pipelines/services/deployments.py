@@ -1,7 +1,7 @@
-"""What a Prefect worker runs for a flow run: a deployment for each flow of ours in each work pool."""
+"""What Prefect workers take their flow runs from: work pools, their queues, and a deployment of each flow of ours."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 if TYPE_CHECKING:
@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 POOL = "rpg"
 """The work pool of what `rpg up` starts."""
+Priority = Literal["high", "normal", "low"]
+"""Which flow runs of a pool the workers take first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +70,24 @@ def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool:
         enforce_parameter_schema=False,
         description=deployment.description,
     )
+
+
+def ensure_queue(client: "SyncPrefectClient", pool: str, priority: Priority) -> str:
+    """Makes the pool's work queue of this priority where it is missing. Returns its name; empty: the pool's own queue.
+
+    In Prefect the queue of number 1 goes first; a queue that takes a number moves those after it on by one.
+    """
+    from prefect.exceptions import ObjectNotFound
+
+    if priority == "normal":
+        return ""
+    try:
+        client.read_work_queue_by_name(priority, work_pool_name=pool)
+    except ObjectNotFound:
+        client.create_work_queue(priority, priority=1 if priority == "high" else None, work_pool_name=pool)
+    return priority
+
+
+def workers_of(client: "SyncPrefectClient", pool: str) -> list[str]:
+    """Names of the workers that take flow runs from a pool now."""
+    return [worker.name for worker in client.read_workers_for_work_pool(pool) if worker.status == "ONLINE"]

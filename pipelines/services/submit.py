@@ -1,25 +1,33 @@
-"""Handing frozen experiments to a Prefect server: which one, and one flow run per run."""
+"""Handing frozen experiments to the workers of a Prefect server: one flow run per run."""
 
-import tomllib
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
+from pipelines.running import frozen
 from pipelines.running.experiment import flow_run_name, flow_tags
-from pipelines.running.run import register_experiment, register_run
-from pipelines.services.deployments import EXPERIMENTS, ensure_deployment
-from pipelines.services.server import client_settings, is_healthy, running_services
+from pipelines.running.run import register_experiment, register_runs
+from pipelines.runs import status_of
+from pipelines.services.client import api_url, prefect_client
+from pipelines.services.deployments import EXPERIMENTS, POOL, Priority, ensure_deployment, ensure_queue, workers_of
+from pipelines.services.server import running_services
 from pipelines.state import RunState
 from specs.errors import Issue, SpecError
-from storage import liveness
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
     from specs.loader import Document
+
+_AT_ONCE = 20
+"""Flow runs of one request. Prefect takes 100, but a request is one transaction, and while SQLite has one that writes,
+everybody else's waits: workers' heartbeats, the states of flow runs."""
+_RETRY_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0)
+"""Before each request for what the server has refused so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +45,90 @@ class Submitted:
         return asdict(self)
 
 
-def submit_document(document: "Document", home: Home, profile: str = "") -> list[Submitted]:
-    """Makes a flow run for each run of the experiment, with the frozen document in its parameters.
+def submit_document(
+    document: "Document",
+    home: Home,
+    profile: str = "",
+    *,
+    pool: str = "",
+    priority: Priority = "normal",
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Submitted]:
+    """Makes a flow run for each run of the experiment. The frozen document is sent once; the flow runs name its digest.
 
     Args:
         profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
+        pool: the work pool; empty: the one that the spec names, else that of `rpg up`.
+        priority: which of the pool's work queues the flow runs wait in.
+        say: is given a message where no worker takes from the pool at present.
     Raises:
-        SpecError: there is no such server, or it does not answer.
+        SpecError: there is no such server, it does not answer, or it refuses.
     """
     url = api_url(home, profile)
+    pool = pool or document.experiment.launcher.pool or POOL
     plan = make_plan(document, home)
-    register_experiment(home, document, plan.runs)
-    with client_settings(home, url):
-        from prefect.client.orchestration import get_client
+    with prefect_client(home, url) as client:
+        deployment = ensure_deployment(client, EXPERIMENTS, pool)
+        queue = ensure_queue(client, pool, priority)
+        digest = frozen.send(client, document.to_json(), f"Frozen spec of {document.experiment.name}")
+        register_experiment(home, document, plan.runs)
+        submitted: list[Submitted] = []
+        for start in range(0, len(plan.runs), _AT_ONCE):
+            runs = plan.runs[start : start + _AT_ONCE]
+            register_runs(home, document, runs, durable=False)
+            flow_run_ids = _create_flow_runs(client, deployment, queue, digest, runs)
+            for run, flow_run_id in zip(runs, flow_run_ids, strict=True):
+                if status_of(home, run.run_id) != "running":
+                    RunState(home, run.run_id).submitted(flow_run_id, url)
+                link = flow_run_link(home, url, flow_run_id)
+                submitted.append(Submitted(run.run_id, flow_run_name(run), flow_run_id, link))
+        note_idle_pool(client, pool, say)
+    return submitted
 
-        with get_client(sync_client=True) as client:
-            deployment = ensure_deployment(client, EXPERIMENTS)
-            return [_submit_run(client, deployment, url, document, run, home) for run in plan.runs]
+
+def _create_flow_runs(
+    client: "SyncPrefectClient", deployment: UUID, queue: str, digest: str, runs: Sequence[RunPlan]
+) -> list[str]:
+    """Creates a flow run for each of some runs, in one request. Returns the flow runs' ids, in the runs' order.
+
+    Args:
+        queue: the work queue's name; empty: the deployment's own.
+        digest: of the frozen document that the runs come from.
+    Raises:
+        SpecError: the server refused some of them.
+    """
+    submission = uuid4()
+    wanted = {
+        run.run_id: {
+            "name": flow_run_name(run),
+            "parameters": {"name": flow_run_name(run), "run_id": run.run_id, "document": digest},
+            "tags": flow_tags(run),
+            "work_queue_name": queue or None,
+            "idempotency_key": f"{submission}-{run.run_id}",
+        }
+        for run in runs
+    }
+    created: dict[str, str] = {}
+    for seconds in _RETRY_SECONDS:
+        # SQLite refuses all of a request, `database is locked`, where another writer came between its read and write.
+        time.sleep(seconds)
+        missing = [run_id for run_id in wanted if run_id not in created]
+        body = [wanted[run_id] for run_id in missing]
+        path: Any = f"/deployments/{deployment}/create_flow_run/bulk"  # a route that Prefect's client does not list
+        results = client.request("POST", path, json=body).json()["results"]
+        answers = list(zip(missing, results, strict=True))
+        created |= {run_id: result["flow_run_id"] for run_id, result in answers if result["status"] == "CREATED"}
+        if len(created) == len(wanted):
+            return [created[run.run_id] for run in runs]
+    refused = [result["error"] for _, result in answers if result["status"] != "CREATED"]
+    message = f"the server made {len(created)} of {len(wanted)} flow runs"
+    raise SpecError(Issue(message, given=refused[0], hint="submit again; what a worker has done by then is not redone"))
 
 
-def _submit_run(
-    client: "SyncPrefectClient", deployment: UUID, url: str, document: "Document", run: RunPlan, home: Home
-) -> Submitted:
-    from prefect.states import Scheduled
-
-    name = flow_run_name(run)
-    created = client.create_flow_run_from_deployment(
-        deployment,
-        name=name,
-        parameters={"name": name, "run_id": run.run_id, "document": document.to_json()},
-        tags=flow_tags(run),
-        state=Scheduled(),
-    )
-    register_run(home, document, run)
-    state = RunState(home, run.run_id)
-    if state.status != "running" or not liveness.is_executed(home.run(run.run_id), state.record):
-        state.update(status="pending", reason="submitted", flow_run_id=str(created.id), api_url=url)
-    return Submitted(run.run_id, name, str(created.id), flow_run_link(home, url, str(created.id)))
+def note_idle_pool(client: "SyncPrefectClient", pool: str, say: Callable[[str], None]) -> None:
+    """Says so where no worker takes flow runs from a pool at present."""
+    if not workers_of(client, pool):
+        say(f"no worker takes from the pool {pool} now: `rpg worker --pool {pool}` starts one")
 
 
 def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:
@@ -81,44 +136,3 @@ def flow_run_link(home: Home, url: str, flow_run_id: str) -> str:
     services = running_services(home)
     version = "/v2" if services is not None and services.url == url else ""
     return f"{url.removesuffix('/api')}{version}/runs/flow-run/{flow_run_id}"
-
-
-def cancel_flow_run(home: Home, url: str, flow_run_id: str) -> None:
-    """Cancels a flow run that no worker has taken up yet. Raises SpecError where the server does not answer."""
-    if not is_healthy(url, timeout=10.0):
-        raise SpecError(Issue(f"the Prefect server at {url}, which has the run, does not answer"))
-    with client_settings(home, url):
-        from prefect.client.orchestration import get_client
-        from prefect.states import Cancelled
-
-        with get_client(sync_client=True) as client:
-            client.set_flow_run_state(UUID(flow_run_id), Cancelled(message="rpg cancel"), force=True)
-
-
-def api_url(home: Home, profile: str) -> str:
-    """The URL of the API that a profile names; without one, that of `rpg up`. Raises SpecError where none answers."""
-    if not profile:
-        services = running_services(home)
-        if services is None:
-            raise SpecError(Issue("no Prefect server", hint="start one with `rpg up`, or name one with --profile"))
-        url = services.url
-    elif "://" in profile:
-        url = profile.rstrip("/") if profile.rstrip("/").endswith("/api") else f"{profile.rstrip('/')}/api"
-    else:
-        url = _profile_url(profile)
-    if not is_healthy(url, timeout=10.0):
-        raise SpecError(Issue(f"no Prefect server answers at {url}", given=profile))
-    return url
-
-
-def _profile_url(name: str) -> str:
-    path = Path.home() / ".prefect" / "profiles.toml"
-    profiles: dict[str, Any] = {}
-    if path.is_file():
-        profiles = tomllib.loads(path.read_text(encoding="utf-8")).get("profiles", {})
-    if name not in profiles:
-        raise SpecError(Issue("no such Prefect profile", given=name, allowed=", ".join(profiles) or f"none in {path}"))
-    url = profiles[name].get("PREFECT_API_URL")
-    if not url:
-        raise SpecError(Issue("the Prefect profile has no PREFECT_API_URL", given=name))
-    return str(url).rstrip("/")

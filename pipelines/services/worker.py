@@ -16,11 +16,11 @@ from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end, reap
 from pipelines.processes.supervisor import start
+from pipelines.services.client import prefect_client
 from pipelines.services.deployments import EXPERIMENTS, POOL, STUDIES, ensure_deployment
 from pipelines.services.server import (
     ServiceError,
     Services,
-    client_settings,
     environment,
     is_healthy,
     running_services,
@@ -112,12 +112,9 @@ def _start_studies_dashboard(home: Home, services: Services, say: Callable[[str]
 
 def _renew_deployments(home: Home, url: str, pool: str) -> None:
     """Before a worker starts: what was scheduled for it, by an earlier version too, must be there for it to import."""
-    with client_settings(home, url):
-        from prefect.client.orchestration import get_client
-
-        with get_client(sync_client=True) as client:
-            for deployment in (EXPERIMENTS, STUDIES):
-                ensure_deployment(client, deployment, pool)
+    with prefect_client(home, url) as client:
+        for deployment in (EXPERIMENTS, STUDIES):
+            ensure_deployment(client, deployment, pool)
 
 
 def worker_command(pool: str) -> list[str]:

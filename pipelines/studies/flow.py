@@ -1,5 +1,6 @@
 """A study on a Prefect server: its submission, and the flow run in which a worker does all its trials."""
 
+from collections.abc import Callable
 from datetime import UTC
 from typing import Any
 
@@ -9,9 +10,10 @@ from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
-from pipelines.services.deployments import STUDIES, ensure_deployment
-from pipelines.services.server import client_settings
-from pipelines.services.submit import api_url, flow_run_link
+from pipelines.running import frozen
+from pipelines.services.client import api_url, prefect_client
+from pipelines.services.deployments import POOL, STUDIES, ensure_deployment
+from pipelines.services.submit import flow_run_link, note_idle_pool
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.report import write_study_report
 from pipelines.studies.answers.results import StudyRecord
@@ -21,14 +23,16 @@ from specs.study_document import StudyDocument
 
 
 @flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)
-def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
+def run_study_flow(name: str, document: str | dict[str, Any]) -> "State[Any]":
     """Runs what is left of a study; each trial's runs are flow runs below this one.
 
     Args:
         name: what the dashboard calls it.
-        document: the frozen study, `StudyDocument.to_json()`.
+        document: the digest of the frozen study, which the server keeps; or the frozen study itself,
+            `StudyDocument.to_json()`, as earlier versions sent it.
     """
-    home, study = Home.from_environment(), StudyDocument.from_json(document)
+    given = frozen.fetch(document) if isinstance(document, str) else document
+    home, study = Home.from_environment(), StudyDocument.from_json(given)
     # A flow run that waited in the queue while the study was cancelled is cancelled with it.
     asked_for = this_flow_run.scheduled_start_time.astimezone(UTC).isoformat(timespec="milliseconds")
     try:
@@ -41,31 +45,39 @@ def run_study_flow(name: str, document: dict[str, Any]) -> "State[Any]":
     return ending(message=answer(home, record).sentence)
 
 
-def submit_study(document: StudyDocument, home: Home, profile: str = "", *, workers: int = 1) -> list[str]:
+def submit_study(
+    document: StudyDocument,
+    home: Home,
+    profile: str = "",
+    *,
+    workers: int = 1,
+    pool: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> list[str]:
     """Hands a frozen study to a server's workers and returns the flow runs' pages on the dashboard.
 
     Args:
         profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
         workers: flow runs that share the study's trials.
+        pool: the work pool; empty: the one that the study's experiment names, else that of `rpg up`.
+        say: is given a message where no worker takes from the pool at present.
     Raises:
-        SpecError: no server is meant, or it does not answer.
+        SpecError: no server is meant, it does not answer, or it refuses.
     """
     url = api_url(home, profile)
-    with client_settings(home, url):
-        from prefect.client.orchestration import get_client
-        from prefect.states import Scheduled
-
-        name = f"study {document.study.name}"
-        with get_client(sync_client=True) as client:
-            deployment = ensure_deployment(client, STUDIES)
-            created = [
-                client.create_flow_run_from_deployment(
-                    deployment,
-                    name=name if workers == 1 else f"{name} ({number} of {workers})",
-                    parameters={"name": name, "document": document.to_json()},
-                    tags=[f"study:{document.study.name}"],
-                    state=Scheduled(),
-                )
-                for number in range(1, workers + 1)
-            ]
+    pool = pool or document.experiment.experiment.launcher.pool or POOL
+    name = f"study {document.study.name}"
+    with prefect_client(home, url) as client:
+        deployment = ensure_deployment(client, STUDIES, pool)
+        digest = frozen.send(client, document.to_json(), f"Frozen {name}")
+        created = [
+            client.create_flow_run_from_deployment(
+                deployment,
+                name=name if workers == 1 else f"{name} ({number} of {workers})",
+                parameters={"name": name, "document": digest},
+                tags=[f"study:{document.study.name}"],
+            )
+            for number in range(1, workers + 1)
+        ]
+        note_idle_pool(client, pool, say)
     return [flow_run_link(home, url, str(flow_run.id)) for flow_run in created]

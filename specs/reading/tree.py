@@ -46,17 +46,22 @@ def _value(node: YamlNode) -> Any:
 
 
 def positions_of(root: YamlNode) -> Positions:
-    """The place of every key and list item, the root included."""
-    positions: Positions = {}
+    """The place of the root, of each section, and of every key and list item on another line than what holds it.
+
+    `specs.errors.locate` falls back to the holder: a line with a thousand seeds is kept once, not a thousand times.
+    """
+    positions: Positions = {(): root.at}
 
     def visit(node: YamlNode, path: Path) -> None:
-        positions[path] = node.at
+        children: Iterable[tuple[str | int, YamlNode]] = ()
         if isinstance(node.value, dict):
-            for key, child in node.value.items():
-                visit(child, (*path, key))
+            children = node.value.items()
         elif isinstance(node.value, list):
-            for index, child in enumerate(node.value):
-                visit(child, (*path, index))
+            children = enumerate(node.value)
+        for part, child in children:
+            if not path or child.at != node.at:
+                positions[(*path, part)] = child.at
+            visit(child, (*path, part))
 
     visit(root, ())
     return positions

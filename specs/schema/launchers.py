@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specs.errors import Issue
-from specs.schema.base import Spec, names_path, unless_said
+from specs.schema.base import Spec, execution, names_path, unless_said
 from specs.schema.training import Training
 from specs.secrets import HIDDEN, looks_secret
 
@@ -19,11 +19,16 @@ HOST_NAME = r"^[A-Za-z0-9_.:@\[\]][A-Za-z0-9_.:@\[\]-]*$"
 """What ssh takes for a host; no leading hyphen, which it would take for an option."""
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Of an environment variable, in a shell too."""
+POOL_NAME = r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$"
+"""What a work pool may be called: it is part of addresses and of a deployment's name. Empty: the pool `rpg`."""
 _HOSTFILE_LINE = re.compile(r"^(\S+)\s+slots=(\d+)$")
 
 
 class _Launcher(Spec):
     """What every launcher's section has."""
+
+    pool: str = execution("", pattern=POOL_NAME)
+    """The Prefect work pool whose workers take the run when it is submitted; empty: `rpg`."""
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """What makes it impossible to train so, beyond what single fields show. Paths begin at the experiment."""

@@ -13,12 +13,18 @@ def cancel(
     run: RunId,
     grace: Annotated[float, typer.Option(help="Seconds after which it is stopped in the middle of a step.")] = 5.0,
 ) -> None:
-    """Stops a run after the step under way or after --grace seconds, whichever is first."""
+    """Stops a run after the step under way or after --grace seconds, whichever is first.
+
+    One that was submitted is stopped wherever a worker executes it. Exits 1 where it has not stopped in the end."""
     import sys
 
     from pipelines.home import Home
     from pipelines.runs import find_run
-    from pipelines.services.cancel import cancel_run
+    from pipelines.services.cancel import NotStoppedError, cancel_run
 
     home = Home.from_environment()
-    print(cancel_run(home, find_run(home, run), grace), file=sys.stderr)
+    try:
+        print(cancel_run(home, find_run(home, run), grace), file=sys.stderr)
+    except NotStoppedError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(1) from None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import AsJson, Output, Overrides, Profile, StudyFile
+from pipelines.cli.options import AsJson, Output, Overrides, Pool, Profile, StudyFile
 
 if TYPE_CHECKING:
     from pipelines.home import Home
@@ -59,6 +59,7 @@ def submit(
     parallel: Annotated[
         int, typer.Option("--parallel", metavar="N", min=0, help="Flow runs that share the study; 0: as it says.")
     ] = 0,
+    pool: Pool = "",
     profile: Profile = "",
 ) -> None:
     """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its links."""
@@ -68,7 +69,15 @@ def submit(
 
     document = load_study_document(file, overrides or ())
     workers = parallel or document.study.parallel
-    for link in submit_study(document, Home.from_environment(), profile, workers=workers):
+    links = submit_study(
+        document,
+        Home.from_environment(),
+        profile,
+        workers=workers,
+        pool=pool,
+        say=lambda note: typer.echo(note, err=True),
+    )
+    for link in links:
         typer.echo(link)
 
 

@@ -14,7 +14,7 @@ def worker(
 ) -> None:
     """Takes submitted runs from a pool and executes them here, one at a time, until it is interrupted."""
     from pipelines.home import Home
-    from pipelines.services.submit import api_url
+    from pipelines.services.client import api_url
     from pipelines.services.worker import run_worker
 
     home = Home.from_environment()

@@ -1,0 +1,96 @@
+"""Talking to a Prefect server: which one a command means, and what its refusals mean to the user."""
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.home import Home
+from pipelines.services.server import client_settings, is_healthy, running_services
+from specs.errors import Issue, SpecError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+_AUTH_STRING = "PREFECT_API_AUTH_STRING"
+
+
+@contextlib.contextmanager
+def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
+    """A client of the API at the URL.
+
+    Raises:
+        SpecError: within the block the server could not be reached, or refused the command.
+    """
+    with client_settings(home, url):
+        import httpx
+        from prefect.client.orchestration import get_client
+
+        try:
+            with get_client(sync_client=True) as client:
+                yield client
+        except httpx.HTTPStatusError as error:
+            raise SpecError(_refusal(url, error.response)) from error
+        except httpx.TransportError as error:
+            hint = "nothing is lost: the same command goes on when the server answers again"
+            raise SpecError(Issue(f"the Prefect server at {url} stopped answering", hint=hint)) from error
+
+
+def _refusal(url: str, response: Any) -> Issue:
+    """What the server's answer means to the user. `response`: an httpx.Response of a status of 400 or more."""
+    if response.status_code in (401, 403):
+        given = "a wrong user or password" if response.request.headers.get("Authorization") else "no user and password"
+        hint = f"set {_AUTH_STRING}=user:password, or name a Prefect profile that has it with --profile"
+        return Issue(
+            f"the Prefect server at {url} lets nobody in without its user and password", given=given, hint=hint
+        )
+    request = f"{response.request.method} {response.request.url.path}"
+    if response.status_code == 404:
+        hint = "somebody deleted it there meanwhile: run the command again"
+        return Issue(f"the Prefect server at {url} does not have what was asked for", given=request, hint=hint)
+    given = f"{request} -> {response.status_code} {response.text[:200]}"
+    return Issue(f"the Prefect server at {url} refused", given=given, hint="its log says why")
+
+
+def api_url(home: Home, profile: str) -> str:
+    """The URL of the API that a profile names; without one, that of `rpg up`.
+
+    The user and password of a Prefect profile come into this process's environment, where Prefect reads them, unless
+    the environment has others.
+
+    Args:
+        profile: an API's or a dashboard's URL, or the name of a Prefect profile; empty: the server of `rpg up`.
+    Raises:
+        SpecError: there is no such profile, or no server answers.
+    """
+    if not profile:
+        services = running_services(home)
+        if services is None:
+            raise SpecError(Issue("no Prefect server", hint="start one with `rpg up`, or name one with --profile"))
+        url = services.url
+    elif "://" in profile:
+        url = profile.rstrip("/") if profile.rstrip("/").endswith("/api") else f"{profile.rstrip('/')}/api"
+    else:
+        settings = _profile(profile)
+        url = str(settings["PREFECT_API_URL"]).rstrip("/")
+        if password := settings.get(_AUTH_STRING):
+            os.environ.setdefault(_AUTH_STRING, str(password))
+    if not is_healthy(url, timeout=10.0):
+        raise SpecError(Issue(f"no Prefect server answers at {url}", given=profile))
+    return url
+
+
+def _profile(name: str) -> dict[str, Any]:
+    """The settings of one of the user's Prefect profiles, its URL among them."""
+    path = Path.home() / ".prefect" / "profiles.toml"
+    profiles: dict[str, Any] = {}
+    if path.is_file():
+        profiles = tomllib.loads(path.read_text(encoding="utf-8")).get("profiles", {})
+    if name not in profiles:
+        raise SpecError(Issue("no such Prefect profile", given=name, allowed=", ".join(profiles) or f"none in {path}"))
+    if not profiles[name].get("PREFECT_API_URL"):
+        raise SpecError(Issue("the Prefect profile has no PREFECT_API_URL", given=name))
+    settings: dict[str, Any] = profiles[name]
+    return settings

@@ -1,0 +1,193 @@
+"""Submitting to a Prefect server that asks for a password, and cancelling there: one real server for all tests."""
+
+import base64
+import json
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live import SPEC, Lab, wait_for
+
+from pipelines.home import Home
+from pipelines.launchers.network import free_port
+from pipelines.processes.supervisor import start
+from pipelines.services.deployments import EXPERIMENTS
+from pipelines.services.server import environment, server_command, wait_until_healthy
+
+PASSWORD = "admin:correct horse"
+
+
+class Server:
+    """A server of the whole module, and its API."""
+
+    def __init__(self, home: Home) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}/api"
+        self.home = home
+        settings = environment(home, self.url) | {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD}
+        log = home.logs / "server.log"
+        self.process = start(server_command("127.0.0.1", port), log, environment=settings)
+        wait_until_healthy(self.url, self.process, log)
+
+    def call(self, path: str, body: Any = None, method: str | None = None) -> Any:
+        """What the API answers; None where it answers with nothing."""
+        headers = {
+            "content-type": "application/json",
+            "authorization": "Basic " + base64.b64encode(PASSWORD.encode()).decode(),
+        }
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def flow_run(self, flow_run_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.call(f"/flow_runs/{flow_run_id}")
+        return found
+
+
+@pytest.fixture(scope="module")
+def server(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = Home(tmp_path_factory.mktemp("server"))
+    shutil.copytree(prepared_home / "prefect", home.prefect, ignore=shutil.ignore_patterns("*.json", "*.toml"))
+    server = Server(home)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+@pytest.fixture
+def client(lab: Lab, server: Server, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """A home and a command line that know the server and its password."""
+    monkeypatch.setenv("RPG_PROFILE", server.url)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", PASSWORD)
+    return lab
+
+
+def submitted(client: Lab, *arguments: str, overrides: tuple[str, ...] = ()) -> list[dict[str, str]]:
+    result = client.rpg("submit", str(client.spec), "--json", *arguments, overrides=overrides)
+    assert result.code == 0, result.err
+    runs: list[dict[str, str]] = json.loads(result.out)
+    return runs
+
+
+def test_a_document_is_sent_once_and_its_flow_runs_stay_small(client: Lab, server: Server) -> None:
+    runs = submitted(client, overrides=("seeds=[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24]",))
+    assert len({run["flow_run_id"] for run in runs}) == 25
+    assert {client.state(run["run_id"])["flow_run_id"] for run in runs} == {run["flow_run_id"] for run in runs}
+    shown = server.flow_run(runs[-1]["flow_run_id"])
+    assert (shown["name"], shown["state_type"]) == ("tiny: seed 24", "SCHEDULED")
+    assert {"experiment:tiny", "seed:24", "objective:rpg"} <= set(shown["tags"])
+    assert len(json.dumps(shown)) < 4000
+    key = f"document-{shown['parameters']['document']}"
+    assert json.loads(server.call(f"/artifacts/{key}/latest")["data"])["source"]["name"] == "tiny"
+    submitted(client, overrides=("seeds=[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24]",))
+    kept = server.call("/artifacts/filter", {"artifacts": {"key": {"any_": [key]}}})
+    assert len(kept) == 1
+
+
+def test_the_pool_is_the_commands_else_the_specs_and_an_idle_one_is_noted(client: Lab, server: Server) -> None:
+    client.spec.write_text(SPEC + "launcher: {type: local, pool: night}\n")
+    result = client.rpg("submit", str(client.spec), "--json")
+    assert "no worker takes from the pool night now: `rpg worker --pool night` starts one" in result.err
+    by_spec = server.flow_run(json.loads(result.out)[0]["flow_run_id"])
+    assert by_spec["work_pool_name"] == "night"
+    by_command = server.flow_run(submitted(client, "--pool", "gpu")[0]["flow_run_id"])
+    assert by_command["work_pool_name"] == "gpu"
+    assert by_command["parameters"]["run_id"] == by_spec["parameters"]["run_id"]
+
+
+def test_workers_are_given_runs_of_higher_priority_first(client: Lab, server: Server) -> None:
+    for priority, seed in (("low", 1), ("normal", 2), ("high", 3)):
+        submitted(client, "--pool", "queued", "--priority", priority, overrides=(f"seeds=[{seed}]",))
+    waiting = server.call("/work_pools/queued/get_scheduled_flow_runs", {})
+    assert [entry["flow_run"]["name"] for entry in waiting] == ["tiny: seed 3", "tiny: seed 2", "tiny: seed 1"]
+
+
+@pytest.mark.parametrize("verb", ["submit", "worker", "cancel"])
+def test_without_the_password_a_command_says_where_to_put_it(
+    client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    arguments = {"submit": (str(client.spec),), "worker": (), "cancel": ("tiny",)}[verb]
+    if verb == "cancel":
+        submitted(client)
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+    result = client.rpg(verb, *arguments)
+    assert result.code == 2
+    assert result.err == (
+        f"the Prefect server at {server.url} lets nobody in without its user and password\n"
+        "  given: no user and password\n"
+        "  hint: set PREFECT_API_AUTH_STRING=user:password, or name a Prefect profile that has it with --profile\n"
+        "1 error; nothing was run\n"
+    )
+
+
+def test_a_prefect_profile_brings_its_password(
+    client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".prefect").mkdir()
+    settings = f'PREFECT_API_URL = "{server.url}"\nPREFECT_API_AUTH_STRING = "{PASSWORD}"\n'
+    (tmp_path / ".prefect" / "profiles.toml").write_text(f"[profiles.team]\n{settings}")
+    assert submitted(client, "--profile", "team")
+
+
+def test_a_flow_run_that_was_deleted_on_the_server_cannot_be_cancelled_and_says_so(client: Lab, server: Server) -> None:
+    (run,) = submitted(client)
+    server.call(f"/flow_runs/{run['flow_run_id']}", method="DELETE")
+    result = client.rpg("cancel", run["run_id"])
+    assert result.code == 2
+    assert "the run's flow run was deleted on the server" in result.err
+    assert "hint: no worker will begin it any more; `rpg submit FILE` hands it over again" in result.err
+
+
+def test_a_deployment_that_was_deleted_is_made_again(client: Lab, server: Server) -> None:
+    submitted(client)
+    deployment = server.call(f"/deployments/name/{EXPERIMENTS.flow}/{EXPERIMENTS.name}")["id"]
+    server.call(f"/deployments/{deployment}", method="DELETE")
+    (run,) = submitted(client)
+    assert server.flow_run(run["flow_run_id"])["state_type"] == "SCHEDULED"
+
+
+def test_a_run_that_has_ended_is_never_changed_by_a_cancel(client: Lab, server: Server) -> None:
+    (run,) = submitted(client)
+    state = {"state": {"type": "COMPLETED", "name": "Completed"}, "force": True}
+    server.call(f"/flow_runs/{run['flow_run_id']}/set_state", state)
+    result = client.rpg("cancel", run["run_id"])
+    assert result.code == 2
+    assert "the run is not running but finished" in result.err
+    assert server.flow_run(run["flow_run_id"])["state_type"] == "COMPLETED"
+
+
+def test_a_cancel_from_a_client_with_a_home_of_its_own_stops_the_worker_of_another(
+    client: Lab, server: Server, tmp_path: Path
+) -> None:
+    """The worker makes the pool that it is given; the client is told how the run really stands."""
+    machine = Lab(tmp_path / "machine", client.spec)
+    shutil.copytree(client.root / "artifacts", machine.root / "artifacts")
+    try:
+        machine.start("worker", "--pool", "elsewhere")
+        wait_for(lambda: "elsewhere" in pools(server), what="the worker's pool")
+        (run,) = submitted(client, "--pool", "elsewhere", overrides=("training.steps=5000",))
+        wait_for(lambda: machine.progress(run["run_id"]) >= 2, what="step 2 at the worker")
+        assert client.state(run["run_id"])["status"] == "pending"
+        result = client.rpg("cancel", run["run_id"])
+        assert result.code == 0, result.err
+        assert "is cancelled; submitted again, it goes on from its last checkpoint" in result.err
+        assert server.flow_run(run["flow_run_id"])["state_type"] == "CANCELLED"
+        wait_for(lambda: machine.state(run["run_id"])["status"] == "cancelled", timeout=30, what="the record")
+        assert machine.training_pid() == 0
+        assert client.state(run["run_id"])["status"] == "cancelled"
+    finally:
+        machine.clean_up()
+
+
+def pools(server: Server) -> list[str]:
+    return [pool["name"] for pool in server.call("/work_pools/filter", {})]
