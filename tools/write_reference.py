@@ -1,5 +1,5 @@
-"""Writes docs/spec.md, metrics.md, tables.md and commands.md from the schema, the metrics, the store and the command
-line, and the tables of objectives.md from the equations, so that none of them can fall behind."""
+"""Writes the reference pages under docs/ from what they are about, so that none can fall behind: spec.md from the schema,
+metrics.md, tables.md from the store, commands.md from the command line, the tables of objectives.md, the decisions' list."""
 
 import ast
 import inspect
@@ -51,6 +51,7 @@ def pages() -> dict[str, str]:
         "tables.md": tables_page(),
         "objectives.md": objectives_page(),
         "commands.md": command_page(),
+        "decisions/index.md": decisions_page(),
     }
 
 
@@ -333,6 +334,17 @@ def _commands(group: Any, prefix: str) -> list[str]:
             lines += ["", "| option | meaning |", "|---|---|"]
         lines += [f"| `{', '.join(p.opts)}` | {_flat(p.help)} |".replace("||", "\\|\\|") for p in options]
     return lines
+
+
+def decisions_page() -> str:
+    """A list of the decisions, by their titles."""
+    pages = sorted((DOCS / "decisions").glob("0*.md"))
+    titles = [path.read_text().partition("\n")[0].removeprefix("# ") for path in pages]
+    lines = [
+        f"{number}. [{title}]({path.name})" for number, (path, title) in enumerate(zip(pages, titles, strict=True), 1)
+    ]
+    about = "What was chosen, what else there is, and what the choice gives up."
+    return "\n".join(["# Why it is so", MADE, about, "", *lines]) + "\n"
 
 
 if __name__ == "__main__":
