@@ -8,13 +8,18 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from specs.errors import RpgError
+
 _CALL_SECONDS = 0.5
 """Between two calls of what a process does while it waits for a lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The directory that holds artifacts, runs, the database and the services' state."""
+    """The directory that holds artifacts, runs, the database and the services' state.
+
+    The paths of what has a name lie in it, whatever the name: RpgError for one that leads elsewhere.
+    """
 
     root: Path
 
@@ -40,19 +45,19 @@ class Home:
 
     def artifact(self, stage: str, fingerprint: str) -> Path:
         """The published result of a stage that several runs share: data or base."""
-        return self.root / "artifacts" / stage / fingerprint[:16]
+        return self.root / "artifacts" / _name(stage) / _name(fingerprint[:16])
 
     def run(self, run_id: str) -> Path:
         """Everything of one run."""
-        return self.root / "runs" / run_id
+        return self.root / "runs" / _name(run_id)
 
     def experiment(self, name: str) -> Path:
         """An experiment's record, its frozen spec and its report."""
-        return self.root / "experiments" / name
+        return self.root / "experiments" / _name(name)
 
     def study(self, name: str) -> Path:
         """A study's journal, record and report."""
-        return self.root / "studies" / name
+        return self.root / "studies" / _name(name)
 
     @contextlib.contextmanager
     def locked(self, name: str, *, waiting: Callable[[], None]) -> Iterator[None]:
@@ -63,7 +68,7 @@ class Home:
             waiting: called now and then while another process holds the lock; it may raise to give up.
         """
         self.create()
-        path = self.root / "locks" / f"{name}.lock"
+        path = self.root / "locks" / _name(f"{name}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         lock, patience = FileLock(path), 0.0
         while not lock.is_locked:
@@ -76,3 +81,10 @@ class Home:
             yield
         finally:
             lock.release()
+
+
+def _name(text: str) -> str:
+    """The text, which a user or a server gave, as one part of a path. Raises RpgError where it is none."""
+    if text in ("", ".", "..") or "/" in text or "\0" in text:
+        raise RpgError(f"{text!r} is no name of anything here: names hold no slash")
+    return text

@@ -133,6 +133,11 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def is_within(name: str) -> bool:
+    """Whether a path that a record gives, relative to a directory, stays in that directory by its words."""
+    return bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts and "\0" not in name
+
+
 def files_under(directory: Path) -> list[Path]:
     """Every file, in a fixed order."""
     return sorted(path for path in directory.rglob("*") if path.is_file())

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rpg.files import digest, read_json
+from rpg.files import digest, is_within, read_json
 
 NOTES = ".verified.json"
 """{file: [bytes, time of change in ns, SHA-256]}: no part of what is published."""
@@ -68,6 +68,8 @@ def _file_damage(directory: Path, name: str, entry: Any, notes: dict[str, Any]) 
 
 def _difference(directory: Path, name: str, expected: Mapping[str, Any], notes: dict[str, Any]) -> str:
     """Raises FileNotFoundError where there is no such file."""
+    if not is_within(name):
+        return f"{name} is not a file of it"
     file = directory / name
     if not file.is_file():
         raise FileNotFoundError(file)

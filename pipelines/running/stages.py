@@ -28,7 +28,7 @@ from pipelines.results import damage_of, filling, is_report_current, manifest_of
 from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
 from pipelines.running.gpu_slots import slot_environment, stage_slots
 from pipelines.running.run import RunExecution
-from rpg.files import now, read_json, write_json
+from rpg.files import is_within, now, read_json, write_json
 from rpg.manifests import find_damage
 from rpg.processes.exit_cause import forget_exits, read_issues
 from specs.errors import SpecError
@@ -206,7 +206,7 @@ def _withdraw(execution: RunExecution, manifest: Path) -> None:
     recorded = read_json(manifest)
     for weights in recorded.get("weights", {}).values():
         entries = {name: entry for name, entry in recorded["files"].items() if name.startswith(f"{weights}/")}
-        if damage := find_damage(manifest.parent, entries):
+        if is_within(weights) and (damage := find_damage(manifest.parent, entries)):
             execution.progress.note(f"  removed {weights}: {damage}")
             shutil.rmtree(manifest.parent / weights, ignore_errors=True)
     manifest.unlink(missing_ok=True)

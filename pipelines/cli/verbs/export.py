@@ -26,11 +26,16 @@ def export(
     run_id = find_run(home, run)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise RpgError(f"{directory} exists and is not an empty directory")
+    source, inside = home.run(run_id), home.root.resolve()
+    copied = [source / name for name in ("spec.json", "run.json", "state.json", "train.json", "report.html", "weights")]
+    for path in [*copied, *(source / "weights").rglob("*")]:
+        if not path.resolve().is_relative_to(inside):
+            raise RpgError(f"{path} is a link out of {home.root}: it is not exported")
     directory.mkdir(parents=True, exist_ok=True)
     counts = export_run(home.root, run_id, directory)
-    for name in ("spec.json", "run.json", "state.json", "train.json", "report.html"):
-        if (home.run(run_id) / name).is_file():
-            shutil.copy2(home.run(run_id) / name, directory / name)
-    if (home.run(run_id) / "weights").is_dir():
-        shutil.copytree(home.run(run_id) / "weights", directory / "weights")
+    for path in copied:
+        if path.is_dir():
+            shutil.copytree(path, directory / path.name)
+        elif path.exists():
+            shutil.copy2(path, directory / path.name)
     typer.echo(f"{directory}: " + ", ".join(f"{count} {table}" for table, count in counts.items()))
