@@ -1,6 +1,9 @@
 """The pages of the documentation and the fenced blocks on them."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,3 +40,13 @@ def _blocks_of(page: Path) -> Iterator[Block]:
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("language")) + 1
         yield Block(page, line, match["language"], match["text"], match["why"] or "")
+
+
+def build_site(directory: Path) -> str:
+    """Builds the pages as `make docs` does, into a directory; returns what mkdocs printed. Fails at any warning."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
+    # What mkdocs-material says of another program's future, at each start, is switched off by its variable.
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert built.returncode == 0, built.stderr
+    return built.stderr

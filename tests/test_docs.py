@@ -12,7 +12,7 @@ from typing import get_args
 
 import pytest
 import typer
-from documentation import PAGES, ROOT, Block, blocks
+from documentation import PAGES, ROOT, Block, blocks, build_site
 
 from pipelines.cli import app, main
 from rpg.processes.exit_cause import Cause
@@ -155,6 +155,10 @@ def test_specs_and_parts_of_specs_validate(block: Block, tmp_path: Path) -> None
         assert load_study_document(path).warnings == ()
     else:
         load_experiment(path)
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    assert "WARNING" not in build_site(tmp_path)
 
 
 def test_the_reference_pages_are_current() -> None:

@@ -1,9 +1,6 @@
-"""The documentation as a site: it is built without a warning and read without a network."""
+"""The documentation as a site: it is read without a network. That it is built without a warning: test_docs.py."""
 
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -11,19 +8,15 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from documentation import ROOT
+from documentation import ROOT, build_site
 from playwright.sync_api import Page, sync_playwright
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built pages. What mkdocs-material says of another program's future is switched off by its variable."""
+    """The built pages."""
     directory = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert finished.returncode == 0, finished.stderr
-    assert "WARNING" not in finished.stderr
+    build_site(directory)
     return directory
 
 

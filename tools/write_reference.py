@@ -1,5 +1,7 @@
-"""Writes the reference pages under docs/ from what they are about, so that none can fall behind: spec.md from the schema,
-metrics.md, tables.md from the store, commands.md from the command line, the tables of objectives.md, the decisions' list."""
+"""Writes the reference pages under docs/ from what they are about, so that none can fall behind: spec.md from the
+schema, metrics.md, tables.md from the store, commands.md from the command line, the tables of objectives.md from the
+equations, and the list of the decisions.
+"""
 
 import ast
 import inspect
