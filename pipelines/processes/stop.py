@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from pipelines.home import Home
 from rpg.files import now, read_json, write_json
 
 GRACE_SECONDS = 5.0
 """Between the request and the kill, where nobody chose another grace."""
+
+GIVEN_BACK = "given back by a worker that was stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,21 @@ class StopRequest:
     """Seconds after which what still runs is killed."""
     whole_command: bool
     """Whether the whole command ends (a signal asked for it), or this run only."""
+    status: Literal["cancelled", "pending"] = "cancelled"
+    """What the run is on record afterwards: pending where it is to go on without being asked to."""
 
 
 class Stop:
-    """Knows whether to stop. One for each command; every run of it asks through `requested`."""
+    """Knows whether to stop. One for each command; every run of it asks through `requested`.
 
-    def __init__(self) -> None:
+    Args:
+        gives_back: SIGTERM, by which whoever starts and ends services stops a worker, gives the run back to the queue.
+            SIGINT cancels it all the same.
+    """
+
+    def __init__(self, *, gives_back: bool = False) -> None:
         self._signal: signal.Signals | None = None
+        self._gives_back = gives_back
 
     def requested(self, run_directory: Path | None = None) -> StopRequest | None:
         """The request that holds now, if there is one.
@@ -43,6 +53,8 @@ class Stop:
         Args:
             run_directory: of the run that asks; without one, only signals count.
         """
+        if self._signal is signal.SIGTERM and self._gives_back:
+            return StopRequest(GIVEN_BACK, GRACE_SECONDS, whole_command=True, status="pending")
         if self._signal is not None:
             return StopRequest(f"interrupted by {self._signal.name}", GRACE_SECONDS, whole_command=True)
         if run_directory is not None and (request := read_json(run_directory / "cancel.json")):

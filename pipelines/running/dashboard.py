@@ -4,18 +4,9 @@ The dashboard draws Mermaid in Markdown but drops embedded images, so the curve 
 """
 
 import re
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
-from uuid import UUID
-
-from prefect.artifacts import (
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
 
 from pipelines.planning.plan import RunPlan
 from pipelines.running.run import RunExecution
@@ -26,13 +17,12 @@ from storage import Store
 _CURVE_POINTS = 60
 _CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
 """Mermaid's own colour cannot be seen on the dashboard's light background."""
-_PROGRESS_SECONDS = 2.0
 _COLOURS = {"CACHED": "#cfe8d5", "RUN": "#fde9c8", "RESUME": "#cfe3f7"}
 
 
 def publish_plan(execution: RunExecution) -> None:
     """The stages, what each reads, and why it runs."""
-    create_markdown_artifact(plan_markdown(execution.plan), key=key(execution, "plan"), description="Plan")
+    execution.outbox.artifact(key(execution, "plan"), "markdown", plan_markdown(execution.plan), "Plan")
 
 
 def plan_markdown(run: RunPlan) -> str:
@@ -49,32 +39,10 @@ def plan_markdown(run: RunPlan) -> str:
     return "\n".join(lines)
 
 
-class ProgressBar:
-    """A progress bar on the dashboard's graph. Only within a Prefect task run."""
-
-    def __init__(self, execution: RunExecution) -> None:
-        self._execution = execution
-        self._artifact: UUID | None = None
-        self._last = 0.0
-
-    def update(self, progress: dict[str, Any]) -> None:
-        """Moves the bar to where the trainer's progress.json is, at most every two seconds."""
-        if not progress.get("steps") or time.monotonic() - self._last < _PROGRESS_SECONDS:
-            return
-        self._last = time.monotonic()
-        percent = 100.0 * progress["step"] / progress["steps"]
-        if self._artifact is None:
-            description = f"Training steps of {self._execution.run_id}"
-            created = create_progress_artifact(percent, key=key(self._execution, "training"), description=description)
-            assert isinstance(created, UUID)
-            self._artifact = created
-        else:
-            update_progress_artifact(self._artifact, progress=percent)
-
-    def close(self) -> None:
-        """Fills the bar."""
-        if self._artifact is not None:
-            update_progress_artifact(self._artifact, progress=100.0)
+def publish_progress(execution: RunExecution, percent: float) -> None:
+    """How far training is, as a bar on the dashboard's graph."""
+    description = f"Training steps of {execution.run_id}"
+    execution.outbox.artifact(key(execution, "training"), "progress", percent, description)
 
 
 def publish_learning_curve(execution: RunExecution) -> None:
@@ -95,7 +63,7 @@ def publish_learning_curve(execution: RunExecution) -> None:
     charts = [curve_mermaid(points, heading) for heading, points in curves.items()]
     if charts:
         text = "\n\n".join(["# Learning curve", *charts])
-        create_markdown_artifact(text, key=key(execution, "learning-curve"), description=REWARD.heading)
+        execution.outbox.artifact(key(execution, "learning-curve"), "markdown", text, REWARD.heading)
 
 
 def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:
@@ -138,7 +106,7 @@ def publish_results(execution: RunExecution) -> None:
             for row in evaluations.rows
         ]
         description = f"Evaluation of {execution.run_id}; intervals: {THESE_WEIGHTS}"
-        create_table_artifact(rows, key=key(execution, "results"), description=description)
+        execution.outbox.artifact(key(execution, "results"), "table", rows, description)
 
 
 def key(execution: RunExecution, name: str) -> str:

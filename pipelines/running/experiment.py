@@ -118,19 +118,17 @@ def _execute_run(execution: RunExecution) -> RunOutcome:
 
     run = execution.plan
     with execution.stop.on_signals(), tags(*flow_tags(run)):
-        state = call_flow(execution, flow_run_name(run))
+        call_flow(execution, flow_run_name(run))
     error = execution.error
     if isinstance(error, StagePausedError):
         return RunOutcome(run, "paused", paused_at=error.step)
-    if state.is_completed():
-        return RunOutcome(run, "finished")
     if isinstance(error, (RunBusyError, SupersededError)):
         return RunOutcome(run, "busy", error)
     if isinstance(error, StageStoppedError):
         return RunOutcome(run, "cancelled", error, interrupted=error.request.whole_command)
-    if error is None and isinstance(state.data, Exception):
-        error = state.data
-    return RunOutcome(run, "failed", error or RuntimeError(state.message or "the flow failed"))
+    if execution.state.status == "finished":
+        return RunOutcome(run, "finished")
+    return RunOutcome(run, "failed", error or RuntimeError(execution.state.record["reason"] or "the flow failed"))
 
 
 def flow_run_name(run: RunPlan) -> str:

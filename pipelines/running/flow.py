@@ -6,27 +6,31 @@ fingerprints; Prefect is only told.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from prefect import flow, get_run_logger, task
+from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
-from prefect.exceptions import Abort
+from prefect.exceptions import Abort, Pause
 from prefect.runtime import flow_run as this_flow_run
 from prefect.runtime import task_run as this_task_run
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.lease import RunBusyError
+from pipelines.processes.stop import GIVEN_BACK, Stop
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running import dashboard, frozen
 from pipelines.running.failures import cause_of_error, may_retry, retry_difference
+from pipelines.running.outbox import SUSPENDED, Outbox
 from pipelines.running.progress import training_line
 from pipelines.running.run import RunExecution
 from pipelines.running.stages import StageOutcome, perform_stage
@@ -41,11 +45,20 @@ PAUSED = "Paused"
 """What Prefect calls the state of a stage and of a run that wait to go on: for Prefect they are completed."""
 _INGEST_SECONDS = 30.0
 _LOG_SECONDS = 10.0
+_PROGRESS_SECONDS = 2.0
+_CLOSE_SECONDS = 5.0
+"""How long a flow that ends waits for the server at most."""
+_REQUEST_SECONDS = 20.0
+"""For the server's answer to a call that begins or ends a flow here, which is tried twice. The record is what counts."""
+DoStage = Callable[[RunExecution, StagePlan, "list[State[Any]]"], "State[Any]"]
+"""Does a stage, given the last states of those that it reads."""
 _handed_over: ContextVar[RunExecution | None] = ContextVar("handed_over", default=None)
 
 
-def call_flow(execution: RunExecution, name: str) -> "State[Any]":
-    """Calls the flow in this process for an execution that the caller keeps. Returns the flow's last state.
+def call_flow(execution: RunExecution, name: str) -> None:
+    """Calls the flow in this process for an execution that the caller keeps; how it ended is in its state and error.
+
+    Where the server is away when the flow begins, the run goes on without being shown on the dashboard.
 
     Args:
         name: what the dashboard calls the flow run.
@@ -53,8 +66,15 @@ def call_flow(execution: RunExecution, name: str) -> "State[Any]":
     token = _handed_over.set(execution)
     try:
         digest = frozen.digest_of(execution.document.to_json())
-        state: State[Any] = execute_run(name, execution.run_id, digest, execution.until, return_state=True)
-        return state
+        patience = {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: _REQUEST_SECONDS}
+        with temporary_settings(patience):
+            execute_run(name, execution.run_id, digest, execution.until, return_state=True)
+    except Abort as abort:  # The server could not be told how the run ended.
+        execution.progress.note(f"  {abort}")
+    except Exception as error:
+        if not execution.begun:
+            execution.progress.note(f"  not shown on the dashboard: {error}")
+            _hold_and_execute(execution, _do_plainly)
     finally:
         _handed_over.reset(token)
 
@@ -73,24 +93,23 @@ def execute_run(name: str, run_id: str, document: str | dict[str, Any], until: i
     redact_log_records()
     execution = _handed_over.get()
     if execution is None:
+        home, stop = Home.from_environment(), Stop(gives_back=True)
         given = frozen.fetch(document) if isinstance(document, str) else document
-        execution = RunExecution(Document.from_json(given), run_id, Home.from_environment(), until=until)
-    get_run_logger().info("%s: %s", run_id, name)
-    with _signals_noted(execution):
-        try:
-            with execution.held():
-                return _execute_and_record(execution)
-        except RunBusyError as busy:
-            execution.error = busy
-            if execution.state.record["flow_run_id"] == str(this_flow_run.id):
-                raise Abort(str(busy)) from None  # the other process executes this same flow run and tells its state
-            return Failed(name="Busy", message=str(busy))
-        except SupersededError as superseded:
-            execution.error = superseded
-            if _handed_over.get() is None:
-                # The process that took the run over executes this same flow run and tells its state.
-                raise Abort(str(superseded)) from None
-            return Cancelled(name="Superseded", message=str(superseded))
+        execution = RunExecution(Document.from_json(given), run_id, home, stop=stop, until=until)
+    execution.outbox = Outbox(execution.home, this_flow_run.id)
+    execution.outbox.start()
+    execution.outbox.log(f"{run_id}: {name}")
+    try:
+        with _signals_noted(execution):
+            ending = _hold_and_execute(execution, _do_as_task)
+    except BaseException:
+        execution.outbox.close(_CLOSE_SECONDS)
+        raise
+    if not execution.outbox.close(_CLOSE_SECONDS, schedule=_is_given_back(execution)):
+        raise Abort("the Prefect server does not answer; what it was not told is kept for it")
+    if ending is None:
+        raise Abort(str(execution.error))
+    return ending
 
 
 def _signals_noted(execution: RunExecution) -> contextlib.AbstractContextManager[None]:
@@ -99,13 +118,37 @@ def _signals_noted(execution: RunExecution) -> contextlib.AbstractContextManager
     return contextlib.nullcontext()
 
 
-def _execute_and_record(execution: RunExecution) -> "State[Any]":
-    execution.begin(flow_run_id=this_flow_run.id)
+def _hold_and_execute(execution: RunExecution, do: DoStage) -> "State[Any] | None":
+    """Executes the run, which one process does at a time.
+
+    Returns the flow's last state; None where the one on the server has to stay, because the run is to go on later, or
+    another process executes this same flow run.
+    """
+    try:
+        with execution.held():
+            return _execute_and_record(execution, do)
+    except RunBusyError as busy:
+        execution.error = busy
+        same_flow_run = execution.state.record["flow_run_id"] == execution.outbox.flow_run_id
+        return None if same_flow_run else Failed(name="Busy", message=str(busy))
+    except SupersededError as superseded:
+        execution.error = superseded
+        by_worker = _handed_over.get() is None
+        return None if by_worker else Cancelled(name="Superseded", message=str(superseded))
+
+
+def _execute_and_record(execution: RunExecution, do: DoStage) -> "State[Any] | None":
+    """Returns the flow's last state; None where the run is to go on later."""
+    execution.begin(execution.outbox.flow_run_id)
     try:
         dashboard.publish_plan(execution)
-        early = _run_stages(execution)
+        early = _run_stages(execution, do)
+    except Pause:  # Prefect's own, between two tasks of a flow run that was suspended on the server.
+        execution.finish("pending", SUSPENDED)
+        raise
     except BaseException as error:
         status = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
+        execution.error = error if isinstance(error, Exception) else None
         execution.finish(status, f"{type(error).__name__}: {error}")
         raise
     if early is None:
@@ -114,39 +157,63 @@ def _execute_and_record(execution: RunExecution) -> "State[Any]":
     if early.name == PAUSED:
         execution.finish("cancelled", early.message or "")
         return Completed(name=PAUSED, message=early.message)
+    if isinstance(execution.error, StageStoppedError) and execution.error.request.status == "pending":
+        execution.finish("pending", execution.error.request.reason)
+        return None
     status = "cancelled" if early.is_cancelled() else "failed"
     execution.finish(status, early.message or "", cause=cause_of_error(execution.error))
     ending = Cancelled if early.is_cancelled() else Failed
     return ending(message=early.message)
 
 
-def _run_stages(execution: RunExecution) -> "State[Any] | None":
-    """Calls the task of each stage. Returns the state of the stage that ended the run early, if one did."""
+def _is_given_back(execution: RunExecution) -> bool:
+    """Whether the run ended so that another worker goes on with it."""
+    return isinstance(execution.error, StageStoppedError) and execution.error.request.reason == GIVEN_BACK
+
+
+def _run_stages(execution: RunExecution, do: DoStage) -> "State[Any] | None":
+    """Does each stage. Returns the state of the stage that ended the run early, if one did."""
     states: dict[str, State[Any]] = {}
     for stage in execution.plan.stages:
-        policy = getattr(execution.plan.experiment.stages, stage.stage)
-        task_of_stage = run_stage.with_options(
-            name=stage.stage,
-            task_run_name=stage.stage,
-            retries=policy.retries,
-            retry_condition_fn=_retry_condition(execution, stage.stage),
-        )
-        upstream = [states[name] for name in stage.inputs]
-        # For each tag of a task Prefect asks the server for a slot: 1.6 s a stage. The flow run keeps the run's tags.
-        with TagsContext(current_tags=set()):
-            state = task_of_stage(execution, stage, wait_for=upstream, return_state=True)
+        state = do(execution, stage, [states[name] for name in stage.inputs])
         states[stage.stage] = state
         if not state.is_completed() or state.name == PAUSED:
             return state
     return None
 
 
+def _do_as_task(execution: RunExecution, stage: StagePlan, upstream: "list[State[Any]]") -> "State[Any]":
+    """Calls the stage's task, which Prefect calls again where another attempt may succeed."""
+    policy = getattr(execution.plan.experiment.stages, stage.stage)
+    task_of_stage = run_stage.with_options(
+        name=stage.stage,
+        task_run_name=stage.stage,
+        retries=policy.retries,
+        retry_condition_fn=_retry_condition(execution, stage.stage),
+    )
+    # For each tag of a task Prefect asks the server for a slot: 1.6 s a stage. The flow run keeps the run's tags.
+    with TagsContext(current_tags=set()):
+        state: State[Any] = task_of_stage(execution, stage, wait_for=upstream, return_state=True)
+    return state
+
+
+def _do_plainly(execution: RunExecution, stage: StagePlan, _upstream: "list[State[Any]]") -> "State[Any]":
+    """Does the stage without Prefect's engine, which needs a server to begin a flow; tries again as often as that."""
+    may_try_again = _retry_condition(execution, stage.stage)
+    state = run_stage.fn(execution, stage)
+    for _ in range(getattr(execution.plan.experiment.stages, stage.stage).retries):
+        if not state.is_failed() or not may_try_again(None, None, None):
+            break
+        _wait_before_retry(execution, stage)
+        state = run_stage.fn(execution, stage)
+    return state
+
+
 @task(name="stage", persist_result=False, cache_policy=NO_CACHE)
 def run_stage(execution: RunExecution, stage: StagePlan) -> "State[Any]":
     """Does one stage. Prefect sees Completed, Cached, Paused, Cancelled or Failed."""
-    if this_task_run.run_count > 1:
+    if (this_task_run.run_count or 0) > 1:
         _wait_before_retry(execution, stage)
-    logger = get_run_logger()
     reporter = _StageReporter(execution, stage)
     try:
         outcome = perform_stage(execution, stage, reporter.tick)
@@ -162,13 +229,13 @@ def run_stage(execution: RunExecution, stage: StagePlan) -> "State[Any]":
         return Cancelled(name="Superseded", message=str(superseded))
     except Exception as error:
         execution.error = error
-        logger.error("%s failed: %s", stage.stage, error_text(error))
+        execution.outbox.log(f"{stage.stage} failed: {error_text(error)}", level=logging.ERROR)
         return Failed(message=error_text(error), data=error)
     execution.error = None
     reporter.close(outcome)
     if outcome == "cached":
         return Completed(name="Cached", message=stage.reason)
-    logger.info("%s done", stage.stage)
+    execution.outbox.log(f"{stage.stage} done")
     return Completed(message=stage.reason)
 
 
@@ -205,40 +272,42 @@ def error_text(error: Exception) -> str:
 
 
 class _StageReporter:
-    """While a stage works: ingests its rows and sends its progress and a log line to Prefect, each now and then."""
+    """While a stage works: ingests its rows, and has its progress shown on the dashboard, each now and then."""
 
     def __init__(self, execution: RunExecution, stage: StagePlan) -> None:
         self._execution = execution
-        self._progress_bar = dashboard.ProgressBar(execution) if stage.stage == "train" else None
         self._stage = stage.stage
-        self._last_ingest = self._last_log = time.monotonic()
+        self._shown_at = self._logged_at = self._ingested_at = time.monotonic()
         self._last_step = -1
-        self._logger = get_run_logger()
 
     def tick(self) -> None:
         """Called many times a second."""
-        if self._progress_bar is None:
+        now = time.monotonic()
+        if self._stage != "train" or now - self._shown_at < _PROGRESS_SECONDS:
             return
+        self._shown_at = now
         progress = read_json(self._execution.directory / "progress.json")
-        self._progress_bar.update(progress)
+        if progress.get("steps"):
+            dashboard.publish_progress(self._execution, 100.0 * progress["step"] / progress["steps"])
         step = progress.get("step", -1)
-        if step != self._last_step and time.monotonic() - self._last_log >= _LOG_SECONDS:
-            self._last_log, self._last_step = time.monotonic(), step
-            self._logger.info(training_line(progress))
-        if time.monotonic() - self._last_ingest >= _INGEST_SECONDS:
-            self._last_ingest = time.monotonic()
+        if step != self._last_step and now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at, self._last_step = now, step
+            self._execution.outbox.log(training_line(progress), key="training line")
+        if now - self._ingested_at >= _INGEST_SECONDS:
             self._ingest()
+            self._show(dashboard.publish_learning_curve)
+            self._ingested_at = time.monotonic()
 
     def close(self, outcome: StageOutcome | Literal["paused"]) -> None:
         """Shows on the dashboard what the stage recorded."""
-        if self._progress_bar is not None and outcome != "paused":
-            self._progress_bar.close()
         if outcome != "cached":
             self._ingest()
         if self._stage == "train":
-            dashboard.publish_learning_curve(self._execution)
+            if outcome == "done":
+                dashboard.publish_progress(self._execution, 100.0)
+            self._show(dashboard.publish_learning_curve)
         elif self._stage == "evaluate":
-            dashboard.publish_results(self._execution)
+            self._show(dashboard.publish_results)
 
     def _ingest(self) -> None:
         """Brings the database up to date if no other ingester is at work: queries read the rest from the segments."""
@@ -250,4 +319,13 @@ class _StageReporter:
         try:
             ingest(self._execution.home.root, wait_seconds=0)
         except (Timeout, OSError, duckdb.Error) as error:
-            self._logger.warning("the database is behind, its rows stay in the segments: %s", error)
+            self._warn(f"the database is behind, its rows stay in the segments: {error}")
+
+    def _show(self, publish: Callable[[RunExecution], None]) -> None:
+        try:
+            publish(self._execution)
+        except Exception as error:  # Whatever is wrong with what is shown, the run does not depend on it.
+            self._warn(f"not shown on the dashboard: {error}")
+
+    def _warn(self, text: str) -> None:
+        self._execution.outbox.log(text, level=logging.WARNING, key="warning")

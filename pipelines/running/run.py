@@ -14,6 +14,7 @@ from pipelines.planning.plan import RunPlan, plan_run
 from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import Stop, StopRequest, clear_request
+from pipelines.running.outbox import Outbox
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.state import Record, RunState, write_once
 from rpg.files import now, read_json, replacing, write_json
@@ -57,7 +58,10 @@ class RunExecution:
         self.state = RunState(home, run_id)
         self.lease: Lease | None = None
         """While this process holds the run."""
-        self._found: Record = {}
+        self.outbox = Outbox(home, None)
+        """What is to be told to Prefect. The flow puts its own here."""
+        self.begun = False
+        self._before: Record = {}
         """The state as it was before this execution changed it."""
 
     @property
@@ -76,13 +80,14 @@ class RunExecution:
             self.lease.fence.check()
 
     def stop_requested(self) -> StopRequest | None:
-        """The request to stop that holds now: a signal to this process, or a cancel request for this run.
+        """The request to stop that holds now: a signal to this process, or for this run one in its directory or on the
+        server.
 
         Raises:
             SupersededError: the run was taken over by another process, so that this one has to end at once.
         """
         self.check_lease()
-        return self.stop.requested(self.directory)
+        return self.stop.requested(self.directory) or self.outbox.request
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -108,7 +113,8 @@ class RunExecution:
         """Records that this process executes the run from now on."""
         register_run(self.home, self.document, self.plan)
         write_json(self.directory / "plan.json", self.plan.record())
-        self._found = dict(self.state.record)
+        self._before = dict(self.state.record)
+        self.begun = True
         self.state.update(
             status="running",
             reason="",
@@ -122,11 +128,13 @@ class RunExecution:
         )
 
     def finish(self, status: str, reason: str = "", *, cause: str | None = None) -> None:
-        """Records how the run ended. A finished run of which every stage was cached keeps the time it ended."""
+        """Records how the run ended, or that it is to go on later (pending). A finished run of which every stage was
+        cached keeps the time it ended.
+        """
         nothing_done = (
-            status == self._found["status"] == "finished" and self.state.record["stages"] == self._found["stages"]
+            status == self._before["status"] == "finished" and self.state.record["stages"] == self._before["stages"]
         )
-        ended_at = self._found["ended_at"] if nothing_done else now()
+        ended_at = self._before["ended_at"] if nothing_done or status == "pending" else now()
         self.state.update(status=status, reason=reason, cause=cause, ended_at=ended_at, pid=None, pid_started=None)
 
 

@@ -1,0 +1,264 @@
+"""What a flow tells Prefect while its stages work, and what the server says of the flow run, in a thread of its own.
+
+An outage of the server, of its database or of the network never reaches a stage. A message waits until the server takes
+it; a newer one of the same key replaces it. What is still unsent when the flow ends is kept on disk, from where
+`deliver` sends it later.
+"""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
+
+from pipelines.home import Home
+from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, StopRequest
+from rpg.files import read_json, write_json
+from specs.secrets import hide
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+_log = logging.getLogger(__name__)
+_ROUND_SECONDS = 2.5
+"""Between two looks at the flow run's state on the server; messages are sent after each."""
+_REQUEST_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 10.0
+"""Between two rounds while the server does not answer."""
+_LAST_PAUSE_SECONDS = 0.5
+"""As before, when the flow has ended and waits."""
+SUSPENDED = "suspended on the server"
+_REFUSED = {400, 404, 405, 409, 413, 422}
+"""HTTP statuses after which the same message would be refused again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An artifact or a log line, as plain data."""
+
+    kind: Literal["artifact", "log"]
+    fields: dict[str, Any]
+    """Of Prefect's ArtifactCreate or LogCreate, as JSON."""
+
+
+class Outbox:
+    """Messages of one flow run on their way to the server, and the last request to stop that came from there.
+
+    They are sent in rounds, so that what changes often, a progress bar, is sent as it stands then. Without a flow run
+    (the server was away when the run began) messages are dropped and nothing is asked.
+    """
+
+    def __init__(self, home: Home, flow_run_id: str | None) -> None:
+        self.flow_run_id = flow_run_id
+        self.request: StopRequest | None = None
+        """Set when the flow run was cancelled, paused or suspended on the server."""
+        self._file = unsent_file(home, flow_run_id or "")
+        self._lock = threading.Lock()
+        self._messages: dict[str, Message] = {}
+        self._lines = 0
+        self._bars: dict[str, UUID] = {}
+        """The artifacts of progress bars that the server has, by key."""
+        self._closing, self._delivered = threading.Event(), threading.Event()
+        self._given_up = self._schedule = False
+
+    def start(self) -> None:
+        """Begins to send, and to ask for the flow run's state. Call it where Prefect's settings are in force."""
+        if self.flow_run_id is not None:
+            arguments = (_client_settings(), UUID(self.flow_run_id))
+            threading.Thread(target=self._work, args=arguments, name="outbox", daemon=True).start()
+
+    def artifact(self, key: str, kind: Literal["markdown", "table", "progress"], data: Any, description: str) -> None:
+        """Shows an artifact on the dashboard, in place of an unsent one of this key.
+
+        Args:
+            data: Markdown, a table's rows, or percent done.
+        """
+        fields = {"key": key, "type": kind, "description": description}
+        self._put(key, "artifact", fields | {"data": json.dumps(data) if kind == "table" else data})
+
+    def log(self, text: str, *, level: int = logging.INFO, key: str = "") -> None:
+        """Adds a line to the flow run's log.
+
+        Args:
+            key: an unsent line of this key is replaced; empty: every line counts.
+        """
+        self._lines += 1
+        timestamp = datetime.now(UTC).isoformat()
+        fields = {"name": "prefect.flow_runs", "level": level, "message": text, "timestamp": timestamp}
+        self._put(key or f"line {self._lines}", "log", fields)
+
+    def close(self, seconds: float, *, schedule: bool = False) -> bool:
+        """Waits until everything is sent and the server has answered once more, `seconds` at most; then stops sending.
+
+        Returns whether it has. What is unsent is kept on disk for `deliver`.
+
+        Args:
+            schedule: at last the flow run is scheduled again, for any worker of its pool.
+        """
+        self._schedule = schedule
+        self._closing.set()
+        self._given_up = not self._delivered.wait(seconds if self.flow_run_id else 0.0)
+        if self._given_up and self.flow_run_id:
+            with self._lock:
+                unsent = [asdict(message) for message in self._messages.values()]
+            if unsent:
+                write_json(self._file, {"messages": unsent})
+        return not self._given_up
+
+    def _put(self, key: str, kind: Literal["artifact", "log"], fields: dict[str, Any]) -> None:
+        from prefect.runtime import task_run
+
+        text = "message" if kind == "log" else "data"
+        if isinstance(fields[text], str):
+            fields[text] = hide(fields[text])
+        fields |= {"flow_run_id": self.flow_run_id, "task_run_id": task_run.id}
+        with self._lock:
+            self._messages.pop(key, None)
+            self._messages[key] = Message(kind, fields)
+
+    def _work(self, settings: dict[Any, Any], flow_run_id: UUID) -> None:
+        from prefect.client.orchestration import get_client
+        from prefect.settings import temporary_settings
+
+        failures = 0
+        with temporary_settings(settings), get_client(sync_client=True) as client:
+            while not self._given_up:
+                last_round = self._closing.is_set()
+                try:
+                    self._ask(client, flow_run_id)
+                    self._send_all(client)
+                    if last_round and self._schedule:
+                        schedule_again(client, flow_run_id, GIVEN_BACK)
+                    failures = 0
+                except Exception as error:  # Whatever the client raises: the stage goes on, and this tries again.
+                    failures += 1
+                    _log.debug("the Prefect server does not answer: %s", error)
+                if last_round and not failures:
+                    self._delivered.set()
+                    return
+                if last_round:
+                    time.sleep(_LAST_PAUSE_SECONDS)
+                else:
+                    self._closing.wait(min(_LONGEST_PAUSE_SECONDS, _ROUND_SECONDS * 2**failures))
+
+    def _ask(self, client: "SyncPrefectClient", flow_run_id: UUID) -> None:
+        """Reads the flow run's state on the server."""
+        from prefect.exceptions import ObjectNotFound
+
+        with contextlib.suppress(ObjectNotFound):
+            self.request = stop_request(client.read_flow_run(flow_run_id))
+
+    def _send_all(self, client: "SyncPrefectClient") -> None:
+        while True:
+            with self._lock:
+                entry = next(iter(self._messages.items()), None)
+            if entry is None:
+                return
+            key, message = entry
+            self._send(client, key, message)
+            with self._lock:
+                # A newer one of this key may have taken its place meanwhile.
+                if self._messages.get(key) is message:
+                    del self._messages[key]
+
+    def _send(self, client: "SyncPrefectClient", key: str, message: Message) -> None:
+        bar = self._bars.get(key)
+        with _refusals_noted(key):
+            if bar is not None:
+                _move_bar(client, bar, message.fields["data"])
+            else:
+                created = send(client, message)
+                if message.fields.get("type") == "progress" and created is not None:
+                    self._bars[key] = created
+
+
+def stop_request(flow_run: "FlowRun") -> StopRequest | None:
+    """What a flow run's state on the server asks of the process that executes it.
+
+    A suspended one without a deployment is cancelled: no worker would take it up when it is resumed.
+    """
+    state = flow_run.state
+    if state is not None and (state.is_cancelling() or state.is_cancelled()):
+        return StopRequest("cancelled", GRACE_SECONDS, whole_command=False)
+    if state is not None and state.is_paused():
+        status: Literal["cancelled", "pending"] = "pending" if flow_run.deployment_id else "cancelled"
+        return StopRequest(SUSPENDED, GRACE_SECONDS, whole_command=False, status=status)
+    return None
+
+
+def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
+    """Sends one message. Returns the id of an artifact."""
+    from prefect.client.schemas.actions import ArtifactCreate, LogCreate
+
+    if message.kind == "log":
+        client.create_logs([LogCreate.model_validate(message.fields)])
+        return None
+    return client.create_artifact(ArtifactCreate.model_validate(message.fields)).id
+
+
+def schedule_again(client: "SyncPrefectClient", flow_run_id: UUID, reason: str) -> None:
+    """Lets any worker of the flow run's pool take it up, whatever its state was."""
+    from prefect.states import Scheduled
+
+    client.set_flow_run_state(flow_run_id, Scheduled(message=reason), force=True)
+
+
+def deliver(client: "SyncPrefectClient", home: Home) -> None:
+    """Sends what flows that have ended could not. Raises what the client raises while the server does not answer."""
+    for path in sorted(unsent_file(home, "").parent.glob("*.json")):
+        for fields in read_json(path).get("messages", []):
+            with _refusals_noted(path.stem):
+                send(client, Message(**fields))
+        path.unlink(missing_ok=True)
+
+
+def unsent_file(home: Home, flow_run_id: str) -> Path:
+    """Where the messages of a flow that has ended wait for the server."""
+    return home.prefect / "unsent" / f"{flow_run_id}.json"
+
+
+@contextlib.contextmanager
+def _refusals_noted(name: str) -> Iterator[None]:
+    """Goes on after a message that the server will never take."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code not in _REFUSED:
+            raise
+        _log.warning("the Prefect server refused %s: %s", name, error)
+    except ValueError as error:
+        _log.warning("%s cannot be sent to the Prefect server: %s", name, error)
+
+
+def _move_bar(client: "SyncPrefectClient", artifact: UUID, percent: float) -> None:
+    from prefect.client.schemas.actions import ArtifactUpdate
+
+    client.update_artifact(artifact, ArtifactUpdate(data=percent))
+
+
+def _client_settings() -> dict[Any, Any]:
+    """Of the thread's own client: the caller's server, no retries of its own, and no long wait."""
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_KEY,
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_API_URL,
+        PREFECT_CLIENT_MAX_RETRIES,
+        PREFECT_HOME,
+    )
+
+    taken = {setting: setting.value() for setting in (PREFECT_API_URL, PREFECT_API_AUTH_STRING, PREFECT_API_KEY)}
+    return taken | {
+        PREFECT_HOME: PREFECT_HOME.value(),
+        PREFECT_CLIENT_MAX_RETRIES: 0,
+        PREFECT_API_REQUEST_TIMEOUT: _REQUEST_SECONDS,
+    }
