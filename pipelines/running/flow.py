@@ -49,7 +49,7 @@ _PROGRESS_SECONDS = 2.0
 _CLOSE_SECONDS = 5.0
 """How long a flow that ends waits for the server at most."""
 _REQUEST_SECONDS = 20.0
-"""For the server's answer to a call that begins or ends a flow here, which is tried twice. The record is what counts."""
+"""For the server's answer to a call that begins or ends a flow here, which is tried twice. The record counts."""
 DoStage = Callable[[RunExecution, StagePlan, "list[State[Any]]"], "State[Any]"]
 """Does a stage, given the last states of those that it reads."""
 _handed_over: ContextVar[RunExecution | None] = ContextVar("handed_over", default=None)

@@ -24,6 +24,11 @@ class Deployment:
     """Module and function, which the worker imports."""
     description: str
 
+    @property
+    def job(self) -> dict[str, str]:
+        """What a worker starts for a flow run: `pipelines.services.flow_process`, which says why."""
+        return {"command": "python -m pipelines.services.flow_process"}
+
     def name_in(self, pool: str) -> str:
         """What it is called in a pool."""
         return self.name if pool == POOL else f"{self.name}-{pool}"
@@ -44,8 +49,10 @@ STUDIES = Deployment(
 
 
 def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool: str = POOL) -> UUID:
-    """Makes the work pool and the deployment where they are missing; one that names another entrypoint, as an earlier
-    version of this code did, is written anew, so that flow runs which were scheduled for it can run. Returns its id.
+    """Makes the work pool and the deployment where they are missing. Returns the deployment's id.
+
+    A deployment that names another entrypoint or command, as an earlier version of this code did, is written anew, so
+    that flow runs which were scheduled for it can run.
     """
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectNotFound
@@ -54,7 +61,8 @@ def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool:
     try:
         present = client.read_deployment_by_name(f"{deployment.flow}/{name}")
         # Not written anew without need: that takes away the schedules that somebody may have given it.
-        if (present.entrypoint, present.work_pool_name) == (deployment.entrypoint, pool):
+        written = (present.entrypoint, present.work_pool_name, present.job_variables)
+        if written == (deployment.entrypoint, pool, deployment.job):
             return present.id
     except ObjectNotFound:
         pass
@@ -67,6 +75,7 @@ def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool:
         name=name,
         entrypoint=deployment.entrypoint,
         work_pool_name=pool,
+        job_variables=deployment.job,
         enforce_parameter_schema=False,
         description=deployment.description,
     )

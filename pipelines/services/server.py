@@ -4,6 +4,7 @@ Prefect's own ephemeral server outlives a flow that is killed. Ours is started f
 """
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -207,14 +208,19 @@ class Api:
             try:
                 yield
             finally:
-                _drain()
+                drain()
+
+
+_SILENT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL"}
+"""Prefect tells of a server that is away for every message that it could not send."""
 
 
 @contextlib.contextmanager
 def client_settings(home: Home, url: str) -> Iterator[None]:
     """Within the block Prefect in this process uses this API, sends no heartbeat, and prints nothing."""
     if "prefect" not in sys.modules:
-        os.environ.update(environment(home, url) | {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"})
+        os.environ.update(environment(home, url) | _SILENT)
+    logging.raiseExceptions = False  # The same, of its handler of log records.
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
 
     # The heartbeat's thread sleeps in steps of a second and is waited for at each flow's end.
@@ -227,7 +233,7 @@ def client_settings(home: Home, url: str) -> Iterator[None]:
         yield
 
 
-def _drain() -> None:
+def drain() -> None:
     """Sends what Prefect's clients still hold; the states of tasks travel as events."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker

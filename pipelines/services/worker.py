@@ -6,18 +6,19 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
-
-import psutil
+from pathlib import Path
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end, reap
 from pipelines.processes.supervisor import start
+from pipelines.running.run import WORKER
 from pipelines.services.client import prefect_client
 from pipelines.services.deployments import EXPERIMENTS, POOL, STUDIES, ensure_deployment
+from pipelines.services.flow_process import flow_processes, stop_flows
+from pipelines.services.reconciliation import Reconciliation
 from pipelines.services.server import (
     ServiceError,
     Services,
@@ -29,11 +30,10 @@ from pipelines.services.server import (
     wait_until_answers,
     wait_until_healthy,
 )
+from pipelines.services.supervision import WorkerSupervisor
 from storage.liveness import is_alive
 
 DEFAULT_PORT = 4200
-_FLOW_SECONDS = 20.0
-"""How long a flow takes at most to stop its stage (5 s) and to record that."""
 
 
 def up(home: Home, port: int = 0, *, say: Callable[[str], None] = lambda _: None) -> Services:
@@ -79,8 +79,9 @@ def _start_server(home: Home, port: int) -> Services:
 
 
 def _start_worker(home: Home, services: Services) -> Services:
-    command = worker_command(POOL)
-    settings = worker_environment(home, services.url)
+    rpg = [sys.executable, "-c", "from pipelines.cli import main; main()"]
+    command = [*rpg, "worker", "--pool", POOL, "--profile", services.url]
+    settings = {"RPG_HOME": str(home.root)}
     process = start(command, home.logs / "prefect-worker.log", environment=settings, attached=False)
     with_worker = replace(services, worker=ProcessRecord.of(process.pid, "worker"))
     with_worker.write(home)
@@ -117,18 +118,28 @@ def _renew_deployments(home: Home, url: str, pool: str) -> None:
             ensure_deployment(client, deployment, pool)
 
 
+def worker_name(pool: str) -> str:
+    """What the dashboard and the lease of a run call a worker of this host."""
+    return f"{socket.gethostname()}-{pool}"
+
+
 def worker_command(pool: str) -> list[str]:
-    """The command line of a worker that takes one flow run at a time: a run may use the whole machine."""
-    name = f"{socket.gethostname()}-{pool}"
+    """The command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
     return [
         *(sys.executable, "-m", "prefect", "worker", "start", "--type", "process"),
-        *("--pool", pool, "--name", name, "--limit", "1"),
+        *("--pool", pool, "--name", worker_name(pool), "--limit", "1"),
     ]
 
 
-def worker_environment(home: Home, url: str) -> dict[str, str]:
-    """The variables by which a worker, and the flow runs that it starts, find the home and the API."""
-    return environment(home, url) | {"RPG_HOME": str(home.root), "PREFECT_WORKER_QUERY_SECONDS": "2"}
+def worker_environment(home: Home, url: str, pool: str) -> dict[str, str]:
+    """The variables by which Prefect's worker, and the flow runs that it starts, find the home and the API."""
+    return environment(home, url) | {
+        "RPG_HOME": str(home.root),
+        WORKER: worker_name(pool),
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        # `python` of the deployments' command is this one.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    }
 
 
 def down(home: Home) -> bool:
@@ -138,31 +149,16 @@ def down(home: Home) -> bool:
         services_file(home).unlink(missing_ok=True)
         return False
     if services.worker is not None:
-        _stop_flows(services.worker)
-        end(services.worker, grace=1.0)
+        # First, so that no further flow begins and none is given back.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(services.worker.pid, signal.SIGKILL)
+        stop_flows(flow_processes(home), signal.SIGINT)
     if services.studies is not None:
         end(services.studies, grace=1.0)
     end(services.server, grace=5.0)
     services_file(home).unlink(missing_ok=True)
     reap(home)
     return True
-
-
-def _stop_flows(worker: ProcessRecord) -> None:
-    """Asks a worker's flow processes to stop, as a cancellation would, and waits until they have."""
-    if not is_alive(worker.pid, worker.started):
-        return
-    with contextlib.suppress(psutil.Error):
-        leader = psutil.Process(worker.pid)
-        # While it is suspended it starts no further flow run.
-        leader.suspend()
-        flows = [ProcessRecord.of(flow.pid) for flow in leader.children()]
-        for flow in flows:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(flow.pid, signal.SIGTERM)
-        deadline = time.monotonic() + _FLOW_SECONDS
-        while any(is_alive(flow.pid, flow.started) for flow in flows) and time.monotonic() < deadline:
-            time.sleep(0.1)
 
 
 def _free_port_like(preferred: int) -> int:
@@ -176,7 +172,7 @@ def _is_free(port: int) -> bool:
 
 
 def run_worker(home: Home, url: str, pool: str) -> None:
-    """Becomes a worker of the pool in the foreground, until it is interrupted."""
+    """Works for the pool until SIGTERM or SIGINT; then the flows under way save and give their runs back."""
     _renew_deployments(home, url, pool)
-    command = worker_command(pool)
-    os.execvpe(command[0], command, os.environ | worker_environment(home, url))
+    Reconciliation(home, pool).keep_on(url)
+    WorkerSupervisor(home, worker_command(pool), worker_environment(home, url, pool)).run()

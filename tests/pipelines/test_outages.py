@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 from live import Lab, finished, wait_for
@@ -10,11 +9,6 @@ from live import Lab, finished, wait_for
 from rpg.files import read_json
 
 LONG = ("training.steps=12", "seeds=[0,1]")
-
-
-def all_finished(lab: Lab, count: int) -> bool:
-    statuses = [lab.state(run_id).get("status") for run_id in lab.run_ids()]
-    return statuses == ["finished"] * count
 
 
 def embedded_server(lab: Lab) -> int:
@@ -27,14 +21,8 @@ def embedded_server(lab: Lab) -> int:
 def test_a_run_goes_on_when_its_server_is_gone(lab: Lab, number: signal.Signals) -> None:
     run = lab.start("run", str(lab.spec), overrides=LONG)
     wait_for(lambda: any(lab.progress(run_id) >= 2 for run_id in lab.run_ids()), what="step 2")
-    server = embedded_server(lab)
-    os.kill(server, number)
-    began = time.monotonic()
-    wait_for(lambda: all_finished(lab, 2), timeout=200, what="the end of both runs")
-    print("both finished after", time.monotonic() - began)
+    os.kill(embedded_server(lab), number)
     result = finished(run)
-    print("exit", time.monotonic() - began)
-    print(result.err)
     assert result.code == 0, result.err
     assert [lab.state(run_id)["status"] for run_id in lab.run_ids()] == ["finished", "finished"]
     assert result.err.count("not shown on the dashboard") == 1

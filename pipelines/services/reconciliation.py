@@ -1,0 +1,203 @@
+"""Makes the flow runs on the server agree with the record of their runs, which is the truth.
+
+A flow that dies tells nobody, and one that ends during an outage cannot. So every worker compares, again and again: a
+flow run whose run has ended on record gets that state; one whose run nobody executes is scheduled again, so that any
+worker of its pool takes it over from its last checkpoint; one that waits to be cancelled and that nobody executes is
+cancelled. Two workers may do the same at the same time: the run's lease lets one of them execute it.
+"""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.home import Home
+from pipelines.processes.lease import RunBusyError, acquire
+from pipelines.running.outbox import deliver, schedule_again
+from pipelines.services.deployments import EXPERIMENTS, STUDIES
+from pipelines.services.flow_process import FlowProcess, flow_processes, forget
+from pipelines.services.server import client_settings
+from pipelines.state import RunState
+from rpg.files import now
+from storage.liveness import LeaseRecord, LeaseWatch, newest_lease
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun, State
+
+_log = logging.getLogger(__name__)
+_ROUND_SECONDS = 5.0
+_STARTING = timedelta(seconds=60)
+"""How long a flow may take from the state that its worker gave it to the run's lease."""
+_CRASHES = 3
+"""A run whose flow has died so often without a new checkpoint is left alone."""
+_PAGE = 200
+_GONE = "the process that executed it is gone"
+
+
+class Reconciliation:
+    """Compares the flow runs of a pool with the record in a home."""
+
+    def __init__(self, home: Home, pool: str) -> None:
+        self._home = home
+        self._pool = pool
+        self._watch = LeaseWatch()
+
+    def keep_on(self, url: str) -> None:
+        """Compares every few seconds from now on, in a thread that ends with the process."""
+        threading.Thread(target=self._keep_on, args=(url,), name="reconciliation", daemon=True).start()
+
+    def _keep_on(self, url: str) -> None:
+        from prefect.client.orchestration import get_client
+        from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+        quick = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
+        with client_settings(self._home, url), temporary_settings(quick), get_client(sync_client=True) as client:
+            while True:
+                try:
+                    self.compare(client)
+                except Exception as error:  # An outage, mostly; the next round tries again.
+                    _log.warning("flow runs were not compared with the record: %s", error)
+                time.sleep(_ROUND_SECONDS)
+
+    def compare(self, client: "SyncPrefectClient") -> None:
+        """One round. Raises what the client raises where the server does not answer."""
+        deliver(client, self._home)
+        processes = {flow.flow_run_id: flow for flow in flow_processes(self._home)}
+        for flow_run in self._open_flow_runs(client, STUDIES.flow):
+            self._settle_study(client, flow_run, processes.get(str(flow_run.id)))
+        for flow_run in self._open_flow_runs(client, EXPERIMENTS.flow):
+            self._settle_run(client, flow_run, processes.get(str(flow_run.id)))
+        for flow_run_id, flow in processes.items():
+            if not flow.is_alive:
+                forget(self._home, flow_run_id)
+
+    def _open_flow_runs(self, client: "SyncPrefectClient", flow: str) -> Iterator["FlowRun"]:
+        """Flow runs of the pool, and of no pool, that have not ended; and those that crashed within the last hour."""
+        from prefect.client.schemas import filters
+        from prefect.client.schemas.objects import StateType
+
+        types = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.CRASHED]
+        of_type = filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=types))
+        an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+        offset = 0
+        while page := client.read_flow_runs(
+            flow_filter=filters.FlowFilter(name=filters.FlowFilterName(any_=[flow])),
+            flow_run_filter=filters.FlowRunFilter(state=of_type),
+            limit=_PAGE,
+            offset=offset,
+        ):
+            for flow_run in page:
+                old = _state(flow_run).is_crashed() and _state(flow_run).timestamp < an_hour_ago
+                if flow_run.work_pool_name in (None, self._pool) and not old:
+                    yield flow_run
+            offset += _PAGE
+
+    def _settle_run(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
+        run_id = str(flow_run.parameters.get("run_id", ""))
+        directory = self._home.run(run_id)
+        if not run_id or not (directory / "state.json").exists():
+            return  # Of a worker with a home of its own.
+        record = RunState(self._home, run_id).record
+        own = record["flow_run_id"] == str(flow_run.id)
+        state = _state(flow_run)
+        if self._watch.is_executed(directory, record):
+            if own and (state.is_crashed() or (state.is_pending() and _age(state) > _STARTING)):
+                from prefect.states import Running
+
+                self._set(client, flow_run, Running())
+            return
+        lease = newest_lease(directory)
+        if (process and process.is_alive) or (_may_be_starting(state, lease) and not state.is_crashed()):
+            return
+        if state.is_cancelling():
+            if own and record["status"] in ("running", "pending"):
+                self._cancel_on_record(run_id)
+            ending = _ending("cancelled", "cancelled while nobody executed it")
+        elif record["status"] in ("finished", "failed", "cancelled"):
+            ending = _ending(record["status"], record["reason"])
+        elif state.is_crashed() and record["status"] == "pending":
+            return  # The flow could not begin: its log says why.
+        elif own and flow_run.deployment_id and not _crashes_again_and_again(directory, lease):
+            self._end_tasks(client, flow_run, {})
+            if self._unchanged(client, flow_run):
+                schedule_again(client, flow_run.id, _GONE)
+            return
+        else:
+            ending = _ending("crashed", _GONE if own else "another flow run has this run now")
+        if ending.type == state.type:
+            return
+        self._end_tasks(client, flow_run, record["stages"])
+        self._set(client, flow_run, ending)
+
+    def _settle_study(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
+        """A study's flow is known by its process only, so that another host's is left alone."""
+        if process is None or process.is_alive:
+            return
+        if _state(flow_run).is_cancelling():
+            self._set(client, flow_run, _ending("cancelled", _GONE))
+        elif self._unchanged(client, flow_run):
+            schedule_again(client, flow_run.id, _GONE)
+
+    def _cancel_on_record(self, run_id: str) -> None:
+        with contextlib.suppress(RunBusyError), acquire(self._home.run(run_id)) as lease:
+            state = RunState(self._home, run_id, lease.fence)
+            reason = "cancelled while nobody executed it"
+            state.update(status="cancelled", reason=reason, ended_at=now(), pid=None, pid_started=None)
+
+    def _end_tasks(self, client: "SyncPrefectClient", flow_run: "FlowRun", stages: dict[str, Any]) -> None:
+        """Gives the tasks that a dead flow has left the state of their stage on record; without one they crashed."""
+        from prefect.client.schemas import filters
+
+        of_flow_run = filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=[flow_run.id]))
+        for task_run in client.read_task_runs(flow_run_filter=of_flow_run):
+            if task_run.state is not None and not task_run.state.is_final():
+                status = stages.get(task_run.name, {}).get("status", "crashed")
+                client.set_task_run_state(task_run.id, _ending(status, _GONE), force=True)
+
+    def _set(self, client: "SyncPrefectClient", flow_run: "FlowRun", state: "State[Any]") -> None:
+        if self._unchanged(client, flow_run):
+            client.set_flow_run_state(flow_run.id, state, force=True)
+
+    def _unchanged(self, client: "SyncPrefectClient", flow_run: "FlowRun") -> bool:
+        """Whether the flow run still has the state by which it was judged."""
+        return _state(client.read_flow_run(flow_run.id)).id == _state(flow_run).id
+
+
+def _ending(status: str, reason: str) -> "State[Any]":
+    """A run's or a stage's last status as a state of Prefect's."""
+    from prefect.states import Cancelled, Completed, Crashed, Failed
+
+    endings = {"finished": Completed, "failed": Failed, "cancelled": Cancelled}
+    return endings.get(status, Crashed)(message=reason or f"{status} on record")
+
+
+def _state(flow_run: "FlowRun") -> "State[Any]":
+    assert flow_run.state is not None, "the server gives every flow run a state"
+    return flow_run.state
+
+
+def _age(state: "State[Any]") -> timedelta:
+    return datetime.now(UTC) - state.timestamp
+
+
+def _may_be_starting(state: "State[Any]", lease: LeaseRecord | None) -> bool:
+    """Whether a worker may have begun this attempt a moment ago, so that it has no lease yet."""
+    before_lease = lease is None or datetime.fromisoformat(lease.at) < state.timestamp
+    return before_lease and _age(state) < _STARTING
+
+
+def _crashes_again_and_again(run_directory: Path, lease: LeaseRecord | None) -> bool:
+    """Whether the last flows of a run have all died without giving it back, and without a checkpoint among them."""
+    if lease is None or lease.number < _CRASHES:
+        return False
+    newest = (run_directory / "checkpoints").glob("step-*")
+    saved_at = max((path.stat().st_mtime for path in newest), default=0.0)
+    leases = [json.loads(path.read_text()) for path in sorted((run_directory / "leases").glob("*.json"))[-_CRASHES:]]
+    died = [not fields.get("released") for fields in leases]
+    return all(died) and saved_at < datetime.fromisoformat(leases[0]["since"]).timestamp()
