@@ -1,6 +1,9 @@
 """Whatever the file holds, the answer is an experiment or a SpecError that can be printed."""
 
 import json
+import os
+import shutil
+import time
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -185,3 +188,62 @@ def test_any_search_space(parameters, sampler):
 )
 def test_any_setting_of_a_study(path, value):
     study_loads_or_is_refused(STUDY, f"{path}={value}")
+
+
+SHIPPED = Path(__file__).parents[2] / "specs"
+NAMES = sorted(str(path.relative_to(SHIPPED)) for path in SHIPPED.rglob("*.yaml"))
+TEXTS = {name: (SHIPPED / name).read_text().splitlines() for name in NAMES}
+WORDS = sorted({word.strip(",:{}[]") for lines in TEXTS.values() for line in lines for word in line.split()})
+SECONDS = float(os.environ.get("RPG_FUZZ_SECONDS", "3"))
+"""How long shipped specs are changed at random; `.ci/run` takes longer."""
+
+
+@st.composite
+def mutated(draw) -> tuple[str, str]:
+    """A shipped spec with some of its lines changed: its name, and its text."""
+    name = draw(st.sampled_from(NAMES))
+    lines = list(TEXTS[name])
+    for _ in range(draw(st.integers(1, 4))):
+        index = draw(st.integers(0, len(lines) - 1))
+        line, other = lines[index], draw(st.sampled_from(TEXTS[draw(st.sampled_from(NAMES))]))
+        change = draw(st.sampled_from(["drop", "double", "swap", "indent", "word", "value", "characters", "cut"]))
+        if change == "drop" and len(lines) > 1:
+            del lines[index]
+        elif change == "double":
+            lines.insert(index, line)
+        elif change == "swap":
+            lines[index] = other
+        elif change == "indent":
+            lines[index] = " " * draw(st.integers(0, 6)) + line.lstrip()
+        elif change == "word":
+            words = line.split(" ")
+            words[draw(st.integers(0, len(words) - 1))] = draw(st.sampled_from(WORDS))
+            lines[index] = " ".join(words)
+        elif change == "value":
+            lines[index] = f"{line.partition(':')[0]}: {draw(SCALARS)}"
+        elif change == "characters":
+            place = draw(st.integers(0, len(line)))
+            lines[index] = line[:place] + draw(st.text(max_size=3)) + line[place:]
+        else:
+            lines[index] = line[: draw(st.integers(0, len(line)))]
+    return name, "\n".join(lines)
+
+
+def test_shipped_specs_with_lines_changed_at_random(tmp_path, monkeypatch):
+    shutil.copytree(SHIPPED, tmp_path / "specs", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    tried = 0
+
+    @settings(QUICK, max_examples=25, derandomize=False, database=None)
+    @given(mutated())
+    def refused_or_loaded(changed):
+        nonlocal tried
+        name, text = changed
+        # In the place of the one that was shipped: what it names by a path is there.
+        monkeypatch.chdir((tmp_path / "specs" / name).parent)
+        loads_or_is_refused(text.encode("utf-8", "replace"))
+        tried += 1
+
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        refused_or_loaded()
+    print(f"{tried} changed specs")
