@@ -32,6 +32,27 @@ def find_run(home: Home, text: str) -> str:
     raise NoSuchRunError(_unknown(home, text, known))
 
 
+def find_runs(home: Home, text: str) -> list[str]:
+    """The ids of the runs that a user names: all that an experiment has now, or one.
+
+    What is a run's id or an experiment's name means just that, even where other ids begin with it.
+
+    Args:
+        text: an experiment's name, or what names a run for `find_run`.
+    Raises:
+        NoSuchRunError: as for `find_run`.
+    """
+    if text in run_ids(home):
+        return [text]
+    return experiment_runs(home, text) or [find_run(home, text)]
+
+
+def experiment_runs(home: Home, name: str) -> list[str]:
+    """The ids of the runs that an experiment has now, in its order; empty where there is no such experiment."""
+    recorded = read_json(home.experiment(name) / "experiment.json")
+    return list(recorded.get("current") or recorded.get("runs") or ())
+
+
 def status_of(home: Home, run_id: str) -> str:
     """pending, running, finished, failed, cancelled, or crashed: recorded as running, and nobody executes it."""
     from storage import liveness

@@ -1,7 +1,8 @@
-"""Runs under way: their logs and their progress, read from the run's directory as it grows."""
+"""Runs under way: their logs and their progress, read from the runs' directories as they grow."""
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.home import Home
@@ -14,51 +15,62 @@ _POLL_SECONDS = 0.5
 _LIVE = ("pending", "running")
 
 
-def print_logs(home: Home, run_id: str, *, stage: str | None, follow: bool) -> None:
-    """Writes the logs to stdout, each under its name if there are several; with `follow` until the run ends."""
+def print_logs(home: Home, run_ids: Sequence[str], *, stage: str | None, follow: bool) -> None:
+    """Writes the logs of runs to stdout, each under its name if there are several; with `follow` until all end."""
     offsets: dict[Path, int] = {}
     last: Path | None = None
     while True:
-        live = follow and status_of(home, run_id) in _LIVE  # asked before reading: what it writes last is read too
-        files = _chosen(home, run_id, stage)
+        # Asked before reading: what a run writes last is read too.
+        live = follow and any(status_of(home, run_id) in _LIVE for run_id in run_ids)
+        files = {path: run_id for run_id in run_ids for path in _chosen(home, run_id, stage)}
         if not files and not live:
-            raise RpgError(_no_log(home, run_id, stage))
-        for path in files:
-            last = _print_new(path, offsets, last, headed=stage is None or len(files) > 1)
+            raise RpgError("\n".join(_no_log(home, run_id, stage) for run_id in run_ids))
+        for path, run_id in files.items():
+            heading = f"{run_id} {path.stem}" if len(run_ids) > 1 else path.stem
+            last = _print_new(path, offsets, last, heading=heading if stage is None or len(files) > 1 else "")
         sys.stdout.flush()
         if not live:
             return
         time.sleep(_POLL_SECONDS)
 
 
-def watch_run(home: Home, run_id: str) -> str:
-    """Shows stage and step on stderr until the run ends. Returns the status it ended with."""
+def watch_runs(home: Home, run_ids: Sequence[str]) -> list[str]:
+    """Shows stage and step of runs on stderr, one line each, until all have ended. Returns their last statuses."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    shown = ""
+    shown: dict[str, str] = {}
+    ended: dict[str, str] = {}
     with console.status("") as live:
         while True:
-            status = status_of(home, run_id)
-            line = _progress(home, run_id, status)
+            lines = {}
+            for run_id in [run_id for run_id in run_ids if run_id not in ended]:
+                status = status_of(home, run_id)
+                lines[run_id] = (f"{run_id}  " if len(run_ids) > 1 else "") + _progress(home, run_id, status)
+                if status not in _LIVE:
+                    ended[run_id] = status
+                    print(lines.pop(run_id), flush=True)
+            if len(ended) == len(run_ids):
+                return [ended[run_id] for run_id in run_ids]
             if console.is_terminal:
-                live.update(line)
-            if status not in _LIVE:
-                break
-            if line != shown and not console.is_terminal:
-                console.print(line, markup=False)
-            shown = line
+                live.update("\n".join(lines.values()))
+            else:
+                for run_id in [run_id for run_id in lines if lines[run_id] != shown.get(run_id)]:
+                    console.print(lines[run_id], markup=False)
+            shown = lines
             time.sleep(_POLL_SECONDS)
-    print(line)
-    return status
 
 
 def _chosen(home: Home, run_id: str, stage: str | None) -> list[Path]:
     return [path for path in log_files(home, run_id) if stage is None or stage in (path.stem, log_stage(path))]
 
 
-def _print_new(path: Path, offsets: dict[Path, int], last: Path | None, *, headed: bool) -> Path | None:
-    """Writes what a log has gained; a shorter file was begun again. Returns the file that was written from last."""
+def _print_new(path: Path, offsets: dict[Path, int], last: Path | None, *, heading: str) -> Path | None:
+    """Writes what a log has gained, under its heading if it has one; a shorter file was begun again.
+
+    Returns:
+        The file that was written from last.
+    """
     with open(path, "rb") as file:
         size = file.seek(0, 2)
         start = offsets.get(path, 0)
@@ -67,8 +79,8 @@ def _print_new(path: Path, offsets: dict[Path, int], last: Path | None, *, heade
         offsets[path] = file.tell()
     if not gained:
         return last
-    if headed and path != last:
-        print(f"==> {path.stem} <==")
+    if heading and path != last:
+        print(f"==> {heading} <==")
     sys.stdout.write(gained.decode("utf-8", "replace"))
     return path
 

@@ -9,6 +9,9 @@ ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE", help="The experi
 StudyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The study's file.")]
 SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="The spec file of an experiment or a study.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or a part of it that no other run shares.")]
+RunsName = Annotated[
+    str, typer.Argument(metavar="RUN-or-EXPERIMENT", help="A run, or an experiment with all its runs.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Overrides a field of the spec.")
 ]

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from pipelines.home import Home
 from rpg.files import now, read_json, write_json
 
 GRACE_SECONDS = 5.0
@@ -82,15 +81,21 @@ class Stop:
                 signal.signal(number, handler)
 
 
-def request_cancel(home: Home, run_id: str, grace: float) -> None:
+def request_cancel(directory: Path, grace: float) -> None:
     """Asks a run to stop: leaves cancel.json where the run's flow looks for it.
 
     Args:
+        directory: the run's; or an experiment's, for a command that goes through its runs, to begin no other.
         grace: seconds after which what still runs is killed.
     """
-    write_json(home.run(run_id) / "cancel.json", {"grace": grace, "requested_at": now()})
+    write_json(directory / "cancel.json", {"grace": grace, "requested_at": now()})
 
 
-def clear_request(home: Home, run_id: str) -> None:
+def is_cancelled(directory: Path) -> bool:
+    """Whether a request lies in the directory of a run or an experiment."""
+    return (directory / "cancel.json").exists()
+
+
+def clear_request(directory: Path) -> None:
     """Removes the request: it is for the execution that it met, never for the next one."""
-    (home.run(run_id) / "cancel.json").unlink(missing_ok=True)
+    (directory / "cancel.json").unlink(missing_ok=True)

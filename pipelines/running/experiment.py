@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from pipelines.home import Home
 from pipelines.planning.plan import Plan, RunPlan, make_plan
 from pipelines.processes.lease import RunBusyError
-from pipelines.processes.stop import Stop
+from pipelines.processes.stop import Stop, clear_request, is_cancelled
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.running.run import RunExecution, register_experiment
@@ -79,13 +79,17 @@ def execute_plan(
         SpecError: as `execute_experiment`; or the plan no longer has the one run.
     """
     stop, progress = stop or Stop(), progress or Silent()
+    experiment = home.experiment(plan.document.experiment.name)
     runs = [run for run in plan.runs if only in ("", run.run_id)]
     if only and not runs:
         raise SpecError(_replaced(plan, home, only))
     if not only:
         register_experiment(home, plan.document, plan.runs, in_addition=in_study)
+        clear_request(experiment)
     outcomes: list[RunOutcome] = []
     for position, run in enumerate(runs, start=1):
+        if outcomes and is_cancelled(experiment):
+            break
         progress.run_started(run.run_id, run.name, position, len(runs))
         execution = RunExecution(plan.document, run.run_id, home, stop=stop, progress=progress, until=until)
         outcome = _execute_run(execution)

@@ -100,14 +100,14 @@ class RunExecution:
             self.lease = lease
             if lease.is_takeover:
                 end_left_process(self.directory)
-            clear_request(self.home, self.run_id)
+            clear_request(self.directory)
             # Read again: the process that held it before us may have gone on since.
             self.state = RunState(self.home, self.run_id, lease.fence)
             try:
                 yield
             finally:
                 if not self.superseded:
-                    clear_request(self.home, self.run_id)
+                    clear_request(self.directory)
 
     def begin(self, flow_run_id: str | None) -> None:
         """Records that this process executes the run from now on."""

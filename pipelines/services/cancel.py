@@ -1,13 +1,18 @@
-"""What another command can do with a run: stop it, or take its frozen spec to go on with it."""
+"""What another command can do with runs: stop them, or take their frozen spec to go on with them."""
 
+import contextlib
 import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pipelines.home import Home
 from pipelines.launchers import launchers
-from pipelines.processes.reap import ProcessRecord, end
-from pipelines.processes.stop import request_cancel
+from pipelines.processes.lease import RunBusyError, acquire
+from pipelines.processes.reap import end_left_process
+from pipelines.processes.stop import clear_request, request_cancel
+from pipelines.runs import experiment_runs
 from pipelines.services.client import prefect_client
 from pipelines.services.server import is_healthy
 from pipelines.services.submit import flow_run_link
@@ -34,11 +39,19 @@ class NotStoppedError(Exception):
     """A run was asked to stop and has not stopped yet."""
 
 
-def frozen_document(home: Home, run_id: str) -> "Document":
-    """The document that a run was last executed from. Raises SpecError where there is none."""
+def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document":
+    """The document that a run was last executed from.
+
+    Args:
+        experiment: whose frozen document is taken where the run was never begun.
+    Raises:
+        SpecError: there is none.
+    """
     from specs.loader import Document
 
     frozen = read_json(home.run(run_id) / "document.json")
+    if not frozen and experiment:
+        frozen = read_json(home.experiment(experiment) / "spec.json")
     if not frozen:
         raise SpecError(Issue("the run has no frozen spec", given=run_id, hint="`rpg run FILE` goes on with it"))
     return Document.from_json(frozen)
@@ -57,22 +70,95 @@ def cancel_run(home: Home, run_id: str, grace: float) -> str:
         NotStoppedError: the run was asked to stop and has not stopped yet.
     """
     state = RunState(home, run_id)
-    if state.status == "pending" and state.record["flow_run_id"]:
-        return _cancel_submitted(home, run_id, state.record["api_url"], UUID(state.record["flow_run_id"]), grace)
-    if state.status != "running":
+    if _is_submitted(state):
+        return _cancel_submitted(home, state, grace)
+    if not _is_running(state):
         raise SpecError(Issue(f"the run is not running but {state.status}", given=run_id))
-    if not _executing(state):
-        _end_child(home, run_id)
-        state.update(status="cancelled", reason="cancelled after a crash", ended_at=now(), pid=None, pid_started=None)
-        return f"{run_id} had crashed; it is marked cancelled"
-    request_cancel(home, run_id, grace)
-    deadline = time.monotonic() + grace + _CLOSING_SECONDS
-    while (state := RunState(home, run_id)).status == "running" and _executing(state):
+    request_cancel(home.run(run_id), grace)
+    return _wait_for_end(home, run_id, grace)
+
+
+def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
+    """Stops all runs that an experiment has now, wherever they are executed or wait. Yields how each ended, in words.
+
+    A command that goes through the experiment's runs begins none after the one under way.
+
+    Args:
+        grace: seconds after which what still runs is killed.
+    Raises:
+        SpecError: none of its runs is running or waits on a server.
+        NotStoppedError: at the end, where some were asked to stop and have not stopped yet; the message has them.
+    """
+    states = {run_id: RunState(home, run_id) for run_id in experiment_runs(home, name)}
+    running = [run_id for run_id, state in states.items() if _is_running(state)]
+    submitted = [run_id for run_id, state in states.items() if _is_submitted(state) and run_id not in running]
+    if not running and not submitted:
+        raise SpecError(Issue("no run of the experiment is running or waits on a server", given=name))
+    request_cancel(home.experiment(name), grace)
+    for run_id in running:
+        request_cancel(home.run(run_id), grace)
+    unstopped = []
+    for run_id in [*submitted, *running]:
+        try:
+            if run_id in running:
+                yield _wait_for_end(home, run_id, grace)
+            else:
+                yield _cancel_submitted(home, states[run_id], grace)
+        except NotStoppedError as error:
+            unstopped.append(str(error))
+        except SpecError as error:  # of this run alone: its server does not answer, or it has ended meanwhile
+            yield f"{run_id}: {error.issues[0].message}"
+    if unstopped:
+        raise NotStoppedError("\n".join(unstopped))
+
+
+def _is_running(state: RunState) -> bool:
+    """Whether the run is executed, or was and has crashed."""
+    return state.status == "running" or liveness.is_executed(state.path.parent, state.record)
+
+
+def _is_submitted(state: RunState) -> bool:
+    """Whether the run waits on a server, as far as this home knows."""
+    return state.status == "pending" and state.record["flow_run_id"] is not None
+
+
+def _wait_for_end(home: Home, run_id: str, grace: float) -> str:
+    """Waits for the end of a run that was asked to stop. Result and NotStoppedError are as of `cancel_run`."""
+    # Long enough to see that the heartbeat of a host which has failed is missing.
+    deadline = time.monotonic() + max(grace + _CLOSING_SECONDS, liveness.LEASE_SECONDS + 1)
+    while _is_running(state := RunState(home, run_id)):
+        if not liveness.is_executed(state.path.parent, state.record):
+            with contextlib.suppress(RunBusyError):  # just taken over: whoever did that has the request
+                return _end_crashed(home, run_id)
         if time.monotonic() > deadline:
-            _end_child(home, run_id)
-            return f"{run_id} did not answer; what it had started was ended"
+            return _give_up(home, run_id)
         time.sleep(0.1)
     return ending(run_id, state.status)
+
+
+def _end_crashed(home: Home, run_id: str) -> str:
+    """Takes a run that nobody executes any more, so that nobody who comes back writes into it, and ends it for good."""
+    with acquire(home.run(run_id)) as lease:
+        state = RunState(home, run_id, lease.fence)
+        if state.status != "running":
+            return ending(run_id, state.status)
+        _end_work(home, run_id)
+        clear_request(home.run(run_id))
+        state.update(status="cancelled", reason="cancelled after a crash", ended_at=now(), pid=None, pid_started=None)
+    return f"{run_id} had crashed; it is marked cancelled"
+
+
+def _give_up(home: Home, run_id: str) -> str:
+    """What holds of a run whose holder lives and does not answer. What it started is ended where that is this host."""
+    lease = liveness.newest_lease(home.run(run_id))
+    if lease is None or lease.is_of_this_host:
+        _end_work(home, run_id)
+        return f"{run_id} did not answer; what it had started was ended"
+    ends = datetime.fromisoformat(lease.at) + timedelta(seconds=liveness.LEASE_SECONDS)
+    raise NotStoppedError(
+        f"{run_id} did not answer; the node {lease.host}, which executes it, may be away; its lease ends at"
+        f" {ends:%H:%M:%S} UTC unless that node renews it; the request to stop stays"
+    )
 
 
 def ending(run_id: str, status: str) -> str:
@@ -84,8 +170,9 @@ def ending(run_id: str, status: str) -> str:
     return f"{run_id} is {status}: it ended before it could stop; `rpg logs {run_id}` says more"
 
 
-def _cancel_submitted(home: Home, run_id: str, url: str, flow_run_id: UUID, grace: float) -> str:
-    """Has the server cancel the flow run that a run waits for. Arguments, result and errors are as of `cancel_run`."""
+def _cancel_submitted(home: Home, state: RunState, grace: float) -> str:
+    """Has the server cancel the flow run that a run waits for. Result and errors are as of `cancel_run`."""
+    run_id, url, flow_run_id = state.path.parent.name, state.record["api_url"], UUID(state.record["flow_run_id"])
     if not is_healthy(url, timeout=10.0):
         raise SpecError(Issue(f"the Prefect server at {url}, which has the run, does not answer", given=run_id))
     with prefect_client(home, url) as client:
@@ -137,17 +224,9 @@ def _standing(client: "SyncPrefectClient", flow_run_id: UUID) -> tuple[str, bool
     return status, flow_run.start_time is not None
 
 
-def _executing(state: RunState) -> bool:
-    """Whether the process that executes the run is alive."""
-    return liveness.is_executed(state.path.parent, state.record)
-
-
-def _end_child(home: Home, run_id: str) -> None:
+def _end_work(home: Home, run_id: str) -> None:
     """Ends what the run's flow had started, here and elsewhere."""
-    path = home.run(run_id) / "process.json"
-    if record := ProcessRecord.read(path):
-        end(record, grace=0.0)
-        path.unlink(missing_ok=True)
+    end_left_process(home.run(run_id))
     # Every kind: the run may have been started before by another launcher than the one that its spec names now.
     for launcher in launchers():
         launcher.end(home.run(run_id))

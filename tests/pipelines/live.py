@@ -58,6 +58,10 @@ evaluation: {samples_per_problem: 2}
 """
 
 
+ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$0" "$@"')
+"""The prefix of a command that runs on this machine under another host's name."""
+
+
 @dataclass
 class Lab:
     """A home of its own, a spec file, and the command line."""
@@ -70,15 +74,17 @@ class Lab:
     def home(self) -> Home:
         return Home(self.root)
 
-    def start(self, *arguments: str, overrides: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, overrides: tuple[str, ...] = (), prefix: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
         """`rpg ...` in the background, in a session of its own."""
         sets = [word for override in overrides for word in ("--set", override)]
-        return self.start_program("from pipelines.cli import main; main()", *arguments, *sets)
+        return self.start_program("from pipelines.cli import main; main()", *arguments, *sets, prefix=prefix)
 
-    def start_program(self, program: str, *arguments: str) -> subprocess.Popen[str]:
-        """A Python program in the background, in a session of its own."""
+    def start_program(self, program: str, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        """A Python program in the background, in a session of its own. `prefix`: a command that runs it."""
         process = subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
+            [*prefix, sys.executable, "-c", program, *arguments],
             env=os.environ | {"RPG_HOME": str(self.root), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -88,9 +94,11 @@ class Lab:
         self.started.append(process)
         return process
 
-    def rpg(self, *arguments: str, overrides: tuple[str, ...] = (), timeout: float = 240) -> "Finished":
+    def rpg(
+        self, *arguments: str, overrides: tuple[str, ...] = (), prefix: tuple[str, ...] = (), timeout: float = 240
+    ) -> "Finished":
         """`rpg ...` to its end."""
-        return finished(self.start(*arguments, overrides=overrides), timeout)
+        return finished(self.start(*arguments, overrides=overrides, prefix=prefix), timeout)
 
     def run_ids(self) -> list[str]:
         return sorted(path.name for path in self.root.glob("runs/*"))

@@ -1,22 +1,35 @@
-"""How a request to stop reaches the work."""
+"""How a request to stop reaches the work, and what is said of how that ended."""
 
 import os
 import signal
+import threading
+import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from live import ELSEWHERE, Lab, finished, wait_for
 
 from pipelines.home import Home
+from pipelines.processes import lease as leases
+from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.stop import Stop, clear_request, request_cancel
+from pipelines.services import cancel
+from pipelines.services.cancel import NotStoppedError, cancel_experiment, cancel_run
+from pipelines.state import RunState
+from rpg.files import read_json, write_json
+from rpg.processes.fence import lease_file
+from specs.errors import SpecError
+from storage import liveness
 
 
 def test_a_request_is_for_one_run_and_carries_its_grace(tmp_path):
     home, stop = Home(tmp_path), Stop()
-    request_cancel(home, "run-1", 0.5)
+    request_cancel(home.run("run-1"), 0.5)
     request = stop.requested(home.run("run-1"))
     assert request is not None
     assert (request.reason, request.grace, request.whole_command) == ("cancelled", 0.5, False)
     assert stop.requested(home.run("run-2")) is None
-    clear_request(home, "run-1")
+    clear_request(home.run("run-1"))
     assert stop.requested(home.run("run-1")) is None
 
 
@@ -44,3 +57,97 @@ def test_the_handlers_before_are_put_back():
     with Stop().on_signals():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def executing(home: Home, run_id: str, *, host: str = "") -> Lease:
+    """A run under way in this process, which says that it is of that host."""
+    with pytest.MonkeyPatch.context() as patch:
+        if host:
+            patch.setattr(leases.socket, "gethostname", lambda: host)
+        lease = acquire(home.run(run_id))
+    RunState(home, run_id, lease.fence).update(status="running", host=host or None)
+    return lease
+
+
+def answering(home: Home, run_id: str, lease: Lease, *, status: str) -> threading.Thread:
+    """A flow that ends its run when it is asked to stop."""
+
+    def flow() -> None:
+        while not (home.run(run_id) / "cancel.json").exists():
+            time.sleep(0.01)
+        RunState(home, run_id, lease.fence).update(status=status)
+        lease.release()
+
+    thread = threading.Thread(target=flow)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("cancelled", "run-1 is cancelled; `rpg resume run-1` goes on from its last checkpoint"),
+        ("finished", "run-1 finished before it could stop"),
+    ],
+)
+@pytest.mark.parametrize("host", ["", "elsewhere"])
+def test_a_run_that_is_asked_to_stop_ends_as_its_flow_says(tmp_path, status, words, host):
+    home = Home(tmp_path)
+    flow = answering(home, "run-1", executing(home, "run-1", host=host), status=status)
+    assert cancel_run(home, "run-1", 0.0) == words
+    flow.join()
+
+
+def test_a_run_whose_host_fell_silent_is_taken_from_it_and_marked(tmp_path):
+    home = Home(tmp_path)
+    lost = executing(home, "run-1", host="elsewhere")
+    path = lease_file(home.run("run-1"), 1)
+    write_json(path, read_json(path) | {"at": (datetime.now(UTC) - timedelta(minutes=1)).isoformat()})
+    assert cancel_run(home, "run-1", 5.0) == "run-1 had crashed; it is marked cancelled"
+    assert lost.superseded
+    assert RunState(home, "run-1").status == "cancelled"
+    assert not (home.run("run-1") / "cancel.json").exists()
+    with pytest.raises(SpecError, match="the run is not running but cancelled"):
+        cancel_run(home, "run-1", 5.0)
+
+
+def test_no_end_is_claimed_of_a_run_whose_host_lives_and_does_not_answer(tmp_path, monkeypatch):
+    home = Home(tmp_path)
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(liveness, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(cancel, "_CLOSING_SECONDS", 0.1)
+    with executing(home, "run-1", host="elsewhere"):
+        expected = r"run-1 did not answer; the node elsewhere, .* its lease ends at \d\d:\d\d:\d\d UTC unless"
+        with pytest.raises(NotStoppedError, match=expected):
+            cancel_run(home, "run-1", 0.0)
+        assert RunState(home, "run-1").status == "running"
+        assert (home.run("run-1") / "cancel.json").exists(), "it stops should it come back"
+
+
+def test_an_experiments_runs_are_all_asked_at_once(tmp_path):
+    home = Home(tmp_path)
+    run_ids = ["sums-1", "sums-2", "sums-3"]
+    write_json(home.experiment("sums") / "experiment.json", {"current": run_ids})
+    flows = [answering(home, run_id, executing(home, run_id), status="cancelled") for run_id in run_ids[:2]]
+    RunState(home, "sums-3").update(status="finished")
+    for flow, line in zip(flows, cancel_experiment(home, "sums", 0.0), strict=True):
+        assert line.endswith("goes on from its last checkpoint")
+        flow.join(timeout=0.5)
+    assert not any(flow.is_alive() for flow in flows)
+    with pytest.raises(SpecError, match="no run of the experiment is running or waits on a server"):
+        next(cancel_experiment(home, "sums", 0.0))
+
+
+def test_an_experiment_is_cancelled_from_another_host_and_its_other_runs_are_not_begun(lab: Lab) -> None:
+    run = lab.start("run", str(lab.spec), overrides=("seeds=[0, 1]", "training.steps=2000"))
+    wait_for(lambda: any(lab.progress(run_id) for run_id in lab.run_ids()) or run.poll() is not None, what="a step")
+    trainer = lab.training_pid()
+    started = time.monotonic()
+    cancelled = lab.rpg("cancel", "tiny", prefix=ELSEWHERE)
+    assert cancelled.code == 0, cancelled.err
+    assert " is cancelled; `rpg resume " in cancelled.err
+    assert not lab.training_pid()
+    assert trainer not in [process.pid for process in lab.processes()]
+    assert time.monotonic() - started < 60, "the command's own start included"
+    assert finished(run).code == 1
+    assert [lab.state(run_id)["status"] for run_id in lab.run_ids()] == ["cancelled"]

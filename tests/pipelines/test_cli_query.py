@@ -248,6 +248,26 @@ def test_logs_come_in_the_order_of_the_stages(call: Call) -> None:
     assert call("logs", "aaaa", "--stage", "train")[1] == "step 1\nstep 2\n"
 
 
+def test_an_experiments_name_stands_for_the_runs_that_it_has_now_and_a_runs_whole_id_for_the_run(
+    call: Call, home: Path
+) -> None:
+    runs = ["sums-s0-aaaa1111", "sums-s1-bbbb2222"]
+    for name, current in (("sums", runs), (runs[1], [])):
+        write_json(home / "experiments" / name / "experiment.json", {"runs": ["gone-1", *runs], "current": current})
+    lines = "".join(f"{run_id}  finished  step 3/3  reward 0.5\n" for run_id in runs)
+    assert call("watch", "sums") == (0, lines, "")
+    assert call("watch", runs[1]) == (0, "finished  step 3/3  reward 0.5\n", "")
+    logs = call("logs", "sums", "--stage", "train")[1]
+    assert logs == "".join(f"==> {run_id} train <==\nstep 1\nstep 2\n" for run_id in runs)
+    assert call("resume", "sums") == (0, "", "".join(f"{run_id} is finished\n" for run_id in runs))
+    code, _, err = call("cancel", "sums")
+    assert (code, "no run of the experiment is running or waits on a server" in err) == (2, True)
+    RecordedRun(home, "sums-s2-cccc3333", status="failed")
+    write_json(home / "experiments" / "sums" / "experiment.json", {"current": ["sums-s2-cccc3333", runs[0]]})
+    code, out, _ = call("watch", "sums")
+    assert (code, out.split("\n")[0]) == (1, "sums-s2-cccc3333  failed")
+
+
 def test_a_log_is_followed_until_the_run_ends(home: Path) -> None:
     run = RecordedRun(home, "live-s0-dddd4444", status="running")
     (run.path / "logs").mkdir()

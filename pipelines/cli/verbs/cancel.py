@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import RunId
+from pipelines.cli.options import RunsName
 
 
 def cancel(
-    run: RunId,
+    name: RunsName,
     grace: Annotated[float, typer.Option(help="Seconds after which it is stopped in the middle of a step.")] = 5.0,
 ) -> None:
     """Stops a run after the step under way or after --grace seconds, whichever is first.
@@ -19,12 +19,17 @@ def cancel(
     import sys
 
     from pipelines.home import Home
-    from pipelines.runs import find_run
-    from pipelines.services.cancel import NotStoppedError, cancel_run
+    from pipelines.runs import experiment_runs, find_run
+    from pipelines.services.cancel import NotStoppedError, cancel_experiment, cancel_run
+    from pipelines.state import run_ids
 
     home = Home.from_environment()
     try:
-        print(cancel_run(home, find_run(home, run), grace), file=sys.stderr)
+        if name not in run_ids(home) and experiment_runs(home, name):
+            for line in cancel_experiment(home, name, grace):
+                print(line, file=sys.stderr)
+        else:
+            print(cancel_run(home, find_run(home, name), grace), file=sys.stderr)
     except NotStoppedError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import RunId
+from pipelines.cli.options import RunsName
 
 if TYPE_CHECKING:
     from pipelines.home import Home
 
 
 def resume(
-    run: RunId,
+    name: RunsName,
     prove: Annotated[
         bool, typer.Option("--prove", help="Train again from a checkpoint, aside, and compare with the record.")
     ] = False,
@@ -23,20 +23,48 @@ def resume(
 ) -> None:
     """Goes on from the run's last checkpoint, with the spec it was started with.
 
+    Of an experiment it goes on with the runs that have not finished and that nobody executes, one after another.
+
     With --prove it changes nothing: steps of the run are trained again from a checkpoint in a copy, and their metrics,
     rollouts, tokens and state compared with what was recorded. Exits 1 where any bit differs, times and memory aside.
     """
     from pipelines.cli.execute import execute
     from pipelines.home import Home
-    from pipelines.runs import find_run
+    from pipelines.runs import find_run, find_runs
     from pipelines.services.cancel import frozen_document
 
     home = Home.from_environment()
-    run_id = find_run(home, run)
     if prove:
-        _prove(home, run_id, steps)
+        _prove(home, find_run(home, name), steps)
         return
-    execute(frozen_document(home, run_id), run_id)
+    run_ids = find_runs(home, name)
+    if len(run_ids) == 1:
+        execute(frozen_document(home, run_ids[0], experiment=name), run_ids[0])
+    else:
+        _resume_experiment(home, name, run_ids)
+
+
+def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
+    """Goes on with runs that neither have finished nor are executed. Exits with the code of the last that fails."""
+    import sys
+
+    from pipelines.cli.execute import execute
+    from pipelines.runs import status_of
+    from pipelines.services.cancel import frozen_document
+
+    code = 0
+    for run_id in run_ids:
+        if (status := status_of(home, run_id)) in ("finished", "running"):
+            print(f"{run_id} is {status}", file=sys.stderr)
+            continue
+        try:
+            execute(frozen_document(home, run_id, experiment=name), run_id)
+        except typer.Exit as ended:
+            code = ended.exit_code
+            if code == 130:
+                break
+    if code:
+        raise typer.Exit(code)
 
 
 def _prove(home: Home, run_id: str, steps: int) -> None:

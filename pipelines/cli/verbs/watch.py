@@ -1,18 +1,18 @@
-"""`rpg watch`: a run's live progress."""
+"""`rpg watch`: the live progress of runs."""
 
 from __future__ import annotations
 
 import typer
 
-from pipelines.cli.options import RunId
+from pipelines.cli.options import RunsName
 
 
-def watch(run: RunId) -> None:
-    """The run's live progress, until it ends; exit code 0 if it finished."""
-    from pipelines.cli.follow import watch_run
+def watch(name: RunsName) -> None:
+    """The live progress of a run, or of all runs that an experiment has now. Exits 0 where all have finished."""
+    from pipelines.cli.follow import watch_runs
     from pipelines.home import Home
-    from pipelines.runs import find_run
+    from pipelines.runs import find_runs
 
     home = Home.from_environment()
-    if watch_run(home, find_run(home, run)) != "finished":
+    if set(watch_runs(home, find_runs(home, name))) != {"finished"}:
         raise typer.Exit(1)
