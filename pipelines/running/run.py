@@ -100,7 +100,9 @@ class RunExecution:
             self.lease = lease
             if lease.is_takeover:
                 end_left_process(self.directory)
-            clear_request(self.directory)
+            # Nobody asked a worker to go on with what a dead flow left: what that one was asked to do still holds.
+            if not (lease.is_takeover and WORKER in os.environ):
+                clear_request(self.directory)
             # Read again: the process that held it before us may have gone on since.
             self.state = RunState(self.home, self.run_id, lease.fence)
             try:

@@ -88,7 +88,7 @@ def test_taken_slots_fail_the_stage_or_are_waited_for_until_one_is_asked_to_stop
         with pytest.raises(StageError, match="4 is held by another-run"), stage_slots(hasty, "train"):
             pass
         patient = execution(tmp_path)
-        request_cancel(patient.home, patient.run_id, 5.0)
+        request_cancel(patient.directory, 5.0)
         with pytest.raises(StageStoppedError), stage_slots(patient, "train"):
             pass
 
@@ -126,7 +126,7 @@ def test_the_logs_of_all_machines_belong_to_the_stage(tmp_path, capsys):
     logs.mkdir(parents=True)
     for name in ("evaluate", "train", "train-0-gpu_1", "train-1-gpu_2"):
         (logs / f"{name}.log").write_text(f"written in {name}\n")
-    print_logs(Home(tmp_path), "run-1", stage="train", follow=False)
+    print_logs(Home(tmp_path), ["run-1"], stage="train", follow=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[::2] == ["==> train <==", "==> train-0-gpu_1 <==", "==> train-1-gpu_2 <=="]
     assert lines[1::2] == ["written in train", "written in train-0-gpu_1", "written in train-1-gpu_2"]

@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live import SPEC
 
+from pipelines.home import Home
+from pipelines.planning.plan import make_plan
 from pipelines.processes import lease as leases
 from pipelines.processes.lease import Lease, RunBusyError, acquire
+from pipelines.processes.stop import request_cancel
+from pipelines.running.run import WORKER, RunExecution
 from rpg.files import read_json, write_json
 from rpg.processes.fence import SupersededError, lease_file
+from specs.loader import load_document
 from storage import liveness
 from storage.liveness import LEASE_SECONDS, LeaseWatch, is_executed, newest_lease, start_of, status_of
 
@@ -166,6 +172,28 @@ def test_the_heart_beats_until_the_run_is_given_back_or_taken(run: Path, monkeyp
         assert beat(lease) == last
         with pytest.raises(SupersededError, match=r"run-1 was taken over \(lease 1 is superseded\)"):
             lease.fence.check()
+
+
+@pytest.mark.parametrize(("worker", "stops"), [("w1", True), ("", False)])
+def test_a_request_to_stop_that_a_dead_flow_left_holds_for_a_worker_and_not_for_who_resumes_the_run(
+    tmp_path: Path, hold: Start, run: Path, monkeypatch: pytest.MonkeyPatch, worker: str, stops: bool
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    document, home = load_document(tmp_path / "tiny.yaml"), Home(tmp_path)
+    execution = RunExecution(document, make_plan(document, home).runs[0].run_id, home)
+    execution.directory.parent.mkdir()
+    execution.directory.symlink_to(run)
+    holder = hold()
+    assert said(holder) == "held"
+    request_cancel(execution.directory, 1.0)
+    holder.kill()
+    holder.wait()
+    if worker:
+        monkeypatch.setenv(WORKER, worker)
+    with execution.held():
+        assert bool(execution.stop_requested()) is stops
+    with execution.held():
+        assert not execution.stop_requested(), "it was for the execution before"
 
 
 def test_a_run_of_an_earlier_version_is_held_by_the_process_in_its_state(run: Path) -> None:

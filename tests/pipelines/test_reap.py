@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from pipelines.home import Home
+from pipelines.processes.lease import acquire
 from pipelines.processes.reap import ProcessRecord, end, reap
 from rpg.files import write_json
 from storage.liveness import is_alive, start_of
@@ -48,6 +49,15 @@ def test_a_stage_whose_flow_runs_on_another_host_is_left_alone(tmp_path, sleeper
     note(home, ProcessRecord.of(sleeper.pid, "train"), flow=flow)
     assert reap(home) == []
     assert sleeper.poll() is None
+
+
+def test_a_stage_whose_run_somebody_has_just_taken_is_left_to_that_one(tmp_path, sleeper):
+    home = Home(tmp_path)
+    note(home, ProcessRecord.of(sleeper.pid, "train"), flow={"pid": 2**22 - 1, "pid_started": "boot:1"})
+    with acquire(home.run("run-1")):
+        assert reap(home) == []
+        assert sleeper.poll() is None
+    assert [record.pid for record in reap(home)] == [sleeper.pid]
 
 
 def test_a_pid_that_is_someone_elses_now_is_left_alone(tmp_path, sleeper):
