@@ -46,6 +46,11 @@ class Stop:
         self._signal: signal.Signals | None = None
         self._gives_back = gives_back
 
+    @property
+    def signalled(self) -> signal.Signals | None:
+        """The first signal that was noted."""
+        return self._signal
+
     def requested(self, run_directory: Path | None = None) -> StopRequest | None:
         """The request that holds now, if there is one.
 

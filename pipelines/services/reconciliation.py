@@ -7,7 +7,6 @@ cancelled. Two workers may do the same at the same time: the run's lease lets on
 """
 
 import contextlib
-import json
 import logging
 import threading
 import time
@@ -23,7 +22,7 @@ from pipelines.services.deployments import EXPERIMENTS, STUDIES
 from pipelines.services.flow_process import FlowProcess, flow_processes, forget
 from pipelines.services.server import client_settings
 from pipelines.state import RunState
-from rpg.files import now
+from rpg.files import now, read_json
 from storage.liveness import LeaseRecord, LeaseWatch, newest_lease
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 5.0
 _STARTING = timedelta(seconds=60)
 """How long a flow may take from the state that its worker gave it to the run's lease."""
+_ENDING_SECONDS = 15.0
+"""How long a flow may take from giving up its lease to telling the server how it ended."""
 _CRASHES = 3
 """A run whose flow has died so often without a new checkpoint is left alone."""
 _PAGE = 200
@@ -58,11 +59,15 @@ class Reconciliation:
 
         quick = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
         with client_settings(self._home, url), temporary_settings(quick), get_client(sync_client=True) as client:
+            message = ""
             while True:
                 try:
                     self.compare(client)
+                    message = ""
                 except Exception as error:  # An outage, mostly; the next round tries again.
-                    _log.warning("flow runs were not compared with the record: %s", error)
+                    if message != str(error):
+                        message = str(error)
+                        _log.warning("flow runs are not compared with the record: %s", message)
                 time.sleep(_ROUND_SECONDS)
 
     def compare(self, client: "SyncPrefectClient") -> None:
@@ -113,7 +118,7 @@ class Reconciliation:
                 self._set(client, flow_run, Running())
             return
         lease = newest_lease(directory)
-        if (process and process.is_alive) or (_may_be_starting(state, lease) and not state.is_crashed()):
+        if (process and process.is_alive) or _may_settle_by_itself(state, lease):
             return
         if state.is_cancelling():
             if own and record["status"] in ("running", "pending"):
@@ -186,9 +191,13 @@ def _age(state: "State[Any]") -> timedelta:
     return datetime.now(UTC) - state.timestamp
 
 
-def _may_be_starting(state: "State[Any]", lease: LeaseRecord | None) -> bool:
-    """Whether a worker may have begun this attempt a moment ago, so that it has no lease yet."""
-    before_lease = lease is None or datetime.fromisoformat(lease.at) < state.timestamp
+def _may_settle_by_itself(state: "State[Any]", lease: LeaseRecord | None) -> bool:
+    """Whether a flow of another host may have just ended, and is telling so, or just begun, and has no lease yet."""
+    if lease is not None and lease.released and lease.seconds_since_beat < _ENDING_SECONDS:
+        return True
+    if state.is_crashed() or state.is_cancelling():
+        return False
+    before_lease = lease is None or lease.seconds_since_beat > _age(state).total_seconds()
     return before_lease and _age(state) < _STARTING
 
 
@@ -196,8 +205,8 @@ def _crashes_again_and_again(run_directory: Path, lease: LeaseRecord | None) -> 
     """Whether the last flows of a run have all died without giving it back, and without a checkpoint among them."""
     if lease is None or lease.number < _CRASHES:
         return False
-    newest = (run_directory / "checkpoints").glob("step-*")
-    saved_at = max((path.stat().st_mtime for path in newest), default=0.0)
-    leases = [json.loads(path.read_text()) for path in sorted((run_directory / "leases").glob("*.json"))[-_CRASHES:]]
-    died = [not fields.get("released") for fields in leases]
-    return all(died) and saved_at < datetime.fromisoformat(leases[0]["since"]).timestamp()
+    last = [read_json(path) for path in sorted((run_directory / "leases").glob("*.json"))[-_CRASHES:]]
+    checkpoints = (run_directory / "checkpoints").glob("step-*")
+    saved_at = max((path.stat().st_mtime for path in checkpoints), default=0.0)
+    began_at = datetime.fromisoformat(last[0]["since"]).timestamp() if last[0].get("since") else 0.0
+    return not any(fields.get("released") for fields in last) and saved_at < began_at

@@ -1,16 +1,22 @@
 """A study on a Prefect server: its submission, and the flow run in which a worker does all its trials."""
 
+import signal
 from collections.abc import Callable
 from datetime import UTC
 from typing import Any
+from uuid import UUID
 
 from prefect import flow, get_run_logger
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
+from prefect.exceptions import Abort
 from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
+from pipelines.processes.stop import GIVEN_BACK
 from pipelines.running import frozen
+from pipelines.running.outbox import schedule_again
 from pipelines.services.client import api_url, prefect_client
 from pipelines.services.deployments import POOL, STUDIES, ensure_deployment
 from pipelines.services.submit import flow_run_link, note_idle_pool
@@ -35,9 +41,14 @@ def run_study_flow(name: str, document: str | dict[str, Any]) -> "State[Any]":
     home, study = Home.from_environment(), StudyDocument.from_json(given)
     # A flow run that waited in the queue while the study was cancelled is cancelled with it.
     asked_for = this_flow_run.scheduled_start_time.astimezone(UTC).isoformat(timespec="milliseconds")
+    stop = StudyStop(home, study.study.name, asked_for)
     try:
-        data = work(study, home, StudyStop(home, study.study.name, asked_for), say=get_run_logger().info)
+        data = work(study, home, stop, say=get_run_logger().info)
     except StudyInterruptedError:
+        if stop.signalled is signal.SIGTERM:  # The worker is being stopped: another one goes on.
+            with get_client(sync_client=True) as client:
+                schedule_again(client, UUID(this_flow_run.id), GIVEN_BACK)
+            raise Abort(GIVEN_BACK) from None
         return Cancelled(message=f"{name} goes on from here when it is submitted again")
     record = StudyRecord.of(data)
     write_study_report(home, record.name)
