@@ -10,13 +10,14 @@ from typing import Literal
 
 from pipelines.home import Home
 from pipelines.launchers import Finding, launcher_of, launchers
-from pipelines.services.server import is_healthy, running_services
+from pipelines.services.server import Services, answers, is_healthy, running_services, status_of_answer
+from pipelines.services.supervisord import ProcessState, Supervisor
 from rpg.files import read_json
 from rpg.processes.gpu_slots import holders, slots_here
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import SAMPLERS, engine_of
-from storage.liveness import is_alive, status_of
+from storage.liveness import status_of
 
 REQUIRED = ("torch", "transformers", "deepspeed", "datasets", "prefect", "duckdb", "pyarrow", "optuna", "pydantic")
 OPTIONAL = {
@@ -94,7 +95,8 @@ def _home(home: Home) -> Iterator[Finding]:
     low = free < _LOW_DISK_GIB
     yield Finding("home", "note" if low else "ok", f"{home.root}, {free:.1f} GiB free")
     mode = stat.S_IMODE(home.root.stat().st_mode) if home.root.exists() else 0
-    if mode & 0o077:
+    # Its group may pass through, where PostgreSQL has to run as a user of its own.
+    if mode & 0o067:
         message = f"other users can get at {home.root}: `chmod 700` keeps them out ({mode:o})"
         yield Finding("home's mode", "note", message)
     crashed = [
@@ -132,21 +134,30 @@ def _services(home: Home) -> Iterator[Finding]:
     if services is None:
         yield Finding("dashboard", "note", "not up; `rpg up` starts it, `rpg run` does without")
         return
-    if not is_healthy(services.url):
-        yield Finding("dashboard", "broken", f"{services.url} does not answer; see {home.logs / 'prefect-server.log'}")
-        return
-    yield Finding("dashboard", "ok", services.dashboard)
-    if services.worker is None or not is_alive(services.worker.pid, services.worker.started):
-        yield Finding(
-            "worker", "broken", f"not running; `rpg up` starts it again; see {home.logs / 'prefect-worker.log'}"
-        )
+    if is_healthy(services.url):
+        yield Finding("dashboard", "ok", services.dashboard)
     else:
-        yield Finding("worker", "ok", f"process {services.worker.pid}")
-    if services.studies is not None and is_alive(services.studies.pid, services.studies.started):
-        yield Finding("studies", "ok", services.studies_url)
-    else:
-        log = home.logs / "optuna-dashboard.log"
-        yield Finding("studies", "note", f"optuna-dashboard is not running; `rpg up` starts it again; see {log}")
+        without = "its database does not answer" if answers(f"{services.url}/health") else "does not answer"
+        yield Finding("dashboard", "broken", f"{services.url}: {without}; see {home.logs / 'prefect-server.log'}")
+    states = Supervisor(home, services.control_port).states()
+    for program in dict.fromkeys(process.program for process in states):
+        yield _program(home, services, [process for process in states if process.program == program])
+    if services.profile == "server":
+        refuses = status_of_answer(f"{services.url}/admin/version") == 401
+        message = "the API refuses who shows no password" if refuses else "the API answers who shows no password"
+        yield Finding("password", "ok" if refuses else "broken", message)
+
+
+def _program(home: Home, services: Services, processes: list[ProcessState]) -> Finding:
+    """Whether a program's processes run, and where it is to be seen, or else its log."""
+    name = processes[0].program
+    addresses = {"studies": services.studies_url, "record": services.record_url}
+    if all(process.state == "RUNNING" for process in processes):
+        pids = ", ".join(str(process.pid) for process in processes)
+        return Finding(name, "ok", addresses.get(name) or f"process {pids}")
+    states = ", ".join(process.state.lower() for process in processes)
+    log = home.logs / processes[0].log
+    return Finding(name, "note" if name == "studies" else "broken", f"{states}; `rpg up` starts it again; see {log}")
 
 
 def _gpu_slots() -> Iterator[Finding]:

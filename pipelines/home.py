@@ -39,6 +39,11 @@ class Home:
         return self.root / "prefect"
 
     @property
+    def services(self) -> Path:
+        """What `rpg up` keeps of its programs: their settings and passwords, PostgreSQL's and Redis' data."""
+        return self.root / "services"
+
+    @property
     def logs(self) -> Path:
         """Logs of the services."""
         return self.root / "logs"

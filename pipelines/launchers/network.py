@@ -15,6 +15,9 @@ def free_port(preferred: int | None = None) -> int:
     first = () if preferred is None else (preferred,)
     for port in (*first, *random.SystemRandom().sample(_PORTS, 50), 0):
         with socket.socket() as listener, contextlib.suppress(OSError):
+            if port == preferred:
+                # As a server does: connections that have just ended keep it from nobody.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("", port))
             return int(listener.getsockname()[1])
     raise OSError("no port of this machine is free")

@@ -79,7 +79,12 @@ class Child:
 
 
 def start(
-    command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None, attached: bool = True
+    command: Sequence[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    attached: bool = True,
+    directory: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own.
 
@@ -87,14 +92,20 @@ def start(
         log: its stdout and stderr are appended.
         environment: on top of this process's own.
         attached: it dies with the thread that calls this.
+        directory: where it works; None: where this process does.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
-        return _start(command, output, environment or {}, attached=attached)
+        return _start(command, output, environment or {}, attached=attached, directory=directory)
 
 
 def _start(
-    command: Sequence[str], output: BinaryIO, environment: Mapping[str, str], *, attached: bool
+    command: Sequence[str],
+    output: BinaryIO,
+    environment: Mapping[str, str],
+    *,
+    attached: bool,
+    directory: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         list(command),
@@ -102,6 +113,7 @@ def _start(
         stdout=output,
         stderr=subprocess.STDOUT,
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        cwd=directory,
         start_new_session=True,
         preexec_fn=partial(die_with_parent, os.getpid()) if attached else None,
     )

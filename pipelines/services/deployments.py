@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
+from pipelines.home import Home
+from pipelines.services.client import prefect_client
+
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
@@ -100,3 +103,13 @@ def ensure_queue(client: "SyncPrefectClient", pool: str, priority: Priority) -> 
 def workers_of(client: "SyncPrefectClient", pool: str) -> list[str]:
     """Names of the workers that take flow runs from a pool now."""
     return [worker.name for worker in client.read_workers_for_work_pool(pool) if worker.status == "ONLINE"]
+
+
+def renew_deployments(home: Home, url: str, pool: str = POOL) -> None:
+    """Makes both deployments in a pool where they are missing or an earlier version's.
+
+    Before a worker starts: what was scheduled for it, by an earlier version too, must be there for it to import.
+    """
+    with prefect_client(home, url) as client:
+        for deployment in (EXPERIMENTS, STUDIES):
+            ensure_deployment(client, deployment, pool)

@@ -1,4 +1,4 @@
-"""The Prefect API: a child of ours for the time of a command (embedded), or the one that `rpg up` keeps running.
+"""The Prefect API that a command reports to: the one that `rpg up` keeps running, or a child of its own.
 
 Prefect's own ephemeral server outlives a flow that is killed. Ours is started from the main thread and dies with it.
 """
@@ -20,11 +20,13 @@ from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_tail, start
+from pipelines.services.credentials import AUTH_VARIABLE, auth_string
+from pipelines.services.settings import Profile, client_environment, embedded_environment
 from rpg.files import read_json, write_json
 from storage.liveness import is_alive, start_of
 
-START_SECONDS = 120.0
-"""A first start migrates a new database: 11 s on an idle machine with two cores, several times that on a busy one."""
+START_SECONDS = 300.0
+"""A first start migrates a new database: 11 s on an idle machine with two cores, ten times that on a very busy one."""
 _STOP_SECONDS = 5.0
 
 
@@ -38,17 +40,25 @@ class Services:
 
     url: str
     """The API's: http://.../api."""
-    server: ProcessRecord
-    worker: ProcessRecord | None = None
-    studies: ProcessRecord | None = None
-    """optuna-dashboard; None where it is not installed, or has not come up."""
+    supervisor: ProcessRecord
+    """supervisord, which keeps all the programs alive."""
+    control_port: int
+    """Where supervisord takes orders."""
+    profile: Profile = "embedded"
     studies_url: str = ""
-    """Its address for a browser; empty without it."""
+    """The address of optuna-dashboard for a browser; empty where it is not installed, or has not come up."""
+    record_url: str = ""
+    """The address of the reports and the record's files; empty in the embedded profile."""
 
     @property
     def dashboard(self) -> str:
         """The address for a browser."""
         return self.url.removesuffix("/api")
+
+    @property
+    def port(self) -> int:
+        """The dashboard's port."""
+        return int(self.dashboard.rpartition(":")[2])
 
     def write(self, home: Home) -> None:
         """Writes it where other commands look."""
@@ -61,30 +71,12 @@ def services_file(home: Home) -> Path:
 
 
 def running_services(home: Home) -> Services | None:
-    """What `rpg up` has started, if its server is still alive."""
+    """What `rpg up` has started, if its supervisord is still alive."""
     fields = read_json(services_file(home))
-    server = ProcessRecord.parse(fields.get("server") or {})
-    if server is None or not is_alive(server.pid, server.started):
+    supervisor = ProcessRecord.parse(fields.get("supervisor") or {})
+    if supervisor is None or not is_alive(supervisor.pid, supervisor.started):
         return None
-    worker, studies = (ProcessRecord.parse(fields.get(name) or {}) for name in ("worker", "studies"))
-    return Services(fields["url"], server, worker, studies, fields.get("studies_url", ""))
-
-
-def environment(home: Home, url: str) -> dict[str, str]:
-    """Settings for every Prefect process of ours: a home of its own, no analytics, short logs."""
-    return {
-        "PREFECT_HOME": str(home.prefect),
-        "PREFECT_PROFILES_PATH": str(home.prefect / "profiles.toml"),
-        "PREFECT_API_URL": url,
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
-        "PREFECT_SERVER_UI_API_URL": url,
-        # The older dashboard shows Mermaid as text.
-        "PREFECT_SERVER_UI_V2_ENABLED": "true",
-        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-        "PREFECT_CLI_PROMPT": "false",
-        "DO_NOT_TRACK": "1",
-    }
+    return Services(**fields | {"supervisor": supervisor})
 
 
 def server_command(host: str, port: int) -> list[str]:
@@ -96,38 +88,47 @@ def server_command(host: str, port: int) -> list[str]:
     ]
 
 
-def answers(address: str, timeout: float = 2.0) -> bool:
-    """Whether a GET of the address is answered with status 200 within `timeout` seconds."""
+def status_of_answer(address: str, timeout: float = 2.0) -> int:
+    """The status with which a GET of the address is answered; 0 where that takes more than `timeout` seconds."""
     try:
         with urllib.request.urlopen(address, timeout=timeout) as answer:
-            return bool(answer.status == 200)
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return int(error.code)
     except (urllib.error.URLError, OSError, ValueError):
-        return False
+        return 0
+
+
+def answers(address: str, timeout: float = 2.0) -> bool:
+    """Whether a GET of the address is answered with status 200 within `timeout` seconds."""
+    return status_of_answer(address, timeout) == 200
 
 
 def is_healthy(url: str, timeout: float = 2.0) -> bool:
-    """Whether a Prefect API answers at the URL."""
-    return answers(f"{url}/health", timeout)
+    """Whether a Prefect API answers at the URL, and its database answers it."""
+    return answers(f"{url}/ready", timeout)
 
 
 def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: float = START_SECONDS) -> None:
     """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over."""
-    wait_until_answers(f"{url}/health", "the Prefect server", process, log, timeout)
-
-
-def wait_until_answers(
-    address: str, service: str, process: Popen[bytes], log: Path, timeout: float = START_SECONDS
-) -> None:
-    """Returns when the address answers. Raises ServiceError, which names `service`, when its process ends first, or
-    `timeout` seconds are over.
-    """
     deadline = time.monotonic() + timeout
-    while not answers(address):
+    while not is_healthy(url):
         if process.poll() is not None:
-            raise ServiceError(f"{service} ended while starting; {log}:\n{log_tail(log)}")
+            raise ServiceError(f"the Prefect server ended while starting; {log}:\n{log_tail(log)}")
         if time.monotonic() > deadline:
-            raise ServiceError(f"{service} did not answer within {timeout:g} s; see {log}")
+            raise ServiceError(f"the Prefect server did not answer within {timeout:g} s; see {log}")
         time.sleep(0.1)
+
+
+def auth_string_for(home: Home, url: str) -> str:
+    """What a client shows to the API at the URL: the string made for this home's own server profile, at any other URL
+    PREFECT_API_AUTH_STRING; empty where there is none.
+    """
+    services = running_services(home)
+    if services is not None and services.url == url:
+        return auth_string(home) if services.profile == "server" else ""
+    return os.environ.get(AUTH_VARIABLE, "")
 
 
 class EmbeddedServer:
@@ -148,7 +149,7 @@ class EmbeddedServer:
         self._home.create()
         self._home.prefect.mkdir(parents=True, exist_ok=True)
         self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
-        settings = environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_FINAL": "1"}
+        settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
         self._process = start(server_command("127.0.0.1", self._port), self._log, environment=settings)
         parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
         write_json(self._record, asdict(ProcessRecord.of(self._process.pid, "server")) | parent)
@@ -218,14 +219,22 @@ _SILENT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGIN
 @contextlib.contextmanager
 def client_settings(home: Home, url: str) -> Iterator[None]:
     """Within the block Prefect in this process uses this API, sends no heartbeat, and prints nothing."""
+    shown = auth_string_for(home, url)
     if "prefect" not in sys.modules:
-        os.environ.update(environment(home, url) | _SILENT)
+        os.environ.update(client_environment(home, url, shown) | _SILENT)
     logging.raiseExceptions = False  # The same, of its handler of log records.
-    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_URL,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        PREFECT_HOME,
+        temporary_settings,
+    )
 
     # The heartbeat's thread sleeps in steps of a second and is waited for at each flow's end.
     settings: dict[Any, Any] = {
         PREFECT_API_URL: url,
+        PREFECT_API_AUTH_STRING: shown or None,
         PREFECT_HOME: home.prefect,
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
     }

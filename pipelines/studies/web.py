@@ -1,16 +1,18 @@
 """optuna-dashboard over every study of the home: `python -m pipelines.studies.web PORT`, as `rpg up` starts it.
 
 optuna-dashboard opens one storage, and the home has a journal for each study: they are read here as one storage, which
-refuses to write. With RPG_STUDIES_URL it is the database. The page ends with the server of `rpg up`.
+refuses to write. With RPG_STUDIES_URL it is the database.
 """
 
+import base64
 import copy
+import hmac
 import os
 import sys
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from socketserver import ThreadingMixIn
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import optuna
@@ -23,14 +25,14 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_dashboard import wsgi
 
 from pipelines.home import Home
-from pipelines.services.server import running_services
 from pipelines.studies.storage import JOURNAL, URL, open_database
-from storage.liveness import is_alive
+from specs.errors import Issue, RpgError, SpecError
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 _IDS = 10**9
 """Between the ids of two storages. Those of nine million storages are whole numbers to a browser, too."""
-_LOOK_SECONDS = 1.0
-"""Between two looks at whether the server of `rpg up` lives."""
 
 
 class Journals:
@@ -180,18 +182,44 @@ def studies_storage(home: Home) -> ReadOnlyStorage:
     return ReadOnlyStorage(Journals(home).storages)
 
 
-def serve(home: Home, port: int) -> None:
-    """Answers at the port of this machine alone for as long as the server of `rpg up` lives."""
-    services = running_services(home)
-    if services is None:
-        sys.exit("`rpg up` starts this page")
+def guarded(application: "WSGIApplication", expected: str) -> "WSGIApplication":
+    """The application, `/ready`, and HTTP basic authentication, which only `/ready` goes without.
+
+    Args:
+        expected: `user:password`; empty: nobody is asked for a password.
+    """
+    authorization = b"Basic " + base64.b64encode(expected.encode())
+
+    def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/ready":
+            start_response("200 OK", [("content-type", "text/plain")])
+            return [b"ready"]
+        if expected and not hmac.compare_digest(environ.get("HTTP_AUTHORIZATION", "").encode(), authorization):
+            start_response("401 Unauthorized", [("www-authenticate", 'Basic realm="rpg"')])
+            return [b"log in with the auth string of the Prefect server"]
+        return application(environ, start_response)
+
+    return answer
+
+
+def serve(home: Home, host: str, port: int) -> None:
+    """Answers until it is ended. With PREFECT_SERVER_API_AUTH_STRING it asks for that password, as the server does.
+
+    Raises:
+        SpecError: other machines could reach it and no password is set.
+    """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    application = wsgi(studies_storage(home))
-    with make_server("127.0.0.1", port, application, server_class=_Server, handler_class=_Handler) as server:
-        server.timeout = _LOOK_SECONDS
-        while is_alive(services.server.pid, services.server.started):
-            server.handle_request()
+    auth_string = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
+    if not auth_string and host != "127.0.0.1":
+        hint = "set PREFECT_SERVER_API_AUTH_STRING=user:password"
+        raise SpecError(Issue("other machines could read every study, without a password", hint=hint))
+    application = guarded(wsgi(studies_storage(home)), auth_string)
+    with make_server(host, port, application, server_class=_Server, handler_class=_Handler) as server:
+        server.serve_forever()
 
 
 if __name__ == "__main__":
-    serve(Home.from_environment(), int(sys.argv[1]))
+    try:
+        serve(Home.from_environment(), os.environ.get("RPG_WEB_HOST") or "127.0.0.1", int(sys.argv[1]))
+    except RpgError as error:
+        sys.exit(str(error))

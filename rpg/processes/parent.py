@@ -22,20 +22,21 @@ def share_cores() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def die_with_parent(parent: int | None = None) -> None:
+def die_with_parent(parent: int | None = None, *, number: signal.Signals = signal.SIGKILL) -> None:
     """Asks Linux to kill this process when the thread that started it ends; kills it now if that has happened already.
 
-    The signal is SIGKILL, reaches no grandchildren, and fires when the starting thread, not process, ends: start
+    The signal reaches no grandchildren, and fires when the starting thread, not process, ends: start
     children from the main thread. Elsewhere than on Linux this does nothing. A process of ours calls it first thing;
     for a program that is not ours it is the `preexec_fn`: `partial(die_with_parent, os.getpid())`.
 
     Args:
         parent: id of the process that started this one, if known. Else one adopted by init counts as orphaned.
+        number: the signal.
     """
     if _LIBC is None:
         return
     before = os.getppid()
-    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     # A parent that ended before the request will send no signal.
     expected = parent if parent is not None else before

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from live import SPEC, Lab
+from server_profile import IS_INSTALLED, ServerLab, server_profile
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +34,12 @@ def lab(prepared_home: Path, tmp_path: Path) -> Iterator[Lab]:
     lab.spec.write_text(SPEC)
     yield lab
     lab.clean_up()
+
+
+@pytest.fixture(scope="module")
+def server_lab() -> Iterator[ServerLab]:
+    """A home whose server profile is up, with one worker. Its first run makes what several runs share."""
+    if not IS_INSTALLED:
+        pytest.skip("PostgreSQL or Redis is not installed")
+    with server_profile() as lab:
+        yield lab

@@ -17,6 +17,8 @@ from pipelines.home import Home
 from rpg.files import read_json
 from storage import Store
 
+COMMAND = "from pipelines.cli import main; main()"
+"""The command line, as a program for `python -c`."""
 SPEC = """\
 name: tiny
 question: Does a run survive what is done to it?
@@ -79,7 +81,7 @@ class Lab:
     ) -> subprocess.Popen[str]:
         """`rpg ...` in the background, in a session of its own."""
         sets = [word for override in overrides for word in ("--set", override)]
-        return self.start_program("from pipelines.cli import main; main()", *arguments, *sets, prefix=prefix)
+        return self.start_program(COMMAND, *arguments, *sets, prefix=prefix)
 
     def start_program(self, program: str, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         """A Python program in the background, in a session of its own. `prefix`: a command that runs it."""

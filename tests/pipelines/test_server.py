@@ -20,6 +20,7 @@ from pipelines.services.server import (
     services_file,
     wait_until_healthy,
 )
+from pipelines.services.stack import down
 from rpg.files import read_json, write_json
 from storage.liveness import is_alive
 
@@ -63,18 +64,29 @@ def test_a_server_whose_call_was_killed_is_ended_by_the_next_command(tmp_path):
 def test_services_whose_server_is_gone_are_not_running(tmp_path):
     home = Home(tmp_path)
     assert running_services(home) is None
-    Services("http://127.0.0.1:9/api", ProcessRecord(2**22 - 1, 2**22 - 1, 1.0, "server")).write(home)
+    Services("http://127.0.0.1:9/api", ProcessRecord(2**22 - 1, 2**22 - 1, "boot:1", "supervisord"), 9).write(home)
     assert running_services(home) is None
 
 
-def test_services_of_a_version_that_knew_no_dashboard_of_studies_are_read(tmp_path):
-    home, server = Home(tmp_path), ProcessRecord.of(psutil.Process().pid, "server")
-    write_json(services_file(home), {"url": "http://127.0.0.1:9/api", "server": asdict(server), "worker": None})
-    assert running_services(home) == Services("http://127.0.0.1:9/api", server)
+def test_down_ends_what_a_version_without_supervisord_has_left_up(tmp_path):
+    home = Home(tmp_path)
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    server, worker = (subprocess.Popen(sleeping, start_new_session=True) for _ in range(2))
+    try:
+        records = {"server": asdict(ProcessRecord.of(server.pid)), "worker": asdict(ProcessRecord.of(worker.pid))}
+        write_json(services_file(home), {"url": "http://127.0.0.1:9/api", **records, "studies": None})
+        assert down(home)
+        assert not psutil.pid_exists(server.pid)
+        assert not psutil.pid_exists(worker.pid)
+        assert not down(home)
+    finally:
+        for process in (server, worker):
+            process.kill()
+            process.wait()
 
 
 def test_a_command_starts_its_own_server_where_the_one_that_is_up_does_not_answer(tmp_path):
     home, me = Home(tmp_path), psutil.Process()
-    Services("http://127.0.0.1:9/api", ProcessRecord.of(me.pid, "server")).write(home)
+    Services("http://127.0.0.1:9/api", ProcessRecord.of(me.pid, "supervisord"), 9).write(home)
     with Api(home) as api:
         assert api.url != "http://127.0.0.1:9/api"

@@ -1,5 +1,6 @@
 """optuna-dashboard shows every study of the home, those to come too, and changes none."""
 
+import base64
 import json
 import os
 import socket
@@ -23,8 +24,7 @@ from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.processes.reap import ProcessRecord
-from pipelines.services.server import Services, answers
+from pipelines.services.server import answers
 from pipelines.studies.storage import URL
 from pipelines.studies.study import run_study
 from pipelines.studies.web import studies_storage
@@ -57,15 +57,32 @@ def ended(command: list[str], **environment: str) -> Iterator["subprocess.Popen[
 
 
 @pytest.fixture
-def page(home: Home) -> Iterator[tuple[str, "subprocess.Popen[bytes]", "subprocess.Popen[bytes]"]]:
-    """The page's address, its process, and a process in the place of the server of `rpg up`."""
+def page(home: Home) -> Iterator[str]:
+    """The page's address."""
     port = free_port()
-    with ended([sys.executable, "-c", "import time; time.sleep(600)"]) as server:
-        Services("http://127.0.0.1:9/api", ProcessRecord.of(server.pid, "server")).write(home)
-        command = [sys.executable, "-m", "pipelines.studies.web", str(port)]
-        with ended(command, RPG_HOME=str(home.root)) as process:
-            wait_for(lambda: answers(f"http://127.0.0.1:{port}"), what="the page")
-            yield f"http://127.0.0.1:{port}", process, server
+    command = [sys.executable, "-m", "pipelines.studies.web", str(port)]
+    with ended(command, RPG_HOME=str(home.root)):
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}"), what="the page")
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_the_page_asks_for_the_password_where_the_server_has_one(home):
+    port = free_port()
+    command = [sys.executable, "-m", "pipelines.studies.web", str(port)]
+    with ended(command, RPG_HOME=str(home.root), PREFECT_SERVER_API_AUTH_STRING="rpg:secret"):
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/ready"), what="the page")
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/api/studies")
+        for given in (None, "rpg:wrong"):
+            if given:
+                request.add_header("authorization", f"Basic {base64.b64encode(given.encode()).decode()}")
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=30)
+            refused.value.close()
+            assert refused.value.code == 401
+            assert refused.value.headers["www-authenticate"].startswith("Basic")
+        request.add_header("authorization", f"Basic {base64.b64encode(b'rpg:secret').decode()}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert json.loads(answer.read()) == {"study_summaries": []}
 
 
 def asked(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
@@ -80,7 +97,7 @@ def asked(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
 
 
 def test_the_page_shows_every_study_and_changes_none(home, page):
-    address, process, server = page
+    address = page
     assert asked(f"{address}/api/studies") == (200, {"study_summaries": []})
     add_study(home, "later")
     add_study(home, "early", 4, PAUSING)
@@ -108,9 +125,6 @@ def test_the_page_shows_every_study_and_changes_none(home, page):
     # A connection that a browser opened ahead holds up nobody.
     with closing(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))):
         assert asked(f"{address}/api/studies")[0] == 200
-    server.kill()
-    server.wait()
-    assert process.wait(timeout=60) == 0, "the page ends with the server"
 
 
 def ids(storage: BaseStorage) -> dict[str, int]:

@@ -7,10 +7,13 @@ import subprocess
 import urllib.request
 from typing import Any
 
+import psutil
 import pytest
 from live import SPEC, Lab, finished, kill, wait_for
 
 from pipelines.services.deployments import EXPERIMENTS, POOL, STUDIES, Deployment
+from pipelines.services.server import answers, is_healthy, running_services
+from pipelines.services.supervisord import Supervisor
 from rpg.files import read_json
 
 LONG = ("training.steps=2000", "training.checkpoint.every_steps=500", "seeds=[0,1]")
@@ -100,31 +103,71 @@ def test_the_entrypoint_of_a_deployment_is_the_flow_that_it_names(deployment: De
 def test_a_deployment_of_an_earlier_version_is_renewed_and_one_of_this_version_keeps_its_schedules(stack) -> None:
     lab, api = stack
     made = write_as_before(api)
-    kill(read_json(lab.home.prefect / "server.json")["studies"]["pid"])
-    assert_up_without_a_dashboard_of_studies(lab)
+    assert "\nstudies: http://127.0.0.1:" in lab.rpg("up").out
     renewed = {name: call(f"{api}/deployments/name/{name}") for name in made}
     assert {name: deployment["id"] for name, deployment in renewed.items()} == made
     assert {deployment["entrypoint"] for deployment in renewed.values()} == {EXPERIMENTS.entrypoint, STUDIES.entrypoint}
     for deployment in made.values():
         call(f"{api}/deployments/{deployment}/schedules", [{"schedule": {"cron": "0 0 1 1 *"}}])
-    assert "\nstudies: http://127.0.0.1:" in lab.rpg("up").out
+    assert lab.rpg("up").code == 0
     assert [len(call(f"{api}/deployments/name/{name}")["schedules"]) for name in made] == [1, 1]
 
 
-def assert_up_without_a_dashboard_of_studies(lab: Lab) -> None:
-    """Where optuna-dashboard is not installed, `rpg up` says so and starts the rest."""
+def test_where_optuna_dashboard_is_not_installed_the_rest_starts_and_says_so(lab: Lab) -> None:
     uninstalled = "import sys; sys.modules['optuna_dashboard'] = None; from pipelines.cli import main; main()"
     result = finished(lab.start_program(uninstalled, "up"))
-    assert result.code == 0
-    assert result.err == "no dashboard of studies: pip install 'rpg-experiments[dashboard]'\n"
-    assert result.out.count("http://") == 1
+    try:
+        assert result.code == 0
+        assert result.err == "no dashboard of studies: pip install 'rpg-experiments[dashboard]'\n"
+        assert result.out.count("http://") == 1
+    finally:
+        lab.rpg("down")
+
+
+def test_what_dies_is_started_again_and_up_says_what_it_cannot_change(stack) -> None:
+    lab, api = stack
+    services = running_services(lab.home)
+    assert services is not None
+    supervisor = Supervisor(lab.home, services.control_port)
+    before = {program: supervisor.pids(program) for program in ("api", "studies", "worker")}
+    assert all(len(pids) == 1 for pids in before.values())
+    for pids in before.values():
+        kill(pids[0])
+    wait_for(lambda: is_healthy(api) and answers(f"{services.studies_url}/ready"), what="both pages, once more")
+    again = lab.rpg("up", "--json")
+    assert json.loads(again.out)["api"] == api
+    after = {program: supervisor.pids(program) for program in before}
+    assert all(len(pids) == 1 and pids != before[program] for program, pids in after.items()), "one of each"
+
+    other = lab.rpg("up", "--port", "9", "--workers", "2")
+    assert other.code == 1
+    up_already = f"profile embedded is up at {services.dashboard} with 1 worker"
+    assert other.err == f"{up_already}; `rpg down`, then `rpg up --port 9 --workers 2`\n"
+
+
+def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_each(stack) -> None:
+    lab, _ = stack
+    services = running_services(lab.home)
+    assert services is not None
+    programs = [psutil.Process(services.supervisor.pid), *psutil.Process(services.supervisor.pid).children()]
+    kill(services.supervisor.pid)
+    assert lab.rpg("up").code == 0
+    assert not any(program.is_running() for program in programs)
+    started = running_services(lab.home)
+    assert started is not None
+    states = Supervisor(lab.home, started.control_port).states()
+    assert {state.program: state.state for state in states if state.pid}.keys() == {"api", "studies", "worker"}
+    assert lab.rpg("down").err == "what was up is down\n"
+    assert lab.rpg("down").err == "nothing was up\n"
 
 
 @pytest.mark.long
 def test_a_run_that_was_scheduled_by_an_earlier_version_runs_after_the_upgrade(stack) -> None:
     lab, api = stack
+    services = running_services(lab.home)
+    assert services is not None
     # Nobody takes it up meanwhile.
-    kill(read_json(lab.home.prefect / "server.json")["worker"]["pid"])
+    Supervisor(lab.home, services.control_port).stop("worker")
     (submitted,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)
     write_as_before(api)
     assert lab.rpg("up").code == 0

@@ -16,7 +16,8 @@ from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.supervisor import start
 from pipelines.services.deployments import EXPERIMENTS
-from pipelines.services.server import environment, server_command, wait_until_healthy
+from pipelines.services.server import server_command, wait_until_healthy
+from pipelines.services.settings import embedded_environment
 
 PASSWORD = "admin:correct horse"
 
@@ -28,7 +29,7 @@ class Server:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}/api"
         self.home = home
-        settings = environment(home, self.url) | {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD}
+        settings = embedded_environment(home, self.url) | {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD}
         log = home.logs / "server.log"
         self.process = start(server_command("127.0.0.1", port), log, environment=settings)
         wait_until_healthy(self.url, self.process, log)

@@ -1,8 +1,8 @@
-"""`rpg up`: a Prefect server, a worker and the studies' dashboard on this machine."""
+"""`rpg up`: a Prefect server, workers and the pages of studies and of the record on this machine."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,29 +11,41 @@ from pipelines.cli.options import AsJson
 
 def up(
     port: Annotated[int, typer.Option(help="Of the Prefect dashboard; 0: 4200, or a free one if that is taken.")] = 0,
+    profile: Annotated[
+        Literal["embedded", "server"] | None,
+        typer.Option(help="embedded: SQLite, the default. server: PostgreSQL, Redis and a password."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="How many; 0: one.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Starts a Prefect server, a worker and optuna-dashboard here and prints both dashboards' addresses.
+    """Starts a Prefect server, workers and optuna-dashboard here and prints the addresses of the dashboards.
 
-    They run until `rpg down`. optuna-dashboard shows all studies and changes none. Where it is not installed
-    (`pip install "rpg-experiments[dashboard]"`) the others start without it.
+    They run until `rpg down`; what dies is started again. optuna-dashboard shows all studies and changes none. Where it
+    is not installed (`pip install "rpg-experiments[dashboard]"`) the others start without it.
+
+    --profile server is for a team: PostgreSQL and Redis (from the system's packages), two processes for the API, one
+    for Prefect's background services, a page of all reports. Who asks logs in with the string that is made at the first
+    start in services/secrets/auth under RPG_HOME; other commands of this home find it there.
     """
     import json
     import sys
 
     from pipelines.home import Home
     from pipelines.services.server import ServiceError
-    from pipelines.services.worker import up as start_services
+    from pipelines.services.stack import Wanted
+    from pipelines.services.stack import up as start_services
 
+    wanted = Wanted(port, profile, workers)
     try:
-        services = start_services(Home.from_environment(), port, say=lambda line: print(line, file=sys.stderr))
+        services = start_services(Home.from_environment(), wanted, say=lambda line: print(line, file=sys.stderr))
     except ServiceError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None
+    pages = {"studies": services.studies_url or None, "record": services.record_url or None}
     if as_json:
-        studies = services.studies_url or None
-        print(json.dumps({"dashboard": services.dashboard, "api": services.url, "studies": studies}))
-    else:
-        print(services.dashboard)
-        if services.studies_url:
-            print(f"studies: {services.studies_url}")
+        print(json.dumps({"dashboard": services.dashboard, "api": services.url, **pages}))
+        return
+    print(services.dashboard)
+    for name, address in pages.items():
+        if address:
+            print(f"{name}: {address}")

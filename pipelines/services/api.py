@@ -1,0 +1,28 @@
+"""One process that serves the Prefect API: `python -m pipelines.services.api`, as supervisord starts it.
+
+supervisord opens the port and hands it over as standard input, so that several such processes share one port. Not
+Prefect's own `server start --workers`: its processes outlive a killed parent and keep the port, so that nothing can
+start it again.
+"""
+
+import socket
+
+import uvicorn
+
+
+def main() -> None:
+    """Serves until it is told to end; settings come from the environment."""
+    # Built from the descriptor, the socket knows that it is TCP; `uvicorn --fd` would not, and delay small answers.
+    with socket.socket(fileno=0) as listener:
+        config = uvicorn.Config(
+            "prefect.server.api.server:create_app",
+            factory=True,
+            lifespan="on",
+            log_level="warning",
+            timeout_graceful_shutdown=2,
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

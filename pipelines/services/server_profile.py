@@ -1,0 +1,86 @@
+"""What the server profile has beyond the embedded one: PostgreSQL, Redis, background services apart, a password."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from pipelines.home import Home
+from pipelines.processes.supervisor import log_tail
+from pipelines.services.backends import PREFECT_DATABASE, STUDIES_DATABASE, Postgres, Redis
+from pipelines.services.credentials import auth_string
+from pipelines.services.server import ServiceError
+from pipelines.services.settings import server_environment
+from pipelines.services.supervisord import Program, Supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProfile:
+    """The programs that only this profile has, and what it tells the others."""
+
+    home: Home
+    url: str
+    """The API's."""
+    postgres: Postgres
+    redis: Redis
+
+    @classmethod
+    def prepare(cls, home: Home, url: str) -> "ServerProfile":
+        """Makes the database cluster where there is none. Raises ServiceError for whatever is not installed."""
+        for package in ("prefect_redis", "psycopg"):
+            if importlib.util.find_spec(package) is None:
+                raise ServiceError(f"{package} is not installed: pip install 'rpg-experiments[server]'")
+        return cls(home, url, Postgres.prepare(home), Redis.prepare(home))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the processes of the Prefect server."""
+        return server_environment(
+            self.home,
+            self.url,
+            database=self.postgres.address(PREFECT_DATABASE),
+            redis=self.redis.address,
+            auth_string=auth_string(self.home),
+        )
+
+    @property
+    def backends(self) -> list[Program]:
+        """What has to answer before any process of the Prefect server starts."""
+        return [self.postgres.program(), self.redis.program()]
+
+    def start_backends(self, supervisor: Supervisor) -> None:
+        """Returns when both answer and Prefect's database is up to date. Raises ServiceError where that fails."""
+        for program in self.backends:
+            supervisor.run(program.name)
+        for program, answers in zip(self.backends, (self.postgres.answers, self.redis.answers), strict=True):
+            supervisor.wait(program, answers)
+        self.postgres.make_databases()
+        log = self.home.logs / "prefect-migration.log"
+        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+        with log.open("ab") as output:
+            done = subprocess.run(command, env=os.environ | self.environment, stdout=output, stderr=output)
+        if done.returncode != 0:
+            raise ServiceError(f"Prefect's database could not be brought up to date; {log}:\n{log_tail(log)}")
+
+    def background_services(self) -> Program:
+        """Scheduling, late runs, events, automations: one process."""
+        command = [sys.executable, "-m", "prefect", "server", "services", "start"]
+        return Program("services", command, self.environment, log="prefect-services.log")
+
+    def record_page(self, port: int) -> Program:
+        """The reports and the record's files, read-only."""
+        environment = self.of_pages | {"RPG_WEB_PORT": str(port)}
+        address = f"http://127.0.0.1:{port}/ready"
+        return Program("record", [sys.executable, "-m", "pipelines.web"], environment, address=address)
+
+    @property
+    def of_workers(self) -> dict[str, str]:
+        """For workers: where the home and the studies are."""
+        studies = f"postgresql://{self.postgres.address(STUDIES_DATABASE)}"
+        return {"RPG_HOME": str(self.home.root), "RPG_STUDIES_URL": studies}
+
+    @property
+    def of_pages(self) -> dict[str, str]:
+        """For the pages of studies and of the record, which ask for the same password as the server."""
+        return self.of_workers | {"PREFECT_SERVER_API_AUTH_STRING": auth_string(self.home)}

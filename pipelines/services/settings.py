@@ -1,0 +1,75 @@
+"""What the processes of Prefect are told through their environment, here and in docker-compose.yml."""
+
+from typing import Literal
+
+from pipelines.home import Home
+from pipelines.services.credentials import AUTH_VARIABLE
+
+Profile = Literal["embedded", "server"]
+"""embedded: one API process on SQLite. server: PostgreSQL, Redis, several API processes, background services apart."""
+API_PROCESSES = 2
+"""Of the server profile."""
+
+# The dashboard's second version: the first shows Mermaid as text.
+_EVERY_SERVER = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_V2_ENABLED": "true",
+    "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    "DO_NOT_TRACK": "1",
+}
+SHARED_STATE = {
+    "PREFECT_SERVER_EVENTS_MESSAGING_BROKER": "prefect_redis.messaging",
+    "PREFECT_SERVER_EVENTS_MESSAGING_CACHE": "prefect_redis.messaging",
+    "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "prefect_redis.ordering",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
+    "PREFECT_SERVER_WORKER_CHANNEL_CLEANUP_QUEUE_STORAGE": "prefect_redis.cleanup_queue",
+    # Brought up to date once, before any process starts: two that migrate at the same time spoil it.
+    "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
+}
+"""What several processes of one server keep in Redis instead of in memory."""
+API_ONLY = {"PREFECT__SERVER_WEBSERVER_ONLY": "1"}
+"""Of a process that answers requests and leaves the background services to another."""
+
+
+def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str, str]:
+    """For every process of ours that talks to an API; `auth_string` is what it shows there, empty for none."""
+    environment = {
+        "PREFECT_HOME": str(home.prefect),
+        "PREFECT_PROFILES_PATH": str(home.prefect / "profiles.toml"),
+        "PREFECT_API_URL": url,
+        "PREFECT_CLI_PROMPT": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    return environment | ({AUTH_VARIABLE: auth_string} if auth_string else {})
+
+
+def embedded_environment(home: Home, url: str) -> dict[str, str]:
+    """For the one API process on SQLite."""
+    return client_environment(home, url) | {
+        **_EVERY_SERVER,
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
+        "PREFECT_SERVER_UI_API_URL": url,
+        "PREFECT__SERVER_FINAL": "1",
+    }
+
+
+def server_environment(home: Home, url: str, *, database: str, redis: str, auth_string: str) -> dict[str, str]:
+    """For each process of the Prefect server in the server profile, that of the background services too.
+
+    Args:
+        url: the API's, as a browser reaches it.
+        database: `user:password@host:port/name` of PostgreSQL.
+        redis: `:password@host:port`.
+        auth_string: what a client has to show.
+    """
+    # The services ask their own API too: they are clients.
+    return client_environment(home, url, auth_string) | {
+        **_EVERY_SERVER,
+        **SHARED_STATE,
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{database}",
+        "PREFECT_REDIS_MESSAGING_URL": f"redis://{redis}/0",
+        "PREFECT_SERVER_DOCKET_URL": f"redis://{redis}/1",
+        "PREFECT_SERVER_UI_API_URL": url,
+        "PREFECT_SERVER_API_AUTH_STRING": auth_string,
+        "PREFECT__SERVER_FINAL": "1",
+    }

@@ -1,0 +1,201 @@
+"""`rpg up` and `rpg down`: the programs of a profile, their start and their end."""
+
+import contextlib
+import importlib.util
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import psutil
+
+from pipelines.home import Home
+from pipelines.launchers.network import free_port
+from pipelines.processes.reap import ProcessRecord, end, reap
+from pipelines.services.deployments import POOL, renew_deployments
+from pipelines.services.flow_process import flow_processes, identity, stop_flows
+from pipelines.services.server import (
+    ServiceError,
+    Services,
+    is_healthy,
+    running_services,
+    services_file,
+)
+from pipelines.services.server_profile import ServerProfile
+from pipelines.services.settings import API_ONLY, API_PROCESSES, Profile, embedded_environment
+from pipelines.services.supervisord import Program, Supervisor, end_supervisor
+from rpg.files import read_json
+
+DEFAULT_PORT = 4200
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of `rpg up`."""
+
+    port: int = 0
+    """Of the Prefect dashboard; 0: 4200, or any free one where that is taken."""
+    profile: Profile | None = None
+    """None: the one that is up, else embedded."""
+    workers: int = 0
+    """How many; 0: as many as are up, else one."""
+
+
+def up(home: Home, wanted: Wanted, *, say: Callable[[str], None] = lambda _: None) -> Services:
+    """Starts the programs of a profile, or those of them that do not run, and renews the deployments.
+
+    Returns when the dashboards answer. Without that of studies it returns too.
+
+    Args:
+        say: is given a message where there is no dashboard of studies: why.
+    Raises:
+        ServiceError: a program does not come up, or something else is up than what was asked for.
+    """
+    home.create()
+    reap(home)
+    with home.locked("services", waiting=lambda: None):
+        services = running_services(home)
+        if services is None:
+            _end_recorded(home)
+            return _start(home, wanted, say)
+        supervisor = Supervisor(home, services.control_port)
+        _refuse_another(services, supervisor, wanted)
+        if not is_healthy(services.url, timeout=10.0):
+            raise ServiceError(f"the Prefect server at {services.url} does not answer; `rpg down` ends it")
+        renew_deployments(home, services.url)
+        supervisor.run_all()
+        return services
+
+
+def _refuse_another(services: Services, supervisor: Supervisor, wanted: Wanted) -> None:
+    """Raises ServiceError where something else is up than was asked for."""
+    workers = len([process for process in supervisor.states() if process.program == "worker"])
+    differences = {
+        f"--profile {wanted.profile}": wanted.profile not in (None, services.profile),
+        f"--port {wanted.port}": wanted.port not in (0, services.port),
+        f"--workers {wanted.workers}": wanted.workers not in (0, workers),
+    }
+    if asked := " ".join(option for option, differs in differences.items() if differs):
+        counted = f"{workers} worker" + "s" * (workers != 1)
+        up_already = f"profile {services.profile} is up at {services.dashboard} with {counted}"
+        raise ServiceError(f"{up_already}; `rpg down`, then `rpg up {asked}`")
+
+
+def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
+    if wanted.port and not _is_free(wanted.port):
+        raise ServiceError(f"port {wanted.port} is taken")
+    port = wanted.port or free_port(DEFAULT_PORT)
+    studies_port, record_port = free_port(port + 1), free_port(port + 2)
+    url = f"http://127.0.0.1:{port}/api"
+    if wanted.profile == "server":
+        server = ServerProfile.prepare(home, url)
+        api = _api(port, server.environment | API_ONLY, API_PROCESSES)
+        beside = [server.background_services(), server.record_page(record_port)]
+        of_workers, of_pages = server.of_workers, server.of_pages
+    else:
+        server, api, beside = None, _api(port, embedded_environment(home, url), 1), []
+        of_workers = of_pages = {"RPG_HOME": str(home.root)}
+    studies = _studies_page(studies_port, of_pages, say)
+    worker = _worker(url, of_workers, wanted.workers or 1)
+
+    programs = [*(server.backends if server else []), api, *beside, *studies, worker]
+    supervisor, process = Supervisor.start(home, programs)
+    services = Services(url, process, supervisor.port, wanted.profile or "embedded")
+    services.write(home)
+    try:
+        if server:
+            server.start_backends(supervisor)
+            services = replace(services, record_url=f"http://127.0.0.1:{record_port}")
+        for program in (api, *beside, *studies):
+            supervisor.run(program.name)
+        for program in (api, *beside):
+            supervisor.wait_for_address(program)
+        renew_deployments(home, url)
+        supervisor.run(worker.name)
+        for page in studies:
+            services = replace(services, studies_url=_wait_for_page(supervisor, page, say))
+        services.write(home)
+    except BaseException:
+        end_supervisor(process)
+        services_file(home).unlink(missing_ok=True)
+        raise
+    return services
+
+
+def _api(port: int, environment: dict[str, str], processes: int) -> Program:
+    """The Prefect API and its dashboard."""
+    command = [sys.executable, "-m", "pipelines.services.api"]
+    address = f"http://127.0.0.1:{port}/api/ready"
+    return Program(
+        "api", command, environment, log="prefect-server.log", processes=processes, port=port, address=address
+    )
+
+
+def _worker(url: str, environment: dict[str, str], processes: int) -> Program:
+    """Each takes one flow run at a time: a run may use the whole machine."""
+    command = [sys.executable, "-c", "from pipelines.cli import main; main()", "worker"]
+    options = ["--pool", POOL, "--profile", url]
+    return Program("worker", [*command, *options], environment, log="prefect-worker.log", processes=processes)
+
+
+def _studies_page(port: int, environment: dict[str, str], say: Callable[[str], None]) -> list[Program]:
+    """optuna-dashboard; empty, with a message why, where it is not installed."""
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        say("no dashboard of studies: pip install 'rpg-experiments[dashboard]'")
+        return []
+    command, address = [sys.executable, "-m", "pipelines.studies.web", str(port)], f"http://127.0.0.1:{port}"
+    return [Program("studies", command, environment, log="optuna-dashboard.log", address=f"{address}/ready")]
+
+
+def _wait_for_page(supervisor: Supervisor, page: Program, say: Callable[[str], None]) -> str:
+    """The page's address when it answers; empty, with a message why, where it does not come up: the rest goes on."""
+    try:
+        supervisor.wait_for_address(page)
+    except ServiceError as error:
+        supervisor.stop(page.name)
+        say(str(error))
+        return ""
+    return page.address.removesuffix("/ready")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def down(home: Home) -> bool:
+    """Cancels the workers' runs, then ends everything that `up` has started. Returns whether anything was up."""
+    services = running_services(home)
+    if services is not None:
+        with contextlib.suppress(ServiceError):
+            _cancel_runs(home, Supervisor(home, services.control_port))
+    was_up = _end_recorded(home)
+    reap(home)
+    return was_up
+
+
+def _cancel_runs(home: Home, supervisor: Supervisor) -> None:
+    """Has the flows of the workers stop as a cancel does. A worker that ended in peace would give its runs back."""
+    workers = [psutil.Process(pid) for pid in supervisor.pids("worker")]
+    stopped = {identity(worker.pid) for worker in workers}
+    for worker in workers:
+        worker.suspend()
+    supervisor.stop("worker")  # so that none is started again
+    for worker in workers:
+        worker.kill()
+    stop_flows([flow for flow in flow_processes(home) if flow.supervisor in stopped or flow.is_orphan], signal.SIGINT)
+
+
+def _end_recorded(home: Home) -> bool:
+    """Ends the programs that server.json names, those of an earlier version too. Returns whether any was alive."""
+    fields = read_json(services_file(home))
+    was_up = False
+    # Before there was a supervisord, each program stood there itself.
+    for name in ("worker", "studies", "server"):
+        if record := ProcessRecord.parse(fields.get(name) or {}):
+            was_up |= end(record, grace=5.0)
+    if record := ProcessRecord.parse(fields.get("supervisor") or {}):
+        was_up |= end_supervisor(record)
+    services_file(home).unlink(missing_ok=True)
+    return was_up
