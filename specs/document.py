@@ -15,6 +15,7 @@ from specs.errors import (
     in_file_order,
     locate,
     plain_positions,
+    read_issue,
     read_positions,
     refuse,
 )
@@ -73,7 +74,7 @@ class Document:
     def from_json(cls, data: Mapping[str, Any]) -> "Document":
         """The document that `to_json` wrote. Raises SpecError where this version's schema no longer takes it."""
         positions = read_positions(data["positions"])
-        warnings = tuple(Issue(**{**item, "path": tuple(item["path"])}) for item in data["warnings"])
+        warnings = tuple(read_issue(plain) for plain in data["warnings"])
         return cls(experiment_of(base_of(data["source"]), positions), data["source"], positions, warnings)
 
 

@@ -30,6 +30,11 @@ class Issue:
     """That line's text, or what is shown in its place."""
 
 
+def read_issue(plain: Mapping[str, Any]) -> Issue:
+    """The issue that `dataclasses.asdict` made plain data of."""
+    return Issue(**{**plain, "path": tuple(plain["path"])})
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """One line of one file."""

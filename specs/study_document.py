@@ -17,6 +17,7 @@ from specs.errors import (
     in_file_order,
     locate,
     plain_positions,
+    read_issue,
     read_positions,
     refuse,
 )
@@ -132,7 +133,7 @@ class StudyDocument:
         """The document that `to_json` wrote. Raises SpecError where this version's schema no longer takes it."""
         positions = read_positions(data["positions"])
         study = _study(data["source"], positions)
-        warnings = tuple(Issue(**{**item, "path": tuple(item["path"])}) for item in data.get("warnings", ()))
+        warnings = tuple(read_issue(plain) for plain in data.get("warnings", ()))
         return cls(study, Document.from_json(data["experiment"]), data["source"], positions, warnings)
 
 

@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 
-def execute(document: Document, only: str = "") -> None:
-    """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted."""
+def execute(document: Document, only: str = "", *, parallel: str = "1") -> None:
+    """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted.
+
+    Args:
+        only: a run's id.
+        parallel: how many runs at a time; auto: as many as this machine has free slots for.
+    """
     import sys
 
     from pipelines.home import Home
@@ -28,7 +33,7 @@ def execute(document: Document, only: str = "") -> None:
     with Api(home) as api:
         plan = _planned(document, home)
         with api.connected():
-            outcomes = _run_plan(plan, home, only)
+            outcomes = _run_plan(plan, home, only, _count(plan, parallel), api.url)
     _finish(document, outcomes, home)
 
 
@@ -44,11 +49,30 @@ def _planned(document: Document, home: Home) -> Plan:
     return make_plan(document, home)
 
 
-def _run_plan(plan: Plan, home: Home, only: str) -> tuple[RunOutcome, ...]:
-    from pipelines.running.experiment import execute_plan
-    from pipelines.running.progress import ConsoleProgress
+def _count(plan: Plan, parallel: str) -> int:
+    from pipelines.running.gpu_slots import runs_at_once
 
-    return execute_plan(plan, home, only=only, progress=ConsoleProgress())
+    return min(len(plan.runs), runs_at_once(plan.runs) if parallel == "auto" else int(parallel))
+
+
+def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str) -> tuple[RunOutcome, ...]:
+    from pipelines.running.experiment import execute_in_turn, execute_plan
+    from pipelines.running.progress import ConsoleProgress, ParallelProgress
+    from pipelines.running.time_left import TimeLeft
+    from pipelines.services.parallel import execute_in_parallel
+
+    document = plan.document
+    if at_once == 1:
+        return execute_plan(
+            plan,
+            home,
+            lambda runs: execute_in_turn(document, runs, home, progress=ConsoleProgress(left=TimeLeft(runs))),
+            only=only,
+        )
+    with ParallelProgress(TimeLeft(plan.runs, at_once)) as progress:
+        return execute_plan(
+            plan, home, lambda runs: execute_in_parallel(document, runs, home, api_url, at_once, progress)
+        )
 
 
 def _finish(document: Document, outcomes: tuple[RunOutcome, ...], home: Home) -> None:

@@ -65,6 +65,11 @@ class Stop:
             return StopRequest("cancelled", float(request.get("grace", GRACE_SECONDS)), whole_command=False)
         return None
 
+    @property
+    def noted(self) -> signal.Signals | None:
+        """The signal that was noted, if one was."""
+        return self._signal
+
     def note(self, number: int, _frame: FrameType | None = None) -> None:
         """The signal handler: the first signal is noted, a second one raises KeyboardInterrupt at once."""
         if self._signal is not None:

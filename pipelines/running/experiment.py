@@ -1,5 +1,7 @@
-"""Executing an experiment in this process: the flow of each of its runs, one after another."""
+"""Executing an experiment here: the flow of each of its runs, one after another unless the caller does it otherwise."""
 
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -8,7 +10,7 @@ from pipelines.planning.plan import Plan, RunPlan, make_plan
 from pipelines.processes.lease import RunBusyError
 from pipelines.processes.stop import Stop, clear_request, is_cancelled
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
-from pipelines.running.progress import ProgressReporter, Silent
+from pipelines.running.progress import RunsReporter, Silent
 from pipelines.running.run import RunExecution, register_experiment
 from rpg.files import read_json
 from rpg.processes.fence import SupersededError
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 Status = Literal["finished", "paused", "failed", "cancelled", "busy"]
+Outcomes = Generator["RunOutcome", None, None]
+"""How runs end, as they do. Closed before its end, it stops the runs under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ def execute_experiment(
     *,
     until: int = 0,
     in_study: bool = False,
-    progress: ProgressReporter | None = None,
+    progress: RunsReporter | None = None,
     stop: Stop | None = None,
 ) -> tuple[RunOutcome, ...]:
     """Executes all runs of an experiment and writes the experiment's report.
@@ -56,53 +60,79 @@ def execute_experiment(
     Raises:
         SpecError: the spec, or data or a model that it names, is wrong. The run that met it has it on record.
     """
-    plan = make_plan(document, home)
-    return execute_plan(plan, home, until=until, in_study=in_study, progress=progress, stop=stop)
+    return execute_plan(
+        make_plan(document, home),
+        home,
+        lambda runs: execute_in_turn(document, runs, home, until=until, progress=progress, stop=stop),
+        in_study=in_study,
+    )
 
 
 def execute_plan(
     plan: Plan,
     home: Home,
+    execute: Callable[[Sequence[RunPlan]], Outcomes],
     *,
     only: str = "",
-    until: int = 0,
     in_study: bool = False,
-    progress: ProgressReporter | None = None,
-    stop: Stop | None = None,
 ) -> tuple[RunOutcome, ...]:
     """Executes a plan, as `execute_experiment` does the one that it makes.
 
     Args:
+        execute: executes its runs: `execute_in_turn`, or several at a time.
         only: id of the one run to execute, as when a run is resumed; the experiment's record then stays as it is.
-        until, in_study: as for `execute_experiment`.
+        in_study: as for `execute_experiment`.
+    Returns:
+        The outcomes of the runs that were begun, in the order of the plan.
     Raises:
         SpecError: as `execute_experiment`; or the plan no longer has the one run.
     """
-    stop, progress = stop or Stop(), progress or Silent()
-    experiment = home.experiment(plan.document.experiment.name)
     runs = [run for run in plan.runs if only in ("", run.run_id)]
     if only and not runs:
         raise SpecError(_replaced(plan, home, only))
     if not only:
         register_experiment(home, plan.document, plan.runs, in_addition=in_study)
-        clear_request(experiment)
+        clear_request(home.experiment(plan.document.experiment.name))
     outcomes: list[RunOutcome] = []
-    for position, run in enumerate(runs, start=1):
-        if outcomes and is_cancelled(experiment):
-            break
-        progress.run_started(run.run_id, run.name, position, len(runs))
-        execution = RunExecution(plan.document, run.run_id, home, stop=stop, progress=progress, until=until)
-        outcome = _execute_run(execution)
-        outcomes.append(outcome)
-        if isinstance(outcome.error, RpgError):
-            raise outcome.error
-        if outcome.interrupted:
-            break
+    with contextlib.closing(execute(runs)) as ending:
+        for outcome in ending:
+            outcomes.append(outcome)
+            if isinstance(outcome.error, RpgError):
+                raise outcome.error
+    order = [run.run_id for run in runs]
+    outcomes.sort(key=lambda outcome: order.index(outcome.run.run_id))
     if not in_study and any(outcome.status == "finished" for outcome in outcomes):
         from pipelines.report import write_experiment_report
 
         write_experiment_report(home, plan.document.experiment.name)
     return tuple(outcomes)
+
+
+def execute_in_turn(
+    document: "Document",
+    runs: Sequence[RunPlan],
+    home: Home,
+    *,
+    until: int = 0,
+    progress: RunsReporter | None = None,
+    stop: Stop | None = None,
+) -> Outcomes:
+    """Executes runs of an experiment one after another, in this process; none after one that a signal has ended, and
+    none after the first once the experiment is cancelled.
+
+    Args:
+        until: as for `execute_experiment`.
+    """
+    stop, progress = stop or Stop(), progress or Silent()
+    for position, run in enumerate(runs, start=1):
+        if position > 1 and is_cancelled(home.experiment(document.experiment.name)):
+            return
+        reporter = progress.run_started(run.run_id, run.name, position, len(runs))
+        outcome = outcome_of(RunExecution(document, run.run_id, home, stop=stop, progress=reporter, until=until))
+        progress.run_ended(run.run_id, outcome.status)
+        yield outcome
+        if outcome.interrupted:
+            return
 
 
 def _replaced(plan: Plan, home: Home, run_id: str) -> Issue:
@@ -114,7 +144,7 @@ def _replaced(plan: Plan, home: Home, run_id: str) -> Issue:
     return Issue(f"cannot go on as {run_id}: {'; '.join(reasons[:2])}", hint=hint)
 
 
-def _execute_run(execution: RunExecution) -> RunOutcome:
+def outcome_of(execution: RunExecution) -> RunOutcome:
     """Calls the flow for one run and says how it ended."""
     from prefect import tags
 

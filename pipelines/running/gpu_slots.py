@@ -1,13 +1,15 @@
 """The GPU slots of this machine that a stage's process may use, leased while it runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pipelines.launchers import launcher_of
+from pipelines.planning.plan import RunPlan
 from pipelines.processes.supervisor import StageError, StageStoppedError
 from pipelines.running.run import RunExecution
-from rpg.processes.gpu_slots import OF_RUN, TooFewSlotsError, leased, slots_here, slots_wanted
+from rpg.processes.gpu_slots import OF_RUN, TooFewSlotsError, free_slots, leased, slots_here, slots_wanted
 from specs.errors import Issue, SpecError
+from specs.schema.experiment import Experiment
 
 ON_A_GPU = ("base", "train", "evaluate")
 """Stages that compute with the model."""
@@ -25,13 +27,8 @@ def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
         StageStoppedError: the run was asked to stop while it waited for slots.
     """
     experiment = execution.plan.experiment
-    elsewhere = stage == "train" and not launcher_of(experiment).ranks_run_here
-    if stage not in ON_A_GPU or elsewhere:
-        yield []
-        return
     ranks = experiment.training.ranks if stage == "train" else 1
-    gpus = ranks if stage == "base" else experiment.rollout.gpus(ranks)
-    count = slots_wanted(experiment.resources.device, gpus)
+    count = _slots_wanted(experiment, stage)
     slots = slots_here() if count else []
     if count and not slots:
         # No GPU here: the process itself says so.
@@ -52,6 +49,21 @@ def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
             yield taken
     except TooFewSlotsError as error:
         raise StageError(str(error)) from None
+
+
+def runs_at_once(runs: Sequence[RunPlan]) -> int:
+    """For how many of the runs this machine has free slots at this moment, at least 1; 1 where they need none here."""
+    wanted = max(_slots_wanted(run.experiment, stage) for run in runs for stage in ON_A_GPU)
+    return max(1, min(len(runs), len(free_slots()) // wanted)) if wanted else 1
+
+
+def _slots_wanted(experiment: Experiment, stage: str) -> int:
+    """How many slots of this machine a stage leases."""
+    if stage not in ON_A_GPU or (stage == "train" and not launcher_of(experiment).ranks_run_here):
+        return 0
+    ranks = experiment.training.ranks if stage == "train" else 1
+    gpus = ranks if stage == "base" else experiment.rollout.gpus(ranks)
+    return slots_wanted(experiment.resources.device, gpus)
 
 
 def slot_environment(slots: list[str]) -> dict[str, str]:

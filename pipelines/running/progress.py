@@ -4,10 +4,13 @@ import sys
 import time
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.status import Status
+from rich.text import Text
 
+from pipelines.running.time_left import TimeLeft, training_seconds_left
 from specs.metrics import progress_text
 
 _PLAIN_SECONDS = 10.0
@@ -15,9 +18,8 @@ _PLAIN_SECONDS = 10.0
 
 
 class ProgressReporter(Protocol):
-    """Is called with what happens while an experiment runs."""
+    """Is called with what happens in a run."""
 
-    def run_started(self, run_id: str, name: str, position: int, total: int) -> None: ...
     def stage_started(self, stage: str, reason: str) -> None: ...
     def training(self, progress: dict[str, Any]) -> None: ...
     def waiting(self, text: str) -> None: ...
@@ -25,10 +27,21 @@ class ProgressReporter(Protocol):
     def note(self, text: str) -> None: ...
 
 
+class RunsReporter(Protocol):
+    """Is called as the runs of a command begin and end."""
+
+    def run_started(self, run_id: str, name: str, position: int, total: int, /) -> ProgressReporter: ...
+    def run_ended(self, run_id: str, status: str, /) -> None: ...
+
+
 class Silent:
     """For callers that show nothing."""
 
-    def run_started(self, run_id: str, name: str, position: int, total: int) -> None:
+    def run_started(self, *_told: object) -> ProgressReporter:
+        """Nothing."""
+        return self
+
+    def run_ended(self, run_id: str, status: str) -> None:
         """Nothing."""
 
     def stage_started(self, stage: str, reason: str) -> None:
@@ -48,22 +61,41 @@ class Silent:
 
 
 class ConsoleProgress:
-    """Lines per run and stage; while a stage works, a live line on a terminal or a plain one now and then."""
+    """Lines per run and stage; while a stage works, a live line on a terminal or a plain one now and then.
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    Args:
+        left: knows the command's runs. None, or one run: nothing is said of the time that all runs take.
+    """
+
+    def __init__(self, console: Console | None = None, *, left: TimeLeft | None = None) -> None:
+        self._console = console or _stderr()
+        self._left = left if left is not None and left.total > 1 else None
+        self._run_id = ""
         self._live: Status | None = None
         self._stage = ""
         self._last_line = 0.0
         self._last_step = -1
         self._last_text = ""
 
-    def run_started(self, run_id: str, name: str, position: int, total: int) -> None:
-        """Prints a heading."""
-        self._console.print(f"[bold]\\[{position}/{total}] {run_id}[/]  {name}")
+    def run_started(self, run_id: str, name: str, position: int, total: int) -> ProgressReporter:
+        """Prints a heading, with the time that this run and those after it will take."""
+        self._run_id = run_id
+        self._console.print(f"[bold]\\[{position}/{total}] {run_id}[/]  {name}{self._estimate()}")
+        return self
+
+    def run_ended(self, run_id: str, _status: str) -> None:
+        """Prints nothing: the lines of its stages have said how it ended."""
+        if self._left is not None:
+            self._left.run_ended(run_id)
+
+    def _estimate(self) -> str:
+        words = self._left.words() if self._left is not None else ""
+        return f"  (all runs: {words})" if words else ""
 
     def stage_started(self, stage: str, reason: str) -> None:
         """Shows which stage works now."""
+        if self._left is not None:
+            self._left.stage_started(self._run_id, stage)
         self._stage, self._last_line, self._last_step = stage, time.monotonic(), -1
         if self._console.is_terminal:
             self._live = self._console.status(f"{stage}  {reason}")
@@ -74,7 +106,9 @@ class ConsoleProgress:
         if not progress.get("steps"):
             return
         step = int(progress.get("step", 0))
-        text = f"{self._stage}  {training_line(progress)}"
+        if self._left is not None:
+            self._left.training(self._run_id, progress)
+        text = f"{self._stage}  {training_line(progress)}{self._estimate()}"
         if self._live is not None:
             self._live.update(text)
         elif step != self._last_step and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
@@ -91,16 +125,114 @@ class ConsoleProgress:
 
     def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
         """Prints a line that stays: the stage, how it ended and how long it took."""
+        if self._left is not None:
+            self._left.stage_ended(self._run_id, stage, outcome, seconds)
         if self._live is not None:
             self._live.stop()
             self._live = None
-        colour = {"done": "green", "cached": "cyan", "paused": "yellow"}.get(outcome, "red")
-        took = "" if outcome == "cached" else f"  {seconds:.1f} s"
-        self._console.print(f"  {stage:<9} [{colour}]{outcome}[/]{took}")
+        self._console.print(f"  {_ending(stage, outcome, seconds)}")
 
     def note(self, text: str) -> None:
         """Prints a line of its own."""
         self._console.print(text, markup=False)
+
+
+class ParallelProgress:
+    """Runs at the same time: a live line each and one for all on a terminal, elsewhere plain lines now and then.
+
+    Entered as a context, within which the live lines are there.
+    """
+
+    def __init__(self, left: TimeLeft, console: Console | None = None) -> None:
+        self.left = left
+        self.console = console or _stderr()
+        self.live: dict[str, str] = {}
+        """Run -> its line now, in the order in which they began."""
+        self._headings: dict[str, str] = {}
+        self._display = Live(get_renderable=self._lines, console=self.console, transient=True)
+
+    def __enter__(self) -> "ParallelProgress":
+        if self.console.is_terminal:
+            self._display.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._display.stop()
+
+    def run_started(self, run_id: str, name: str, position: int, total: int) -> ProgressReporter:
+        """Gives the run a line."""
+        self._headings[run_id] = f"[{position}/{total}] {run_id}  {name}"
+        self.live[run_id] = ""
+        if not self.console.is_terminal:
+            self.console.print(self._headings[run_id], markup=False)
+        return _RunLine(self, run_id)
+
+    def run_ended(self, run_id: str, status: str) -> None:
+        """Takes its line away and prints one that stays: how it ended, and what is left."""
+        self.live.pop(run_id, None)
+        self.left.run_ended(run_id)
+        self.console.print(f"{self._headings[run_id]}  {status}", style="bold", markup=False)
+        if not self.console.is_terminal:
+            self.console.print(self._summary(), markup=False)
+
+    def _summary(self) -> str:
+        words = self.left.words()
+        return f"{self.left.ended} of {self.left.total} runs have ended{', ' if words else ''}{words}"
+
+    def _lines(self) -> Group:
+        lines = [f"{self._headings[run_id]}  {text}" for run_id, text in list(self.live.items())]
+        return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in [*lines, self._summary()]))
+
+
+class _RunLine:
+    """The line of one of several runs."""
+
+    def __init__(self, shown: ParallelProgress, run_id: str) -> None:
+        self._shown = shown
+        self._run_id = run_id
+        self._stage = ""
+        self._last_line = 0.0
+        self._last_text = ""
+
+    def stage_started(self, stage: str, reason: str) -> None:
+        """Shows which stage works now."""
+        self._stage, self._last_line = stage, time.monotonic()
+        self._shown.left.stage_started(self._run_id, stage)
+        self._shown.live[self._run_id] = f"{stage}  {reason}"
+
+    def training(self, progress: dict[str, Any]) -> None:
+        """Shows step, metrics and time left, from the trainer's progress.json."""
+        if progress.get("steps"):
+            self._shown.left.training(self._run_id, progress)
+            self.waiting(training_line(progress))
+
+    def waiting(self, text: str) -> None:
+        """Shows what the stage says of itself, or what it waits for."""
+        self._shown.live[self._run_id] = f"{self._stage}  {text}"
+        late = time.monotonic() - self._last_line >= _PLAIN_SECONDS
+        if not self._shown.console.is_terminal and late and text != self._last_text:
+            self._last_line, self._last_text = time.monotonic(), text
+            self.note(f"{self._stage}  {text}")
+
+    def stage_ended(self, stage: str, outcome: str, seconds: float) -> None:
+        """Prints, where there is no live line, how the stage ended and how long it took."""
+        self._shown.left.stage_ended(self._run_id, stage, outcome, seconds)
+        if not self._shown.console.is_terminal:
+            self._shown.console.print(f"  {self._run_id}  {_ending(stage, outcome, seconds)}")
+
+    def note(self, text: str) -> None:
+        """Prints a line of its own."""
+        self._shown.console.print(f"  {self._run_id}  {text.strip()}", markup=False)
+
+
+def _stderr() -> Console:
+    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
+def _ending(stage: str, outcome: str, seconds: float) -> str:
+    colour = {"done": "green", "cached": "cyan", "paused": "yellow"}.get(outcome, "red")
+    took = "" if outcome == "cached" else f"  {seconds:.1f} s"
+    return f"{stage:<9} [{colour}]{outcome}[/]{took}"
 
 
 def training_line(progress: dict[str, Any]) -> str:
@@ -110,7 +242,6 @@ def training_line(progress: dict[str, Any]) -> str:
     parts = [f"step {step}/{steps}", *filter(None, [progress_text(metrics)])]
     if evaluation := progress.get("evaluation"):
         parts.append(evaluation)
-    seconds = (metrics.get("time/step") or 0.0) - (metrics.get("time/evaluate") or 0.0)
-    if seconds and steps > step:
-        parts.append(f"{seconds * (steps - step):.0f} s left")
+    if seconds := training_seconds_left(progress):
+        parts.append(f"{seconds:.0f} s left")
     return "  ".join(parts)

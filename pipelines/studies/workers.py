@@ -11,7 +11,7 @@ from typing import Any
 from pipelines.home import Home
 from pipelines.processes.stop import GRACE_SECONDS, Stop, StopRequest
 from pipelines.running.experiment import RunOutcome, execute_experiment
-from pipelines.running.progress import ProgressReporter
+from pipelines.running.progress import RunsReporter
 from pipelines.services.server import client_settings
 from pipelines.studies.answers.dashboard import publish_study
 from pipelines.studies.answers.results import StudyRecord
@@ -63,7 +63,7 @@ def work(
     stop: Stop,
     *,
     say: Callable[[str], None],
-    progress: ProgressReporter | None = None,
+    progress: RunsReporter | None = None,
 ) -> dict[str, Any]:
     """Does what is left of a study in this process, with real runs. See `run_study`.
 

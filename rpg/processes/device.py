@@ -4,6 +4,7 @@ import os
 
 import torch
 
+from rpg.processes.parent import RUNS_AT_ONCE
 from specs.errors import Issue, SpecError
 from specs.schema.execution import Resources
 
@@ -29,7 +30,8 @@ def use_threads(resources: Resources, *, processes: int = 1) -> None:
 
     Args:
         resources: the spec's.
-        processes: how many compute on this machine at the same time.
+        processes: how many of this run compute on this machine at the same time.
     """
     threads = resources.threads or int(os.environ.get("OMP_NUM_THREADS", "0"))
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // processes))
+    sharing = processes * int(os.environ.get(RUNS_AT_ONCE, "1"))
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // sharing))

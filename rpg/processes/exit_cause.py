@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from specs.errors import Issue
+from specs.errors import Issue, read_issue
 from specs.secrets import hide
 
 USER_ERROR = 2
@@ -121,7 +121,6 @@ def leave_issues(path: Path, issues: Sequence[Issue]) -> None:
 def read_issues(path: Path) -> list[Issue]:
     """What a process left with `leave_issues`; empty where it left nothing readable."""
     try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
-        return [Issue(**{**fields, "path": tuple(fields["path"])}) for fields in listed]
+        return [read_issue(plain) for plain in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError):
         return []

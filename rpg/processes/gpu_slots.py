@@ -111,6 +111,13 @@ def leased(
             lease.release()
 
 
+def free_slots() -> list[str]:
+    """The machine's slots that nobody holds at this moment."""
+    slots = slots_here()
+    directory = _directory() if slots else Path()
+    return [slot for slot in slots if not any(_is_held(path) for path in _lease_files(directory, slot))]
+
+
 def holders(slots: Sequence[str]) -> str:
     """Who holds which slot, in words; empty where all are free."""
     directory = _directory()

@@ -6,6 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+RUNS_AT_ONCE = "RPG_RUNS_AT_ONCE"
+"""Environment variable: how many runs a command executes on this machine at the same time; they share its cores."""
 _PR_SET_PDEATHSIG = 1
 # Loaded with the module: the dynamic loader must not be entered between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

@@ -17,7 +17,7 @@ class Resources(Spec):
     memory_gib: float = Field(0.0, ge=0)
     """Memory of one rank's device in GiB, against which the plan's estimate is held; 0: not checked."""
     threads: int = Field(0, ge=0)
-    """CPU threads of a rank; 0: the machine's cores divided by the ranks."""
+    """CPU threads of a rank; 0: the machine's cores divided by the ranks, and by the runs at a time."""
 
 
 _RETRIES = (

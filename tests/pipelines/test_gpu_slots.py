@@ -14,7 +14,7 @@ from pipelines.launchers.local import LocalRanks
 from pipelines.planning.plan import make_plan
 from pipelines.processes.stop import request_cancel
 from pipelines.processes.supervisor import StageError, StageStoppedError
-from pipelines.running.gpu_slots import slot_environment, stage_slots
+from pipelines.running.gpu_slots import runs_at_once, slot_environment, stage_slots
 from pipelines.running.run import RunExecution
 from rpg.processes.gpu_slots import leased
 from specs.errors import SpecError
@@ -80,6 +80,24 @@ def test_more_ranks_than_slots_are_the_users_to_put_right(tmp_path):
     (problem,) = refused.value.issues
     assert problem.path == ("training", "ranks")
     assert "3 ranks on 2 GPU slots: 4, 7" in problem.given
+
+
+def test_so_many_runs_go_at_once_as_there_are_free_slots_for_the_largest(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+
+    def at_once(*overrides: str) -> int:
+        document = load_document(tmp_path / "tiny.yaml", ("seeds=[0,1,2]", *overrides))
+        return runs_at_once(make_plan(document, Home(tmp_path / "home")).runs)
+
+    assert at_once() == 2
+    assert at_once("seeds=[5]") == 1, "there is but one run"
+    assert at_once("training.ranks=2") == 1
+    assert at_once("training.ranks=4") == 1, "more than there are: the run itself says so"
+    assert at_once("resources.device=cpu") == 1
+    with leased(1, "another-run", waiting=None):
+        assert at_once() == 1
+    with leased(2, "another-run", waiting=None):
+        assert at_once() == 1, "it waits for its slots"
 
 
 def test_taken_slots_fail_the_stage_or_are_waited_for_until_one_is_asked_to_stop(tmp_path):

@@ -1,11 +1,19 @@
 """Progress lines: few and whole where stderr is no terminal."""
 
 import io
+import re
+from pathlib import Path
 
+import pytest
+from live import SPEC
 from rich.console import Console
 
+from pipelines.home import Home
+from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.running import progress
-from pipelines.running.progress import ConsoleProgress, training_line
+from pipelines.running.progress import ConsoleProgress, ParallelProgress, RunsReporter, training_line
+from pipelines.running.time_left import TimeLeft
+from specs.loader import load_document
 
 
 def plain() -> tuple[ConsoleProgress, io.StringIO]:
@@ -41,6 +49,51 @@ def test_a_training_line_shows_what_there_is():
     evaluated = {"step": 4, "steps": 4, "metrics": {}, "evaluation": "mean@8 on sums 0.412 at step 3"}
     assert training_line(evaluated) == "step 4/4  mean@8 on sums 0.412 at step 3"
     assert training_line({}) == "step 0/0"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[RunPlan, ...]:
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    return make_plan(load_document(tmp_path / "tiny.yaml", ("seeds=[0,1]",)), Home(tmp_path / "home")).runs
+
+
+def report(shown: RunsReporter, run: RunPlan, position: int, *, seconds: float) -> None:
+    """A run in which each stage takes so long."""
+    reporter = shown.run_started(run.run_id, run.name, position, 2)
+    for stage in run.stages:
+        reporter.stage_started(stage.stage, stage.reason)
+        reporter.stage_ended(stage.stage, "done", seconds)
+    shown.run_ended(run.run_id, "finished")
+
+
+def test_of_several_runs_the_heading_of_the_next_says_what_all_will_take(runs):
+    out = io.StringIO()
+    shown = ConsoleProgress(Console(file=out, highlight=False, soft_wrap=True), left=TimeLeft(runs))
+    for position, run in enumerate(runs, 1):
+        report(shown, run, position, seconds=20)
+    headings = [line for line in out.getvalue().splitlines() if line.startswith("[")]
+    assert headings == [
+        f"[1/2] {runs[0].run_id}  seed 0",
+        f"[2/2] {runs[1].run_id}  seed 1  (all runs: about 60 s left)",
+    ]
+
+
+def test_runs_at_a_time_have_a_line_each_and_one_for_all_on_a_terminal(runs):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=90, color_system=None)
+    with ParallelProgress(TimeLeft(runs, 2), console) as shown:
+        first, second = (shown.run_started(run.run_id, run.name, at, 2) for at, run in enumerate(runs, 1))
+        first.stage_started("train", "new")
+        first.training({"step": 2, "steps": 10, "metrics": {"reward/mean": 0.5, "time/step": 2.0}})
+        second.stage_started("data", "new")
+        second.waiting("another run is making the same data")
+        console.print(shown._lines())
+        shown.run_ended(runs[0].run_id, "failed")
+    shown_lines = re.sub(r"\x1b\[[?0-9]*[a-zA-Z]", "", out.getvalue()).splitlines()
+    assert f"[1/2] {runs[0].run_id}  seed 0  train  step 2/10  reward 0.5  16 s left" in shown_lines
+    assert f"[2/2] {runs[1].run_id}  seed 1  data  another run is making the same data" in shown_lines
+    assert "0 of 2 runs have ended, at least 16 s left" in shown_lines
+    assert f"[1/2] {runs[0].run_id}  seed 0  failed" in shown_lines
 
 
 def test_nothing_is_said_before_the_first_step(monkeypatch):
