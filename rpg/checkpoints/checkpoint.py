@@ -16,7 +16,7 @@ import torch
 
 from rpg.checkpoints.pieces import StateCopy
 from rpg.checkpoints.retention import Retention
-from rpg.files import DiskError, explained, sync, write_json
+from rpg.files import DiskError, explained, read_json, sync, write_json
 from rpg.manifests import find_damage
 from rpg.processes import ranks
 from rpg.processes.fence import Fence
@@ -96,7 +96,7 @@ class Checkpoints:
                 shutil.rmtree(leftover, ignore_errors=True)  # a trainer that lost the run may still be writing
             for step in reversed([step for step in self.published() if step <= up_to]):
                 path = self.path(step)
-                if not (damage := defect(path)):
+                if not (damage := defect(path) or self._superseded(path, step)):
                     newest = step
                     break
                 print(f"checkpoint {path} is broken ({damage}): passed over for the one before", file=sys.stderr)
@@ -134,8 +134,21 @@ class Checkpoints:
         if ranks.rank() == 0:
             files = {name: entry for part, _ in parts for name, entry in part.items()}
             with explained(aside):
-                write_json(aside / MANIFEST, {"step": step, "figures": metrics, "files": files}, allow_nan=True)
+                record = {"step": step, "lease": self._fence.number, "figures": metrics, "files": files}
+                write_json(aside / MANIFEST, record, allow_nan=True)
                 self._publish(step)
+
+    def _superseded(self, checkpoint: Path, step: int) -> str:
+        """Why a whole checkpoint does not count; empty where it does.
+
+        As with rows: a file system that was away may give it its name after the run was taken over, at an earlier step.
+        """
+        lease = read_json(checkpoint / MANIFEST).get("lease", 0)
+        attempts = map(read_json, (self._fence.run_directory / "attempts").glob("[0-9]*.json"))
+        went_back = any(
+            attempt.get("lease", 0) > lease and attempt.get("resumed_from_step", step) < step for attempt in attempts
+        )
+        return "it is of a trainer from which the run was taken over" if lease and went_back else ""
 
     def _publish(self, step: int) -> None:
         """Gives the written directory its name, and deletes the checkpoints that are not kept."""

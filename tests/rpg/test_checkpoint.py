@@ -12,7 +12,7 @@ import torch
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
 from rpg.checkpoints.retention import Means, Retention
-from rpg.files import DiskError
+from rpg.files import DiskError, write_json
 from rpg.keeper import random_states, restore_random_states
 from rpg.processes.fence import Fence, SupersededError, lease_file
 
@@ -168,3 +168,16 @@ def test_a_trainer_that_lost_the_run_publishes_no_checkpoint_and_leaves_those_of
             act()
     assert next_holder.latest() == 3
     assert next_holder.published() == [3]
+
+
+def test_a_checkpoint_that_got_its_name_after_the_run_was_taken_over_does_not_count(tmp_path, capsys):
+    for number, (lease, resumed) in enumerate([(1, 0), (2, 4)], start=1):
+        write_json(tmp_path / "attempts" / f"{number:04}.json", {"lease": lease, "resumed_from_step": resumed})
+    for lease, steps in {1: (4, 8), 2: (6,)}.items():
+        checkpoints = Checkpoints(tmp_path / "checkpoints", Retention(last=9), Fence(tmp_path, lease))
+        for step in steps:
+            checkpoints.write(step, StateCopy())
+        checkpoints.wait()
+    third = Checkpoints(tmp_path / "checkpoints", Retention(last=9), Fence(tmp_path, 3))
+    assert (third.latest(), third.latest(up_to=5)) == (6, 4)
+    assert "step-000008 is broken (it is of a trainer from which the run was taken over)" in capsys.readouterr().err
