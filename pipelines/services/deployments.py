@@ -1,5 +1,6 @@
 """What Prefect workers take their flow runs from: work pools, their queues, and a deployment of each flow of ours."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from uuid import UUID
@@ -58,7 +59,7 @@ def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool:
     that flow runs which were scheduled for it can run.
     """
     from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
     name = deployment.name_in(pool)
     try:
@@ -72,7 +73,8 @@ def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool:
     try:
         client.read_work_pool(pool)
     except ObjectNotFound:
-        client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+        with contextlib.suppress(ObjectAlreadyExists):  # Another command or worker was first.
+            client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
     return client.create_deployment(
         flow_id=client.create_flow_from_name(deployment.flow),
         name=name,

@@ -3,6 +3,7 @@
 Prefect's own ephemeral server outlives a flow that is killed. Ours is started from the main thread and dies with it.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -243,10 +244,19 @@ def client_settings(home: Home, url: str) -> Iterator[None]:
 
 
 def drain() -> None:
-    """Sends what Prefect's clients still hold; the states of tasks travel as events."""
+    """Sends what Prefect's clients still hold; the states of tasks travel as events.
+
+    What a server that is away does not take within some seconds is given up: at the interpreter's end Prefect would
+    wait for it, for minutes.
+    """
+    from prefect._internal.concurrency.threads import get_global_loop
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
     with contextlib.suppress(Exception):
-        EventsWorker.drain_all(timeout=5, at_exit=False)
-        APILogWorker.drain_all(timeout=5, at_exit=False)
+        drained = [worker.drain_all(timeout=5, at_exit=False) for worker in (EventsWorker, APILogWorker)]
+        loop = get_global_loop()._loop
+        if loop and any(unsent for _, unsent in drained):  # type: ignore[misc]
+            services = [task for task in asyncio.all_tasks(loop) if task.get_coro().__name__ == "_run"]  # type: ignore[union-attr]
+            for task in services:
+                loop.call_soon_threadsafe(task.cancel)
