@@ -1,24 +1,25 @@
 """Runs under way: their logs and their progress, read from the runs' directories as they grow."""
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipelines.cli.reading import Reading, tell_where_they_wait
 from pipelines.home import Home
 from pipelines.running.progress import training_line
 from pipelines.runs import log_files, log_stage, read_state, status_of
 from rpg.files import read_json
 from specs.errors import RpgError
 
-_POLL_SECONDS = 0.5
 _LIVE = ("pending", "running")
 
 
-def print_logs(home: Home, run_ids: Sequence[str], *, stage: str | None, follow: bool) -> None:
+def print_logs(reading: Reading, run_ids: Sequence[str], *, stage: str | None, follow: bool) -> None:
     """Writes the logs of runs to stdout, each under its name if there are several; with `follow` until all end."""
-    offsets: dict[Path, int] = {}
+    home, offsets = reading.home, dict[Path, int]()
     last: Path | None = None
+    if follow:
+        tell_where_they_wait(reading, run_ids)
     while True:
         # Asked before reading: what a run writes last is read too.
         live = follow and any(status_of(home, run_id) in _LIVE for run_id in run_ids)
@@ -31,16 +32,16 @@ def print_logs(home: Home, run_ids: Sequence[str], *, stage: str | None, follow:
         sys.stdout.flush()
         if not live:
             return
-        time.sleep(_POLL_SECONDS)
+        reading.wait(run_ids)
 
 
-def watch_runs(home: Home, run_ids: Sequence[str]) -> list[str]:
+def watch_runs(reading: Reading, run_ids: Sequence[str]) -> list[str]:
     """Shows stage and step of runs on stderr, one line each, until all have ended. Returns their last statuses."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    shown: dict[str, str] = {}
-    ended: dict[str, str] = {}
+    home, shown, ended = reading.home, dict[str, str](), dict[str, str]()
+    tell_where_they_wait(reading, run_ids)
     with console.status("") as live:
         while True:
             lines = {}
@@ -58,7 +59,7 @@ def watch_runs(home: Home, run_ids: Sequence[str]) -> list[str]:
                 for run_id in [run_id for run_id in lines if lines[run_id] != shown.get(run_id)]:
                     console.print(lines[run_id], markup=False)
             shown = lines
-            time.sleep(_POLL_SECONDS)
+            reading.wait(run_ids)
 
 
 def _chosen(home: Home, run_id: str, stage: str | None) -> list[Path]:

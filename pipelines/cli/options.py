@@ -21,4 +21,8 @@ Profile = Annotated[str, typer.Option(envvar="RPG_PROFILE", help="A Prefect API'
 Pool = Annotated[
     str, typer.Option(help="The work pool whose workers take it; without it the spec's launcher.pool, else rpg.")
 ]
+ServerRecord = Annotated[
+    str,
+    typer.Option("--profile", help="Read the record of a server: a Prefect API's URL or a Prefect profile's name."),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]

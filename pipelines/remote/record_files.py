@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,25 @@ _RECORD = (
     "artifacts/*/*/manifest.json",
     "artifacts/*/*/summary.json",
     "runs/*/*.json",
-    "runs/*/attempts/*.json",
     "runs/*/leases/*.json",
     "runs/*/exits/*.json",
     "runs/*/logs/*.log",
-    "runs/*/segments/*/*.parquet",
     "runs/*/evaluate/*/manifest.json",
     "runs/*/evaluate/*/summary.json",
     "runs/*/evaluate/*/segments/*/*.parquet",
+    "runs/*/segments/*/*.parquet",
+    "runs/*/attempts/*.json",
 )
-"""Paths in a home. A star stands for a part of a file's name, or a whole one, that does not begin with a dot."""
+"""Paths in a home. A star stands for a part of a file's name, or a whole one, that does not begin with a dot.
+
+A run's files are listed in this order: its state before the evaluation that the state names, and segments before the
+attempts that recorded them, so that a listing has whatever its documents and rows refer to.
+"""
 _UNITS = {"experiments": 2, "studies": 2, "runs": 2, "artifacts": 3}
 """How many parts of a path name its unit."""
+
+
+_Pattern = tuple[re.Pattern[str], ...]
 
 
 def _name_pattern(part: str) -> re.Pattern[str]:
@@ -81,16 +88,22 @@ class Listing:
         return {"digest": self.digest, "files": files}
 
     @classmethod
-    def from_json(cls, data: Any) -> "Listing":
-        """The listing that another machine sent. Raises ValueError where it is none or names what is not recorded."""
+    def from_json(cls, unit: str, data: Any) -> "Listing":
+        """The listing of a unit that another machine sent.
+
+        Raises:
+            ValueError: it is none, or names a file that is not of this unit or not of the record at all.
+        """
         try:
             files = {path: FileVersion(int(size), str(version)) for path, (size, version) in data["files"].items()}
             digest = str(data["digest"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no listing of the record: {error!r}") from None
         for path in files:
-            if not is_recorded(path):
-                raise ValueError(f"the listing names {path!r}, which is no file of the record")
+            if not is_recorded(path) or unit_of(path) != unit:
+                raise ValueError(f"the listing of {unit!r} names {path!r}, which is no file of it")
+        if not files:
+            raise ValueError(f"the listing of {unit!r} is empty")
         return cls(digest, files)
 
 
@@ -154,7 +167,7 @@ def open_recorded(root: Path, path: str) -> int:
     return file
 
 
-def _patterns_of(unit: str) -> Iterator[tuple[re.Pattern[str], ...]]:
+def _patterns_of(unit: str) -> Iterator[_Pattern]:
     """The patterns of the files of one unit."""
     names = [re.compile(re.escape(part)) for part in unit.split("/")]
     for pattern in _PATTERNS:
@@ -164,18 +177,21 @@ def _patterns_of(unit: str) -> Iterator[tuple[re.Pattern[str], ...]]:
             yield (*names, *pattern[len(names) :])
 
 
-def _files(
-    directory: str, prefix: str, patterns: Iterable[tuple[re.Pattern[str], ...]]
-) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+def _files(directory: str, prefix: str, patterns: Sequence[_Pattern]) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
     """The files below a directory that the patterns, relative to it, describe: path in the home, and entry."""
     try:
-        entries = list(os.scandir(directory))
+        with os.scandir(directory) as scanned:
+            entries = [(rest, entry) for entry in scanned if (rest := _inside(patterns, entry.name))]
     except (FileNotFoundError, NotADirectoryError):
         return
-    for entry in entries:
-        rest = [pattern[1:] for pattern in patterns if pattern[0].fullmatch(entry.name)]
-        path = f"{prefix}{entry.name}"
-        if () in rest and entry.is_file(follow_symlinks=False):
+    for rest, entry in sorted(entries, key=lambda item: min(item[0])):
+        path, inner = f"{prefix}{entry.name}", [pattern for pattern in rest.values() if pattern]
+        if len(inner) < len(rest) and entry.is_file(follow_symlinks=False):
             yield path, entry
-        elif (inner := [pattern for pattern in rest if pattern]) and entry.is_dir(follow_symlinks=False):
+        elif inner and entry.is_dir(follow_symlinks=False):
             yield from _files(entry.path, f"{path}/", inner)
+
+
+def _inside(patterns: Sequence[_Pattern], name: str) -> dict[int, _Pattern]:
+    """What remains, behind an entry of this name, of each pattern that fits it; by the pattern's place."""
+    return {place: pattern[1:] for place, pattern in enumerate(patterns) if pattern[0].fullmatch(name)}

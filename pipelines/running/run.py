@@ -14,6 +14,7 @@ from pipelines.planning.plan import RunPlan, plan_run
 from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import Stop, StopRequest, clear_request
+from pipelines.remote.sharing import shared_run
 from pipelines.running.outbox import Outbox
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.state import Record, RunState, write_once
@@ -56,6 +57,8 @@ class RunExecution:
         self.plan = plan_run(document, run_id, home)
         self.until = until if until < self.plan.experiment.training.steps else 0
         self.state = RunState(home, run_id)
+        self.shared = shared_run(home, run_id)
+        """The run in an object store; None where its home is the only place, or one that all workers share."""
         self.lease: Lease | None = None
         """While this process holds the run."""
         self.outbox = Outbox(home, None)
@@ -96,8 +99,12 @@ class RunExecution:
         Raises:
             RunBusyError: another process executes the run; the message says which.
         """
-        with acquire(self.directory, worker=os.environ.get(WORKER, "")) as lease:
+        worker = os.environ.get(WORKER, "")
+        held = self.shared.held(worker, self._others()) if self.shared else acquire(self.directory, worker=worker)
+        with held as lease:
             self.lease = lease
+            if self.shared:  # what another machine has done of it is done here now
+                self.plan = plan_run(self.document, self.run_id, self.home)
             if lease.is_takeover:
                 end_left_process(self.directory)
             # Nobody asked a worker to go on with what a dead flow left: what that one was asked to do still holds.
@@ -111,9 +118,18 @@ class RunExecution:
                 if not self.superseded:
                     clear_request(self.directory)
 
+    def _others(self) -> list[str]:
+        """What the run needs or belongs to beside its own directory, by path in the home."""
+        outputs = [self.plan.stage(name).output for name in ("data", "base")]
+        return [
+            f"experiments/{self.document.experiment.name}",
+            *(output.relative_to(self.home.root).as_posix() for output in outputs),
+        ]
+
     def begin(self, flow_run_id: str | None) -> None:
         """Records that this process executes the run from now on."""
         register_run(self.home, self.document, self.plan)
+        _join_experiment(self.home, self.document, self.plan)
         write_json(self.directory / "plan.json", self.plan.record())
         self._before = dict(self.state.record)
         self.begun = True
@@ -185,6 +201,20 @@ def register_experiment(
         _register_experiment(home, document, runs, in_addition)
 
 
+def _join_experiment(home: Home, document: "Document", run: RunPlan) -> None:
+    """Lists a run in its experiment's record where nobody has: it was submitted from a machine with another home."""
+    with home.locked(f"experiment-{document.experiment.name}", waiting=lambda: None):
+        recorded = read_json(home.experiment(document.experiment.name) / "experiment.json")
+        if run.run_id not in recorded.get("runs", []):
+            same_spec = recorded.get("fingerprint") == _fingerprint(document)
+            _register_experiment(home, document, (run,), in_addition=same_spec)
+
+
+def _fingerprint(document: "Document") -> str:
+    """Of an experiment's whole spec, places of work included."""
+    return hashlib.sha256(json.dumps(document.to_json()["experiment"], sort_keys=True).encode()).hexdigest()
+
+
 def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, ...], in_addition: bool) -> None:
     experiment = document.experiment
     directory = home.experiment(experiment.name)
@@ -192,16 +222,16 @@ def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, 
     run_ids = [run.run_id for run in runs]
     listed = [run_id for run_id in before.get("runs", []) if run_id not in run_ids]
     kept = [run_id for run_id in before.get("current", []) if run_id not in run_ids] if in_addition else []
-    frozen = document.to_json()
+    labels = {run_id: label for run_id, label in before.get("labels", {}).items() if run_id in kept}
     record = {
         "name": experiment.name,
         "question": experiment.question,
         "runs": listed + run_ids,
         "current": kept + run_ids,
-        "labels": {run.run_id: run.label for run in runs if run.label},
+        "labels": labels | {run.run_id: run.label for run in runs if run.label},
         "created_at": before.get("created_at") or now(),
         "updated_at": now(),
-        "fingerprint": hashlib.sha256(json.dumps(frozen["experiment"], sort_keys=True).encode()).hexdigest(),
+        "fingerprint": _fingerprint(document),
     }
     write_json(directory / "experiment.json", record)
-    write_json(directory / "spec.json", frozen)
+    write_json(directory / "spec.json", document.to_json())

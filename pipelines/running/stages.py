@@ -75,7 +75,9 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
             f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_while_another_makes(execution, stage)
         )
         with lock:
-            # Another run may have published the result while this one waited.
+            if execution.shared and not _is_done(execution, stage):
+                execution.shared.fetch_artifact(stage.output)
+            # Another run may have published the result while this one waited, or a worker of another machine before.
             if _is_done(execution, stage):
                 return _record_cached(execution, stage)
             return _recorded(execution, stage, lambda: _make_aside(execution, stage, tick))

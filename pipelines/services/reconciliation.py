@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.home import Home
 from pipelines.processes.lease import RunBusyError, acquire
+from pipelines.remote.sharing import shared_run
 from pipelines.running.outbox import deliver, schedule_again
 from pipelines.services.deployments import EXPERIMENTS, STUDIES
 from pipelines.services.flow_process import FlowProcess, flow_processes, forget
@@ -106,6 +107,8 @@ class Reconciliation:
     def _settle_run(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
         run_id = str(flow_run.parameters.get("run_id", ""))
         directory = self._home.run(run_id)
+        if run_id and (shared := shared_run(self._home, run_id)):
+            shared.fetch_standing()
         if not run_id or not (directory / "state.json").exists():
             return  # Of a worker with a home of its own.
         record = RunState(self._home, run_id).record

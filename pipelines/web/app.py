@@ -107,17 +107,19 @@ def _report(pages: Pages, kind: str, request: Request) -> Response:
 
 
 async def _changes(home: Home, request: Request) -> Response:
-    """The listings of the units that differ from those that a mirror knows, and the units that are gone."""
+    """The listings of the units that differ from those that a mirror knows, and the units that are gone; of all units,
+    or of those that it asks about."""
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MOST_KNOWN:
             return PlainTextResponse("the request is too long\n", 413)
     try:
-        known = dict(json.loads(body)["known"])
+        asked = json.loads(body)
+        known, only = dict(asked["known"]), [str(unit) for unit in asked.get("only", ())]
     except (ValueError, KeyError, TypeError):
-        return PlainTextResponse('expected {"known": {unit: digest, ...}}\n', 400)
-    listings = await run_in_threadpool(read_listings, home.root)
+        return PlainTextResponse('expected {"known": {unit: digest, ...}, "only": [unit, ...]}\n', 400)
+    listings = await run_in_threadpool(read_listings, home.root, only)
     changed = {unit: listing.to_json() for unit, listing in listings.items() if known.get(unit) != listing.digest}
     return JSONResponse({"changed": changed, "gone": [unit for unit in known if unit not in listings]})
 
@@ -130,7 +132,7 @@ def _file(home: Home, request: Request) -> Response:
     except NotRecordedError:
         return PlainTextResponse(f"no such file of the record: {path}\n", 404)
     status = os.fstat(file)
-    headers = {"etag": f'"{status.st_size:x}-{status.st_mtime_ns:x}"', "accept-ranges": "bytes"}
+    headers = {"etag": f'"{status.st_mtime_ns:x}"', "accept-ranges": "bytes"}
     if request.headers.get("if-none-match") == headers["etag"]:
         os.close(file)
         return Response(status_code=304, headers=headers)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import AsJson
+from pipelines.cli.options import AsJson, ServerRecord
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,14 +19,17 @@ _SURE = "accuracy differs (of so many other figures some intervals exclude 0 by 
 
 def compare(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or experiments: groups of seeds.")],
+    profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:
     """Puts runs or groups of seeds side by side: where the specs differ, and what came out, with intervals."""
     from pipelines.cli.output import print_json
-    from pipelines.home import Home
+    from pipelines.cli.reading import reading
     from pipelines.report.compare import compare as compare_groups
 
-    comparison = compare_groups(Home.from_environment(), names)
+    with reading(profile) as record:
+        record.refresh()
+        comparison = compare_groups(record.home, names)
     if as_json:
         print_json(comparison.to_json())
     else:

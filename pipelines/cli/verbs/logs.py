@@ -6,18 +6,20 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import RunsName
+from pipelines.cli.options import RunsName, ServerRecord
 
 
 def logs(
     name: RunsName,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as the runs write, until they end.")] = False,
     stage: Annotated[str | None, typer.Option(help="Only this stage's log.")] = None,
+    profile: ServerRecord = "",
 ) -> None:
     """What the stages of a run wrote, or those of all runs that an experiment has now."""
     from pipelines.cli.follow import print_logs
-    from pipelines.home import Home
+    from pipelines.cli.reading import reading
     from pipelines.runs import find_runs
 
-    home = Home.from_environment()
-    print_logs(home, find_runs(home, name), stage=stage, follow=follow)
+    with reading(profile) as record:
+        record.refresh((), logs=True)
+        print_logs(record, find_runs(record.home, name), stage=stage, follow=follow)

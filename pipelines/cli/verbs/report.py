@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import Output
+from pipelines.cli.options import Output, ServerRecord
 
 if TYPE_CHECKING:
     from pipelines.home import Home
@@ -17,6 +17,7 @@ def report(
         str, typer.Argument(metavar="RUN-or-EXPERIMENT", help="A run, or an experiment with all its seeds.")
     ] = "",
     output: Output = None,
+    profile: ServerRecord = "",
     serve: Annotated[bool, typer.Option("--serve", help="Show all reports in a browser, until Ctrl-C.")] = False,
     host: Annotated[str, typer.Option(help="With --serve: the address to serve at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="With --serve; 0: 4202, or a free one if that is taken.")] = 0,
@@ -27,20 +28,24 @@ def report(
     """
     from pipelines.home import Home
 
-    home = Home.from_environment()
+    if serve and profile:
+        raise typer.BadParameter("the server's own address shows its record in a browser", param_hint="--serve")
     if serve:
-        _serve(home, host, port)
+        _serve(Home.from_environment(), host, port)
         return
     if not name:
         raise typer.BadParameter("name a run or an experiment, or give --serve for all", param_hint="RUN-or-EXPERIMENT")
+    from pipelines.cli.reading import reading
     from pipelines.report import write_experiment_report, write_run_report
     from pipelines.report.evidence import find_groups
 
-    groups = find_groups(home, name)
-    if (home.experiment(name) / "experiment.json").is_file():
-        typer.echo(write_experiment_report(home, name, output))
-    else:
-        typer.echo(write_run_report(home, groups[0].run_ids[0], output))
+    with reading(profile) as record:
+        record.refresh()
+        groups = find_groups(record.home, name)
+        if (record.home.experiment(name) / "experiment.json").is_file():
+            typer.echo(write_experiment_report(record.home, name, output))
+        else:
+            typer.echo(write_run_report(record.home, groups[0].run_ids[0], output))
 
 
 def _serve(home: Home, host: str, port: int) -> None:

@@ -6,20 +6,23 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import AsJson
+from pipelines.cli.options import AsJson, ServerRecord
 
 
 def runs(
     experiment: Annotated[str | None, typer.Option(help="Only this experiment's runs.")] = None,
     status: Annotated[str | None, typer.Option(help="Only runs that are so, e.g. failed.")] = None,
+    profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:
     """Lists the runs, newest last."""
     from pipelines.cli.output import print_rows
+    from pipelines.cli.reading import reading
     from pipelines.cli.show import list_runs
-    from pipelines.home import Home
 
-    columns, rows = list_runs(Home.from_environment(), experiment=experiment, status=status, plain=as_json)
+    with reading(profile) as record:
+        record.refresh()
+        columns, rows = list_runs(record.home, experiment=experiment, status=status, plain=as_json)
     if not rows and not as_json:
         typer.echo("no runs", err=True)
         return

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from pipelines.cli.options import RunsName
+from pipelines.cli.options import RunsName, ServerRecord
 
 
-def watch(name: RunsName) -> None:
+def watch(name: RunsName, profile: ServerRecord = "") -> None:
     """The live progress of a run, or of all runs that an experiment has now. Exits 0 where all have finished."""
     from pipelines.cli.follow import watch_runs
-    from pipelines.home import Home
+    from pipelines.cli.reading import reading
     from pipelines.runs import find_runs
 
-    home = Home.from_environment()
-    if set(watch_runs(home, find_runs(home, name))) != {"finished"}:
-        raise typer.Exit(1)
+    with reading(profile) as record:
+        record.refresh(())
+        if set(watch_runs(record, find_runs(record.home, name))) != {"finished"}:
+            raise typer.Exit(1)

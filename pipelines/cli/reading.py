@@ -1,0 +1,82 @@
+"""The home that a reading verb looks at: that of this machine, or with `--profile` the mirror of a server's record."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipelines.home import Home
+from pipelines.runs import read_state
+from specs.errors import RpgError
+
+if TYPE_CHECKING:
+    from pipelines.cli.server_record import ServerRecord
+
+_LOCAL_SECONDS = 0.5
+_SERVER_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A home to read, and how it is kept up to date while a command follows a run."""
+
+    home: Home
+    record: "ServerRecord | None" = None
+    """Where the home is a mirror: of what."""
+
+    def refresh(self, tables: Collection[str] | None = None, *, logs: bool = False) -> None:
+        """Brings a mirror up to the server's record; a home of this machine is what it is.
+
+        Args:
+            tables: whose rows are needed; None: all but the two large ones.
+            logs: whether the runs' logs are needed.
+        Raises:
+            RpgError: the server or its record cannot be read.
+        """
+        if self.record is None:
+            return
+        from pipelines.remote.mirror import SMALL
+
+        self.record.refresh(SMALL if tables is None else tables, logs=logs)
+
+    def wait(self, run_ids: Sequence[str]) -> None:
+        """Waits a moment, and has what runs have recorded since. While the server does not answer, nothing is new."""
+        if self.record is None:
+            time.sleep(_LOCAL_SECONDS)
+            return
+        time.sleep(_SERVER_SECONDS)
+        with contextlib.suppress(RpgError):
+            self.record.refresh((), logs=True, only=[f"runs/{run_id}" for run_id in run_ids])
+
+
+@contextlib.contextmanager
+def reading(profile: str) -> Iterator[Reading]:
+    """The home of this machine, or of the server that a profile names; see `ServerRecord` for the errors."""
+    home = Home.from_environment()
+    if not profile:
+        yield Reading(home)
+        return
+    from pipelines.cli.server_record import ServerRecord
+    from pipelines.remote.mirror import mirror_home
+
+    if not home.root.exists():
+        home = mirror_home(profile)  # Prefect needs a directory, and a verb that reads makes no home
+        home.prefect.mkdir(parents=True, exist_ok=True)
+    record = ServerRecord(home, profile)
+    try:
+        yield Reading(record.home, record)
+    finally:
+        record.close()
+
+
+def tell_where_they_wait(reading: Reading, run_ids: Sequence[str]) -> None:
+    """Says on stderr of runs that were submitted to another server that this home may never see them begin."""
+    from pipelines.services.server import running_services
+
+    services = running_services(reading.home)
+    states = [read_state(reading.home, run_id) for run_id in run_ids] if reading.record is None else []
+    waiting = {state["api_url"] for state in states if state.get("status") == "pending" and state.get("api_url")}
+    for url in waiting - {services.url if services else ""}:
+        print(f"submitted to {url}; if its workers have another home, add --profile {url}", file=sys.stderr)

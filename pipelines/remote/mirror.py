@@ -1,0 +1,166 @@
+"""A mirror: a copy of the record of another home, made and renewed by reading what has changed.
+
+To every verb that reads, a mirror is a home like any other. It lacks weights and checkpoints, and of the tables' rows
+those that nobody asked for yet: rollouts and tokens are most of a record.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.home import Home
+from pipelines.remote.object_store import StoreSource
+from pipelines.remote.record_files import Listing
+from pipelines.remote.sources import FileGoneError, Source, SourceError, WebSource
+from rpg.files import read_json, replacing, write_json
+from specs.records import TABLES
+
+LARGE = ("rollouts", "tokens")
+"""Tables that are read only where somebody asks for them."""
+SMALL = frozenset(TABLES) - {*LARGE}
+_CONNECTIONS = 8
+_ROUNDS = 5
+"""Listings in which a document changed before it was read, until the last is taken as it is."""
+
+
+def mirror_home(record: str) -> Home:
+    """The home of the mirror of a record, in the user's cache directory.
+
+    Args:
+        record: the URL that the record is read from.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", record.partition("://")[2]).strip("-")[:40]
+    return Home(cache / "rpg" / "mirrors" / f"{name}-{hashlib.sha256(record.encode()).hexdigest()[:8]}")
+
+
+def open_source(place: str, auth: str) -> Source:
+    """The source of the record at a place.
+
+    Args:
+        place: the URL of a web application (http, https), or of an object store (s3, or what else fsspec opens).
+        auth: `user:password` of the server that names the place, for a web application; empty: none.
+    Raises:
+        SourceError: the place is none that can be read.
+    """
+    if place.startswith(("http://", "https://")):
+        return WebSource(place, auth)
+    if "://" in place:
+        return StoreSource(place)
+    raise SourceError(f"the record is said to be at {place!r}, which is no URL")
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A unit of the record, and what of it is here."""
+
+    listing: Listing
+    versions: dict[str, str]
+    """Path -> version of the file that is here."""
+
+    def outdated(self, tables: Collection[str], logs: bool) -> list[str]:
+        """Paths of the wanted files that are not here as they are listed; documents last, a run's state at the end."""
+        files = [path for path, file in self.listing.files.items() if self.versions.get(path) != file.version]
+        wanted = [path for path in files if _is_wanted(path, tables, logs)]
+        return sorted(wanted, key=lambda path: (path.endswith(".json"), path.endswith("/state.json"), path))
+
+
+class Mirror:
+    """A home that follows a record elsewhere. Several processes may renew the same one."""
+
+    def __init__(self, home: Home, source: Source) -> None:
+        self.home = home
+        self._source = source
+        home.root.mkdir(parents=True, exist_ok=True)
+        home.root.chmod(0o700)
+        self._index = home.root / "mirror"
+        """Holds for each unit a document: its listing, and the versions of the files that are here."""
+
+    def pull(self, tables: Collection[str] = SMALL, *, logs: bool = False, only: Collection[str] = ()) -> None:
+        """Brings the mirror up to the record.
+
+        Args:
+            tables: those whose rows are wanted. Of others there is what an earlier call wanted.
+            logs: whether the runs' logs are wanted.
+            only: units to look at; empty: all.
+        Raises:
+            SourceError: the record cannot be read.
+        """
+        with self.home.locked("mirror", waiting=lambda: None), ThreadPoolExecutor(_CONNECTIONS) as threads:
+            units = self._read_index(only)
+            for _ in range(_ROUNDS):
+                changes = self._source.changes({unit: known.listing.digest for unit, known in units.items()}, only)
+                for unit in changes.gone:
+                    self._remove(unit, units.pop(unit))
+                for unit, listing in changes.changed.items():
+                    units[unit] = _Unit(listing, units[unit].versions if unit in units else {})
+                renewed = threads.map(
+                    lambda unit: self._renew(unit, units[unit], tables, logs),
+                    [unit for unit in units if unit in changes.changed or units[unit].outdated(tables, logs)],
+                )
+                if all(list(renewed)):
+                    return
+
+    def units(self) -> set[str]:
+        """The units that the mirror has."""
+        return {str(path.relative_to(self._index).with_suffix("")) for path in self._index.rglob("*.json")}
+
+    def _renew(self, unit: str, known: _Unit, tables: Collection[str], logs: bool) -> bool:
+        """Reads the wanted files of a unit that are not here as listed, and removes those that are listed no more.
+
+        Returns whether what is here fits together: a state that is newer than the listing may name rows that the
+        listing lacks. Other documents, as progress, heartbeats and logs, change all the time and are taken as they are.
+        """
+        for path in [path for path in known.versions if path not in known.listing.files]:
+            (self.home.root / path).unlink(missing_ok=True)
+            del known.versions[path]
+        fits = True
+        for path in known.outdated(tables, logs):
+            try:
+                version = self._read(path, known)
+            except FileGoneError:
+                fits = False
+                continue
+            known.versions[path] = version
+            fits &= version == known.listing.files[path].version or not path.endswith(("/state.json", ".parquet"))
+        write_json(self._index / f"{unit}.json", known.listing.to_json() | {"here": known.versions}, durable=False)
+        return fits
+
+    def _read(self, path: str, known: _Unit) -> str:
+        """Copies a file, or what a log has gained. Returns the version that is here then."""
+        here = self.home.root / path
+        size = here.stat().st_size if path.endswith(".log") and path in known.versions and here.exists() else 0
+        start = size if size < known.listing.files[path].size else 0
+        content, version = self._source.read(path, start)
+        with replacing(here, durable=False) as aside:
+            aside.write_bytes((here.read_bytes() if start else b"") + content)
+        return version
+
+    def _remove(self, unit: str, known: _Unit) -> None:
+        """Removes what is here of a unit that the record has no more."""
+        for path in known.versions:
+            (self.home.root / path).unlink(missing_ok=True)
+        (self._index / f"{unit}.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.home.root / unit)
+
+    def _read_index(self, only: Collection[str]) -> dict[str, _Unit]:
+        """What is known of the units. A document that an interrupted command left in parts counts as none."""
+        units = {}
+        for unit in only or self.units():
+            document = read_json(self._index / f"{unit}.json")
+            with contextlib.suppress(ValueError):
+                units[unit] = _Unit(Listing.from_json(unit, document), dict(document.get("here", {})))
+        return units
+
+
+def _is_wanted(path: str, tables: Collection[str], logs: bool) -> bool:
+    if path.endswith(".parquet"):
+        return path.split("/")[-2] in tables
+    return logs or not path.endswith(".log")

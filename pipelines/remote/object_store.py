@@ -1,0 +1,154 @@
+"""A record on storage that no machine owns: an S3-compatible object store, or whatever else fsspec opens.
+
+Below the store's URL, `files/` holds files by their path in a home, and `listings/` for each unit (a run, an artifact,
+an experiment) a document that names its files with their SHA-256. Files are written first and the listing last, so that
+what a listing names is there.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from pipelines.remote.record_files import FileVersion, Listing, is_recorded
+from pipelines.remote.sources import Changes, FileGoneError, SourceError
+
+VARIABLE = "RPG_STORE"
+"""Environment variable of a worker whose home nobody shares: the store's URL, as s3://bucket/prefix."""
+_WHOLE_BYTES = 8 * 2**20
+"""Up to this size a file is read once, so that its digest is that of the very bytes that are sent."""
+
+
+class ObjectStore:
+    """The files and listings below one URL. Threads may share it.
+
+    Endpoint and credentials come from where the URL's kind of storage expects them, of S3 the usual AWS variables.
+    Every method raises OSError, or an error of the storage's own library, where the storage does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raises SourceError where no installed package opens such URLs."""
+        try:
+            self._files, root = fsspec.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        except (ImportError, ValueError) as error:
+            hint = "; pip install 'rpg-experiments[s3]'" if url.startswith("s3:") else ""
+            raise SourceError(f"the object store {url} cannot be opened: {error}{hint}") from error
+        self._root = str(root).rstrip("/")
+
+    def tokens(self) -> dict[str, str]:
+        """Of each unit in the store a text that differs between two states of it."""
+        prefix = f"{self._root}/listings/"
+        found = self._files.find(prefix.rstrip("/"), detail=True)
+        return {path.removeprefix(prefix).removesuffix(".json"): _token(entry) for path, entry in found.items()}
+
+    def listings(self, units: Collection[str]) -> dict[str, dict[str, FileVersion]]:
+        """The files of each of the units that the store has, by path."""
+        paths = {f"{self._root}/listings/{unit}.json": unit for unit in units}
+        contents = self._files.cat(list(paths), on_error="omit") if paths else {}
+        return {paths[path]: _parse(paths[path], content) for path, content in contents.items()}
+
+    def write_listing(self, unit: str, files: Mapping[str, FileVersion]) -> None:
+        """Says what a unit consists of. Its files are in the store by now."""
+        document = {"files": {path: [file.size, file.version] for path, file in sorted(files.items())}}
+        self._files.pipe_file(f"{self._root}/listings/{unit}.json", json.dumps(document).encode())
+
+    def send(self, root: Path, path: str) -> FileVersion:
+        """Copies a file of a home into the store; returns what was sent."""
+        local, there = root / path, f"{self._root}/files/{path}"
+        if (size := local.stat().st_size) <= _WHOLE_BYTES:
+            content = local.read_bytes()
+            self._files.pipe_file(there, content)
+            return FileVersion(len(content), hashlib.sha256(content).hexdigest())
+        with local.open("rb") as file:
+            version = hashlib.file_digest(file, "sha256").hexdigest()
+        self._files.put_file(str(local), there)
+        return FileVersion(size, version)
+
+    def fetch(self, path: str, local: Path) -> None:
+        """Copies a file of the store to a path whose directory is there."""
+        self._files.get_file(f"{self._root}/files/{path}", str(local))
+
+    def read(self, path: str, start: int = 0) -> bytes:
+        """A file's content from byte `start` on. Raises FileNotFoundError."""
+        content: bytes = self._files.cat_file(f"{self._root}/files/{path}", start=start or None)
+        return content
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Writes a file unless there is one; of several who try at the same time, one succeeds. Returns whether."""
+        try:
+            self._files.pipe_file(f"{self._root}/files/{path}", content, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def names(self, directory: str) -> list[str]:
+        """Names of the files of a directory."""
+        try:
+            entries = self._files.ls(f"{self._root}/files/{directory}", detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        return sorted(os.path.basename(entry) for entry in entries)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Removes files; those that are not there count as removed."""
+        for path in paths:
+            try:
+                self._files.rm_file(f"{self._root}/files/{path}")
+            except FileNotFoundError:
+                continue
+
+
+class StoreSource:
+    """The record in an object store, for a mirror. See `Source`."""
+
+    def __init__(self, url: str) -> None:
+        """Raises SourceError where the store cannot be opened."""
+        self._url, self._store = url, ObjectStore(url)
+
+    def changes(self, known: Mapping[str, str], only: Collection[str] = ()) -> Changes:
+        """See `Source`. A listing's digest is the store's token of it."""
+        try:
+            tokens = {unit: token for unit, token in self._store.tokens().items() if not only or unit in only}
+            listed = self._store.listings([unit for unit, token in tokens.items() if known.get(unit) != token])
+        except Exception as error:  # of the storage's library, which has its own kinds
+            raise SourceError(f"the record in {self._url} cannot be read: {error}") from error
+        changed = {}
+        for unit, files in listed.items():
+            if recorded := {path: file for path, file in files.items() if is_recorded(path)}:
+                changed[unit] = Listing(tokens[unit], recorded)
+        return Changes(changed, [unit for unit in known if unit not in tokens])
+
+    def read(self, path: str, start: int = 0) -> tuple[bytes, str]:
+        """See `Source`."""
+        try:
+            content = self._store.read(path, start)
+        except FileNotFoundError:
+            raise FileGoneError(path) from None
+        except Exception as error:
+            raise SourceError(f"the record in {self._url} cannot be read: {error}") from error
+        return content, "" if start else hashlib.sha256(content).hexdigest()
+
+    def close(self) -> None:
+        """See `Source`."""
+
+
+def _token(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("ETag") or f"{entry.get('size')}-{entry.get('mtime') or entry.get('created')}")
+
+
+def _parse(unit: str, content: bytes) -> dict[str, FileVersion]:
+    """The files that a listing names. Raises SourceError where one lies outside of its unit."""
+    try:
+        listed = json.loads(content)["files"]
+        files = {path: FileVersion(int(size), str(version)) for path, (size, version) in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"the store's listing of {unit} cannot be read: {error!r}") from error
+    for path in files:
+        inside = path.removeprefix(f"{unit}/")
+        if inside == path or any(not part or part.startswith(".") for part in inside.split("/")):
+            raise SourceError(f"the store's listing of {unit} names {path!r}, which lies outside of it")
+    return files

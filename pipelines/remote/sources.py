@@ -1,0 +1,97 @@
+"""Where the record of another home is read from: its web application, or the object store that its workers write to."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import httpx
+
+from pipelines.remote.record_files import Listing
+from specs.errors import RpgError
+
+_SECONDS = 60.0
+"""Patience with one request."""
+
+
+class SourceError(RpgError):
+    """The record cannot be read from where it is said to be. The message says where and why."""
+
+
+class FileGoneError(Exception):
+    """A listed file is no longer there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How the record differs from what a mirror knows of it."""
+
+    changed: Mapping[str, Listing]
+    """By unit: the listings that the mirror lacks or has otherwise."""
+    gone: Collection[str]
+    """Units that the mirror knows and that are no longer there."""
+
+
+class Source(Protocol):
+    """A record that can be read from elsewhere. Threads may share it. Every method may raise SourceError."""
+
+    def changes(self, known: Mapping[str, str], only: Collection[str] = ()) -> Changes:
+        """What has changed since the listings of these digests.
+
+        Args:
+            known: digest of each unit's listing.
+            only: units to ask about; empty: all.
+        """
+        ...
+
+    def read(self, path: str, start: int = 0) -> tuple[bytes, str]:
+        """The content of a file from byte `start` on, or all of it where the file is not that long; and its version,
+        empty where it is not known. Raises FileGoneError where there is no such file.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of connections."""
+        ...
+
+
+class WebSource:
+    """The record that a web application (`pipelines.web`) serves."""
+
+    def __init__(self, url: str, auth: str = "") -> None:
+        """`auth`: `user:password`; empty: none."""
+        user, _, password = auth.partition(":")
+        self._url = url.rstrip("/")
+        self._client = httpx.Client(auth=(user, password) if auth else None, timeout=_SECONDS)
+
+    def changes(self, known: Mapping[str, str], only: Collection[str] = ()) -> Changes:
+        """See `Source`."""
+        body = {"known": dict(known), "only": list(only)}
+        try:
+            answer = self._asked("POST", "/record", json=body).json()
+            listings = {unit: Listing.from_json(unit, listing) for unit, listing in answer["changed"].items()}
+            return Changes(listings, [unit for unit in answer["gone"] if unit in known])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SourceError(f"what answers at {self._url} is no record: {error}") from error
+
+    def read(self, path: str, start: int = 0) -> tuple[bytes, str]:
+        """See `Source`."""
+        answer = self._asked("GET", f"/record/{path}", headers={"range": f"bytes={start}-"} if start else {})
+        if answer.status_code == 404:
+            raise FileGoneError(path)
+        return answer.content, answer.headers.get("etag", "").strip('"')
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._client.close()
+
+    def _asked(self, method: str, path: str, **options: object) -> httpx.Response:
+        try:
+            answer = self._client.request(method, f"{self._url}{path}", **options)  # type: ignore[arg-type]
+        except httpx.HTTPError as error:
+            raise SourceError(f"the record at {self._url} cannot be read: {error}") from error
+        if answer.status_code == 401:
+            hint = "set PREFECT_API_AUTH_STRING to the user:password of the server"
+            raise SourceError(f"the record at {self._url} asks for a password; {hint}")
+        if answer.status_code not in (200, 206, 404):
+            raise SourceError(f"the record at {self._url} cannot be read: it answered {answer.status_code}")
+        return answer

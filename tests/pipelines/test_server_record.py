@@ -1,0 +1,256 @@
+"""Clients with a home of their own see in a server's record what its workers' home holds."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from live import Lab, wait_for
+from recorded_home import record_experiment, record_run, write
+from test_submit import call
+
+from pipelines.home import Home
+from pipelines.launchers.network import free_port
+from pipelines.remote.mirror import SMALL, Mirror, mirror_home
+from pipelines.remote.record_files import FileVersion, Listing
+from pipelines.remote.sources import SourceError, WebSource
+from pipelines.services.server import answers
+from rpg.files import read_json
+from specs.records import TABLES
+from storage import Store
+
+
+@dataclass
+class Web:
+    """The web application over a home, in a process of its own."""
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+
+
+def serve(home: Home, **environment: str) -> Web:
+    port = free_port()
+    where = {"RPG_HOME": str(home.root), "RPG_WEB_PORT": str(port)} | environment
+    process = subprocess.Popen([sys.executable, "-m", "pipelines.web"], env=os.environ | where)
+    wait_for(lambda: answers(f"http://127.0.0.1:{port}/ready"), what="the web application")
+    return Web(f"http://127.0.0.1:{port}", process)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, Web]]:
+    home = Home(tmp_path_factory.mktemp("served") / "home")
+    record_experiment(home, [record_run(home, f"sums-s{seed}", seed=seed, steps=5, problems=4) for seed in range(2)])
+    log = home.run("sums-s0") / "logs" / "train.log"
+    log.parent.mkdir()
+    log.write_text("one\n")
+    web = serve(home)
+    yield home, web
+    web.process.kill()
+    web.process.wait()
+
+
+@pytest.fixture
+def mirror(served: tuple[Home, Web], tmp_path: Path) -> Iterator[Mirror]:
+    source = WebSource(served[1].url)
+    yield Mirror(Home(tmp_path / "mirror"), source)
+    source.close()
+
+
+def rows(home: Home, query: str) -> list[Any]:
+    with Store.open(home.root) as store:
+        return list(store.query(query).rows)
+
+
+def test_a_mirror_answers_as_the_home_does_and_only_who_made_it_may_look(served, mirror: Mirror) -> None:
+    home, _ = served
+    mirror.pull(TABLES)
+    for query in ("from runs order by run_id", "from run_summary", "from metrics order by all", "from evaluations"):
+        assert rows(mirror.home, query) == rows(home, query) != []
+    assert mirror.home.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_query_does_not_need_stays_where_it_is(served, mirror: Mirror) -> None:
+    home, _ = served
+    write(home.run("sums-s1") / "segments/tokens/a0001-s000001-000002.parquet", "millions of rows")
+    mirror.pull(SMALL)
+    assert not list(mirror.home.root.glob("runs/*/segments/tokens/*"))
+    assert not list(mirror.home.root.glob("runs/*/logs/*"))
+    mirror.pull(TABLES, logs=True)
+    assert len(list(mirror.home.root.glob("runs/*/segments/tokens/*"))) == 1
+    assert (mirror.home.run("sums-s0") / "logs/train.log").read_text() == "one\n"
+
+
+def test_a_second_pull_reads_what_is_new_and_drops_what_is_gone(served, mirror: Mirror) -> None:
+    home, _ = served
+    mirror.pull(logs=True)
+    before = {path: path.stat().st_mtime_ns for path in mirror.home.root.glob("runs/**/*.parquet")}
+    with (home.run("sums-s0") / "logs/train.log").open("a") as log:
+        log.write("two\n")
+    state = read_json(home.run("sums-s1") / "state.json")
+    write(home.run("sums-s1") / "state.json", state | {"reason": "changed"})
+    removed = home.run("sums-s1") / "logs/gone.log"
+    write(removed, "")
+    mirror.pull(logs=True)
+    removed.unlink()
+    mirror.pull(logs=True, only=["runs/sums-s1"])
+    assert (mirror.home.run("sums-s0") / "logs/train.log").read_text().endswith("two\n")
+    assert read_json(mirror.home.run("sums-s1") / "state.json")["reason"] == "changed"
+    assert not (mirror.home.run("sums-s1") / "logs/gone.log").exists()
+    assert before == {path: path.stat().st_mtime_ns for path in mirror.home.root.glob("runs/**/*.parquet")}
+
+
+@contextmanager
+def answering(answer: Any) -> Iterator[str]:
+    """A server that answers every request with this JSON, and its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("unit", "path"),
+    [
+        ("runs/a", "runs/a/../../../outside.json"),
+        ("runs/a", "../outside.json"),
+        ("runs/a", "/tmp/outside.json"),
+        ("runs/a", "runs/b/run.json"),
+        ("../a", "../a/run.json"),
+        ("runs/..", "runs/../run.json"),
+        ("prefect", "prefect/profiles.toml"),
+    ],
+)
+def test_a_server_cannot_have_a_mirror_write_outside_of_the_record(tmp_path: Path, unit: str, path: str) -> None:
+    listing = {"digest": "1", "files": {path: [1, "1"]}}
+    with answering({"changed": {unit: listing}, "gone": ["../outside"]}) as url:
+        source = WebSource(url)
+        with pytest.raises(SourceError, match="is no record"):
+            Mirror(Home(tmp_path / "mirror"), source).pull()
+        source.close()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+
+
+def test_a_record_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    source = WebSource(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(SourceError, match="cannot be read"):
+        Mirror(Home(tmp_path), source).pull()
+    source.close()
+
+
+def test_a_password_is_asked_for_and_sent(served) -> None:
+    home, _ = served
+    web = serve(home, PREFECT_SERVER_API_AUTH_STRING="team:secret")
+    try:
+        for auth, outcome in (("", "password"), ("team:wrong", "password")):
+            source = WebSource(web.url, auth)
+            with pytest.raises(SourceError, match=outcome):
+                source.changes({})
+            source.close()
+        source = WebSource(web.url, "team:secret")
+        assert "runs/sums-s0" in source.changes({}).changed
+        source.close()
+    finally:
+        web.process.kill()
+        web.process.wait()
+
+
+def test_mirrors_of_two_records_do_not_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, second = mirror_home("http://a:4200/api http://a:4202"), mirror_home("http://a:4200/api http://a/4202")
+    assert first != second
+    assert first.root.is_relative_to(tmp_path)
+
+
+def test_a_listing_knows_whether_anything_of_a_unit_has_changed() -> None:
+    one, other = (Listing.of({"runs/a/run.json": FileVersion(1, version)}) for version in "ab")
+    assert one.digest != other.digest
+    assert one == Listing.from_json("runs/a", json.loads(json.dumps(one.to_json())))
+
+
+def test_a_server_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lab = Lab(tmp_path / "home", tmp_path / "tiny.yaml")
+    nowhere = lab.rpg("runs", "--profile", f"http://127.0.0.1:{free_port()}/api")
+    assert nowhere.code == 2
+    assert "no Prefect server answers" in nowhere.err
+    assert not lab.root.exists()
+
+
+@pytest.fixture
+def server(lab: Lab) -> Iterator[tuple[Lab, str]]:
+    """A home with server and worker, and its API's address."""
+    result = lab.rpg("up", "--json")
+    assert result.code == 0, result.err
+    yield lab, json.loads(result.out)["api"]
+    lab.rpg("down")
+
+
+@pytest.mark.long
+def test_clients_that_share_no_files_see_what_the_workers_home_holds(
+    server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, api = server
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    submitting, looking = (Lab(tmp_path / name, lab.spec) for name in ("submitting", "looking"))
+    unnamed = looking.rpg("runs", "--profile", api)
+    assert unnamed.code == 2
+    assert "does not say where its workers' record is" in unnamed.err
+    web = serve(lab.home)
+    try:
+        call(f"{api}/variables/", {"name": "rpg_record", "value": web.url})
+        runs = json.loads(
+            submitting.rpg("submit", str(lab.spec), "--profile", api, "--json", overrides=("seeds=[0,1]",)).out
+        )
+        assert_seen_alike(lab, looking, api, sorted(run["run_id"] for run in runs))
+    finally:
+        web.process.kill()
+        web.process.wait()
+    # The home that submitted says where to look: nobody writes into it.
+    told = submitting.start("watch", runs[0]["run_id"])
+    assert "--profile" in told.stderr.readline()
+    submitting.clean_up()
+
+
+def assert_seen_alike(lab: Lab, looking: Lab, api: str, run_ids: list[str]) -> None:
+    """From pending to finished, a client with nothing but the server's address sees what the workers' home holds."""
+    listed = {run["run_id"]: run for run in json.loads(looking.rpg("runs", "--profile", api, "--json").out)}
+    assert sorted(listed) == run_ids
+    last = listed[run_ids[1]]
+    assert (last["status"], last["experiment"], last["name"], last["seed"]) == ("pending", "tiny", "seed 1", 1)
+    for run_id in run_ids:
+        watched = looking.rpg("watch", run_id, "--profile", api, timeout=400)
+        assert watched.code == 0, watched.err
+    for verb in (
+        ("runs", "--json"),
+        ("sql", "from metrics order by all", "--format", "csv"),
+        ("sql", "from tokens order by all", "--format", "csv"),
+        ("logs", run_ids[0]),
+        ("compare", *run_ids),
+    ):
+        here, there = lab.rpg(*verb), looking.rpg(*verb, "--profile", api)
+        assert (there.code, there.out) == (here.code, here.out), there.err
+        assert here.out.count("\n") > 1
+    page = Path(looking.rpg("report", "tiny", "--profile", api).out.strip()).read_text()
+    here = Path(lab.rpg("report", "tiny").out.strip()).read_text()
+    assert page.rpartition("Written ")[0] == here.rpartition("Written ")[0]
+    assert not looking.root.exists()
