@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 import typer
 from documentation import PAGES, ROOT, Block, blocks, build_site
+from ruamel.yaml import YAML
 
 from pipelines.cli import app, main
 from rpg.processes.exit_cause import Cause
@@ -25,6 +26,9 @@ from tests.pipelines.unpacked_home import unpack
 NOT_RUN = {
     "installs": "CI does so on a bare machine, by .ci/run",
     "minutes": "the specs are trained in small by tests/rpg/test_sanity_checks.py and tests/pipelines/test_execute.py",
+    "a server": "tests/pipelines/test_worker.py and test_submit_to_server.py do so, with ports and a home of their own",
+    "several machines": "two homes stand for them in tests/pipelines/test_server_record.py",
+    "Kubernetes": "nothing: there is none here, as the page says",
     "another home": "docs/sql.md asks the recorded home the same",
     "an installed package": "tests/pipelines/test_installed_packages.py installs it",
 }
@@ -141,6 +145,11 @@ def test_commands_and_options_named_in_the_docs_exist() -> None:
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
 def test_toml_is_toml(block: Block) -> None:
     assert tomllib.loads(block.text)
+
+
+@pytest.mark.parametrize("block", [block for block in blocks() if block.language == "yaml"], ids=str)
+def test_yaml_is_yaml(block: Block) -> None:
+    assert YAML(typ="safe", pure=True).load(block.text)
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
