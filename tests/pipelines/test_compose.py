@@ -1,4 +1,7 @@
-import os
+"""docker-compose.yml, without Docker: valid, safe, and told the same settings as `rpg up --profile server`."""
+
+import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -7,13 +10,27 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from pipelines.home import Home
+from pipelines.services.settings import API_PROCESSES, client_environment, server_environment
+
 ROOT = Path(__file__).parents[2]
+SERVER = ("migrate", "server", "services")
+WORKERS = ("worker", "gpu-worker")
 
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
     loaded: dict[str, Any] = YAML(typ="safe").load(ROOT / "docker-compose.yml")
     return loaded
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What docker/make-secrets writes, by name."""
+    directory = tmp_path_factory.mktemp("compose") / "secrets"
+    subprocess.run([str(ROOT / "docker/make-secrets"), str(directory)], check=True, timeout=60)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    return {path.name: path.read_text().strip() for path in directory.iterdir()}
 
 
 def test_the_file_is_a_valid_compose_file() -> None:
@@ -33,62 +50,116 @@ def test_every_image_is_pinned_to_a_version(compose: dict[str, Any]) -> None:
 def test_prefects_image_is_the_version_that_is_installed_here(compose: dict[str, Any]) -> None:
     import prefect
 
-    for name in ("server", "services"):
+    for name in SERVER:
         assert compose["services"][name]["image"].startswith(f"prefecthq/prefect:{prefect.__version__}-python3.11")
 
 
-def test_what_waits_waits_for_a_service_that_says_when_it_is_healthy(compose: dict[str, Any]) -> None:
+def test_no_service_is_root_or_may_become_it(compose: dict[str, Any]) -> None:
+    ours = (ROOT / "docker/Dockerfile").read_text()
+    for name, service in compose["services"].items():
+        if "build" in service:
+            stage = ours.split(f" AS {service['build']['target']}\n")[1].split("\nFROM ")[0]
+            assert "\nUSER rpg\n" in stage, name
+        else:
+            assert service["user"].split(":")[0] not in ("", "0", "root"), name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_every_service_says_when_it_is_healthy_and_takes_no_more_than_its_share(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert {"cpus", "memory"} <= service["deploy"]["resources"]["limits"].keys(), name
+        if name != "migrate":  # it ends
+            assert service["healthcheck"]["retries"] < 20, name
+
+
+def test_what_waits_waits_for_a_service_that_is_healthy_or_done(compose: dict[str, Any]) -> None:
     services = compose["services"]
-    waits = {name: service.get("depends_on", {}) for name, service in services.items()}
-    assert set(waits["server"]) == {"postgres", "redis"}
-    assert set(waits["services"]) == {"postgres", "redis", "server"}
-    assert set(waits["worker"]) == {"server"}
-    for needed in waits.values():
-        for name, how in needed.items():
-            assert how == {"condition": "service_healthy"}
-            assert "healthcheck" in services[name]
+    waits = {name: set(service.get("depends_on", {})) for name, service in services.items()}
+    assert waits["migrate"] == {"postgres"}
+    assert waits["server"] == waits["services"] == {"migrate", "redis"}
+    assert all(waits[name] == {"server"} for name in (*WORKERS, "studies", "record"))
+    for service in services.values():
+        for needed, how in service.get("depends_on", {}).items():
+            done = needed == "migrate"
+            assert how == {"condition": "service_completed_successfully" if done else "service_healthy"}
 
 
-def test_every_named_volume_is_declared_and_the_runs_lie_on_one(compose: dict[str, Any]) -> None:
-    mounted = {mount.split(":")[0] for service in compose["services"].values() for mount in service.get("volumes", [])}
+def test_workers_of_a_machine_share_the_home_the_models_and_the_leases_of_gpus(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    mounted = {mount.split(":")[0] for service in services.values() for mount in service.get("volumes", [])}
     assert mounted == set(compose["volumes"])
-    worker = compose["services"]["worker"]
-    assert f"rpg-home:{worker['environment']['RPG_HOME']}" in worker["volumes"]
+    made = (ROOT / "docker/Dockerfile").read_text()
+    for name in WORKERS:
+        environment = services[name]["environment"]
+        volumes = dict(mount.split(":") for mount in services[name]["volumes"])
+        expected = {"rpg-home": "RPG_HOME", "huggingface": "HF_HOME", "gpu-slots": "RPG_SLOT_DIR"}
+        assert volumes == {volume: environment[variable] for volume, variable in expected.items()}
+        assert all(path in made for path in volumes.values()), "a new volume gets its owner from the image"
+    (device,) = services["gpu-worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", "all", ["gpu"])
+    assert services["gpu-worker"]["profiles"] == ["gpu"]
 
 
 def test_nothing_is_published_beyond_this_machine(compose: dict[str, Any]) -> None:
-    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
+    ports = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
+    assert ports.keys() == {"server", "studies", "record"}
+    assert all(port.startswith("127.0.0.1:") for published in ports.values() for port in published)
 
 
-def test_prefect_reads_the_servers_settings_as_they_are_meant(compose: dict[str, Any], tmp_path: Path) -> None:
-    environment = compose["services"]["server"]["environment"]
-    resolved = {name: value.replace("${POSTGRES_PASSWORD:-prefect}", "secret") for name, value in environment.items()}
-    code = (
-        "from prefect.settings import get_current_settings as g; s = g().server;"
-        "print(s.database.connection_url.get_secret_value(), s.events.messaging_broker, s.events.messaging_cache,"
-        "s.events.causal_ordering, s.concurrency.lease_storage, s.docket.url.get_secret_value()"
-        " if hasattr(s.docket.url, 'get_secret_value') else s.docket.url, s.analytics_enabled, sep='\\n')"
-    )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=kept | resolved | {"PREFECT_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.splitlines() == [
-        "postgresql+asyncpg://prefect:secret@postgres:5432/prefect",
-        "prefect_redis.messaging",
-        "prefect_redis.messaging",
-        "prefect_redis.ordering",
-        "prefect_redis.lease_storage",
-        "redis://redis:6379/1",
-        "False",
-    ], done.stderr
+def test_every_secret_is_a_file_that_is_made_and_no_password_stands_in_the_file(
+    compose: dict[str, Any], secrets: dict[str, str]
+) -> None:
+    assert {Path(entry["file"]).name for entry in compose["secrets"].values()} == secrets.keys()
+    used = {
+        entry if isinstance(entry, str) else entry["source"]
+        for service in compose["services"].values()
+        for entry in service.get("secrets", [])
+    }
+    assert used == secrets.keys()
+    for service in compose["services"].values():
+        for variable, value in service.get("environment", {}).items():
+            assert "PASSWORD" not in variable or value.startswith("/run/secrets/")
+            assert "@" not in str(value)
+    assert "docker/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_servers_processes_are_told_what_rpg_up_tells_them(
+    compose: dict[str, Any], secrets: dict[str, str], tmp_path: Path
+) -> None:
+    """Passwords, addresses and places aside, which the test gives the same on both sides."""
+    database = secrets["PREFECT_SERVER_DATABASE_CONNECTION_URL"].removeprefix("postgresql+asyncpg://")
+    redis = secrets["PREFECT_REDIS_MESSAGING_URL"].removeprefix("redis://").removesuffix("/0")
+    auth_string = secrets["PREFECT_API_AUTH_STRING"]
+    url = "http://localhost:4200/api"
+    here = server_environment(Home(tmp_path), url, database=database, redis=redis, auth_string=auth_string)
+    of_places = client_environment(Home(tmp_path), url).keys() - {"PREFECT_CLI_PROMPT", "DO_NOT_TRACK"}
+    # `prefect server start` sets it itself.
+    expected = {name: value for name, value in here.items() if name not in of_places | {"PREFECT__SERVER_FINAL"}}
+    for name in SERVER:
+        service = compose["services"][name]
+        environment = {
+            key: str(value).replace("${RPG_PORT:-4200}", "4200") for key, value in service["environment"].items()
+        }
+        told = environment | {secret: secrets[secret] for secret in service["secrets"]}
+        assert {key: told.get(key) for key in expected} == expected, name
+    command = compose["services"]["server"]["command"]
+    assert command[command.index("--workers") + 1] == str(API_PROCESSES)
+    assert "--no-services" in command
+
+
+def test_a_secret_becomes_the_variable_of_its_name(compose: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "PREFECT_API_AUTH_STRING").write_text("rpg:a b$c\n")
+    program, option, script = compose["services"]["worker"]["entrypoint"]
+    # Compose writes $$ for $.
+    script = script.replace("$$", "$").replace("/run/secrets", str(tmp_path))
+    show = [
+        sys.executable,
+        "-c",
+        "import os, json, sys; print(json.dumps([os.environ['PREFECT_API_AUTH_STRING'], sys.argv[1]]))",
+    ]
+    done = subprocess.run([program, option, script, *show, "two words"], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout) == ["rpg:a b$c", "two words"], done.stderr
 
 
 def test_the_worker_is_told_the_servers_address_the_way_it_reads_it(compose: dict[str, Any]) -> None:
@@ -96,17 +167,27 @@ def test_the_worker_is_told_the_servers_address_the_way_it_reads_it(compose: dic
 
     from pipelines.cli import app
 
-    service = compose["services"]["worker"]
-    program, verb = service["command"]
-    command = get_command(app).commands[verb]  # type: ignore[attr-defined]
-    told = [getattr(option, "envvar", None) for option in command.params]
-    assert program == "rpg"
-    assert "RPG_PROFILE" in told
-    assert service["environment"]["RPG_PROFILE"] == "http://server:4200/api"
+    for name, pool in zip(WORKERS, ("rpg", "gpu"), strict=True):
+        service = compose["services"][name]
+        program, verb, *options = service["command"]
+        command = get_command(app).commands[verb]  # type: ignore[attr-defined]
+        variables = [getattr(option, "envvar", None) for option in command.params]
+        assert (program, options) == ("rpg", ["--pool", pool])
+        assert service["healthcheck"]["test"][-1] == pool
+        assert "RPG_PROFILE" in variables
+        assert service["environment"]["RPG_PROFILE"] == "http://server:4200/api"
 
 
-def test_what_the_image_copies_is_there(compose: dict[str, Any]) -> None:
-    recipe = (ROOT / compose["services"]["worker"]["build"]["dockerfile"]).read_text()
-    copied = [line.split()[1:-1] for line in recipe.splitlines() if line.startswith("COPY")]
-    missing = [source for sources in copied for source in sources if not (ROOT / source).exists()]
-    assert not missing
+def test_every_setting_of_the_example_is_one_that_the_file_reads() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    settings = [line.split("=") for line in (ROOT / ".env.example").read_text().splitlines() if line[:1].isalpha()]
+    assert settings
+    for name, default in settings:
+        assert f"${{{name}:-{default}}}" in text, name
+
+
+def test_what_the_images_copy_is_there() -> None:
+    recipe = (ROOT / "docker/Dockerfile").read_text()
+    copied = [line.split()[1:-1] for line in recipe.splitlines() if line.startswith("COPY") and "--from" not in line]
+    assert copied
+    assert not [source for sources in copied for source in sources if not (ROOT / source).exists()]
