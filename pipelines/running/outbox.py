@@ -235,7 +235,7 @@ def _refusals_noted(name: str) -> Iterator[None]:
         if error.response.status_code not in _REFUSED:
             raise
         _log.warning("the Prefect server refused %s: %s", name, error)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         _log.warning("%s cannot be sent to the Prefect server: %s", name, error)
 
 

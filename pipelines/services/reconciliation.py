@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from pipelines.home import Home
 from pipelines.processes.lease import RunBusyError, acquire
@@ -49,6 +50,8 @@ class Reconciliation:
         self._home = home
         self._pool = pool
         self._watch = LeaseWatch()
+        self._failed: set[UUID] = set()
+        """Flow runs that could not be settled, each of which was logged once."""
 
     def keep_on(self, url: str) -> None:
         """Compares every few seconds from now on, in a thread that ends with the process."""
@@ -75,13 +78,27 @@ class Reconciliation:
         """One round. Raises what the client raises where the server does not answer."""
         deliver(client, self._home)
         processes = {flow.flow_run_id: flow for flow in flow_processes(self._home)}
-        for flow_run in self._open_flow_runs(client, STUDIES.flow):
-            self._settle_study(client, flow_run, processes.get(str(flow_run.id)))
-        for flow_run in self._open_flow_runs(client, EXPERIMENTS.flow):
-            self._settle_run(client, flow_run, processes.get(str(flow_run.id)))
-        for flow_run_id, flow in processes.items():
-            if not flow.is_alive:
-                forget(self._home, flow_run_id)
+        dead = [flow_run_id for flow_run_id, flow in processes.items() if not flow.is_alive]
+        for name, settle in ((STUDIES.flow, self._settle_study), (EXPERIMENTS.flow, self._settle_run)):
+            for flow_run in self._open_flow_runs(client, name):
+                with self._failure_noted(flow_run):
+                    settle(client, flow_run, processes.get(str(flow_run.id)))
+        for flow_run_id in dead:
+            forget(self._home, flow_run_id)
+
+    @contextlib.contextmanager
+    def _failure_noted(self, flow_run: "FlowRun") -> Iterator[None]:
+        """A flow run whose parameters or record make no sense must not keep others from being settled."""
+        import httpx
+
+        try:
+            yield
+        except httpx.TransportError:
+            raise
+        except Exception as error:
+            if flow_run.id not in self._failed:
+                self._failed.add(flow_run.id)
+                _log.warning("flow run %s (%s) is left as it is: %s", flow_run.name, flow_run.id, error)
 
     def _open_flow_runs(self, client: "SyncPrefectClient", flow: str) -> Iterator["FlowRun"]:
         """Flow runs of the pool, and of no pool, that have not ended; and those that crashed within the last hour."""

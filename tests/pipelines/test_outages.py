@@ -17,6 +17,7 @@ def embedded_server(lab: Lab) -> int:
     return int(read_json(record)["pid"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_run_goes_on_when_its_server_is_gone(lab: Lab, number: signal.Signals) -> None:
     run = lab.start("run", str(lab.spec), overrides=LONG)

@@ -150,3 +150,11 @@ def test_a_flow_run_of_a_worker_with_a_home_of_its_own_is_left_to_that_worker(si
     _, flow_run_id = site.flow_run(Running())
     site.compare()
     assert site.state(flow_run_id) == "RUNNING"
+
+
+def test_a_flow_run_that_makes_no_sense_does_not_keep_others_from_being_settled(site: Site) -> None:
+    _, senseless = site.flow_run(Running(), "../../etc")
+    run_id, flow_run_id = site.flow_run(Running())
+    site.dead_lease(site.record(run_id, "finished", flow_run_id))
+    site.compare()
+    assert (site.state(senseless), site.state(flow_run_id)) == ("RUNNING", "COMPLETED")

@@ -98,6 +98,7 @@ def undisturbed_metrics(lab: Lab) -> list[Any]:
         alone.clean_up()
 
 
+@pytest.mark.long
 def test_a_run_outlives_its_workers_end_the_kill_of_prefects_worker_and_that_of_everything(cluster: Cluster) -> None:
     lab = cluster.lab
     first = cluster.start_worker()
@@ -165,6 +166,7 @@ def test_the_dashboard_suspends_a_run_resumes_it_and_cancels_it_even_after_the_a
     assert lab.training_pid() == 0
 
 
+@pytest.mark.long
 def test_what_happens_while_the_server_is_away_is_shown_when_it_is_back(cluster: Cluster) -> None:
     lab = cluster.lab
     worker = cluster.start_worker()
