@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from pipelines.home import Home
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import start
@@ -45,6 +47,13 @@ class FlowProcess:
         return is_alive(self.process.pid, self.process.started)
 
     @property
+    def is_at_work(self) -> bool:
+        """Whether it runs and was not stopped (SIGSTOP)."""
+        with contextlib.suppress(psutil.Error):
+            return self.is_alive and psutil.Process(self.process.pid).status() != psutil.STATUS_STOPPED
+        return False
+
+    @property
     def is_orphan(self) -> bool:
         """Whether the process that supervised its worker is gone."""
         pid, _, started = self.supervisor.partition(" ")
@@ -66,9 +75,11 @@ def flow_processes(home: Home) -> list[FlowProcess]:
     return flows
 
 
-def forget(home: Home, flow_run_id: str) -> None:
-    """Removes the note of a flow that was killed, once its flow run is settled."""
-    (_directory(home) / f"{flow_run_id}.json").unlink(missing_ok=True)
+def forget(home: Home, flow: FlowProcess) -> None:
+    """Removes the note of a flow that has ended, unless it is another attempt's by now."""
+    path = _directory(home) / f"{flow.flow_run_id}.json"
+    if ProcessRecord.read(path) == flow.process:
+        path.unlink(missing_ok=True)
 
 
 def stop_flows(flows: Iterable[FlowProcess], number: signal.Signals, timeout: float = _END_SECONDS) -> None:
@@ -108,7 +119,7 @@ def main() -> None:
         process.terminate()
     code = process.wait()
     if code >= 0:  # else reconciliation settles its flow run by this note
-        path.unlink(missing_ok=True)
+        forget(home, flow)
     sys.exit(max(code, 0))
 
 

@@ -78,13 +78,13 @@ class Reconciliation:
         """One round. Raises what the client raises where the server does not answer."""
         deliver(client, self._home)
         processes = {flow.flow_run_id: flow for flow in flow_processes(self._home)}
-        dead = [flow_run_id for flow_run_id, flow in processes.items() if not flow.is_alive]
+        dead = [flow for flow in processes.values() if not flow.is_alive]
         for name, settle in ((STUDIES.flow, self._settle_study), (EXPERIMENTS.flow, self._settle_run)):
             for flow_run in self._open_flow_runs(client, name):
                 with self._failure_noted(flow_run):
                     settle(client, flow_run, processes.get(str(flow_run.id)))
-        for flow_run_id in dead:
-            forget(self._home, flow_run_id)
+        for flow in dead:
+            forget(self._home, flow)
 
     @contextlib.contextmanager
     def _failure_noted(self, flow_run: "FlowRun") -> Iterator[None]:
@@ -138,7 +138,7 @@ class Reconciliation:
                 self._set(client, flow_run, Running())
             return
         lease = newest_lease(directory)
-        if (process and process.is_alive) or _may_settle_by_itself(state, lease):
+        if (process and process.is_at_work) or _may_settle_by_itself(state, lease):
             return
         if state.is_cancelling():
             if own and record["status"] in ("running", "pending"):

@@ -1,7 +1,9 @@
 """Flow runs on a real server, records as dead and living flows leave them: who is right in the end."""
 
 import os
+import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,13 +11,16 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from live import wait_for
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.states import Cancelling, Completed, Crashed, Running, State
 
 from pipelines.home import Home
 from pipelines.processes.lease import Lease, acquire
+from pipelines.processes.reap import ProcessRecord
 from pipelines.services.client import prefect_client
 from pipelines.services.deployments import EXPERIMENTS, POOL, ensure_deployment
+from pipelines.services.flow_process import FlowProcess
 from pipelines.services.reconciliation import Reconciliation
 from pipelines.services.server import EmbeddedServer
 from rpg.files import read_json, write_json
@@ -158,3 +163,17 @@ def test_a_flow_run_that_makes_no_sense_does_not_keep_others_from_being_settled(
     site.dead_lease(site.record(run_id, "finished", flow_run_id))
     site.compare()
     assert (site.state(senseless), site.state(flow_run_id)) == ("RUNNING", "COMPLETED")
+
+
+def test_a_flow_that_was_stopped_runs_and_is_not_at_work() -> None:
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        flow = FlowProcess("0", ProcessRecord.of(sleeper.pid), "")
+        assert flow.is_at_work
+        sleeper.send_signal(signal.SIGSTOP)
+        wait_for(lambda: not flow.is_at_work, timeout=10, what="the stop")
+        assert flow.is_alive
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert not flow.is_alive
