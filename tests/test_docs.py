@@ -30,7 +30,6 @@ NOT_RUN = {
     "several machines": "two homes stand for them in tests/pipelines/test_server_record.py",
     "Kubernetes": "nothing: there is none here, as the page says",
     "another home": "docs/sql.md asks the recorded home the same",
-    "a server": "tests/pipelines/test_submit_to_server.py submits to one that asks for the string",
     "an installed package": "tests/pipelines/test_installed_packages.py installs it",
 }
 """Why a block may be only shown, as the comment above it says -> what is run in its place."""
