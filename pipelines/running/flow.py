@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from pipelines.processes.stop import GIVEN_BACK, Stop
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running import dashboard, frozen
 from pipelines.running.failures import cause_of_error, may_retry, retry_difference
+from pipelines.running.guards import GuardEvents
 from pipelines.running.outbox import SUSPENDED, Outbox
 from pipelines.running.progress import training_line
 from pipelines.running.run import RunExecution
@@ -216,7 +217,8 @@ def run_stage(execution: RunExecution, stage: StagePlan) -> "State[Any]":
         _wait_before_retry(execution, stage)
     reporter = _StageReporter(execution, stage)
     try:
-        outcome = perform_stage(execution, stage, reporter.tick)
+        with reporter.guards_told():
+            outcome = perform_stage(execution, stage, reporter.tick)
     except StagePausedError as paused:
         execution.error = paused
         reporter.close("paused")
@@ -276,6 +278,7 @@ class _StageReporter:
 
     def __init__(self, execution: RunExecution, stage: StagePlan) -> None:
         self._execution = execution
+        self._guards = GuardEvents(execution) if stage.stage == "train" else None
         self._stage = stage.stage
         self._shown_at = self._logged_at = self._ingested_at = time.monotonic()
         self._last_step = -1
@@ -296,7 +299,16 @@ class _StageReporter:
         if now - self._ingested_at >= _INGEST_SECONDS:
             self._ingest()
             self._show(dashboard.publish_learning_curve)
+            self._tell_guards()
             self._ingested_at = time.monotonic()
+
+    @contextlib.contextmanager
+    def guards_told(self) -> Iterator[None]:
+        """At the block's end, however that comes, the server is told of each guard that acted."""
+        try:
+            yield
+        finally:
+            self._tell_guards()
 
     def close(self, outcome: StageOutcome | Literal["paused"]) -> None:
         """Shows on the dashboard what the stage recorded."""
@@ -308,6 +320,10 @@ class _StageReporter:
             self._show(dashboard.publish_learning_curve)
         elif self._stage == "evaluate":
             self._show(dashboard.publish_results)
+
+    def _tell_guards(self) -> None:
+        if self._guards is not None:
+            self._show(self._guards.tell)
 
     def _ingest(self) -> None:
         """Brings the database up to date if no other ingester is at work: queries read the rest from the segments."""

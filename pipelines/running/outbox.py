@@ -10,12 +10,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from pipelines.home import Home
 from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, StopRequest
@@ -41,11 +41,11 @@ _REFUSED = {400, 404, 405, 409, 413, 422}
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An artifact or a log line, as plain data."""
+    """An artifact, a log line or an event, as plain data."""
 
-    kind: Literal["artifact", "log"]
+    kind: Literal["artifact", "log", "event"]
     fields: dict[str, Any]
-    """Of Prefect's ArtifactCreate or LogCreate, as JSON."""
+    """Of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
 
 
 class Outbox:
@@ -93,6 +93,29 @@ class Outbox:
         timestamp = datetime.now(UTC).isoformat()
         fields = {"name": "prefect.flow_runs", "level": level, "message": text, "timestamp": timestamp}
         self._put(key or f"line {self._lines}", "log", fields)
+
+    def event(self, name: str, resource: str, payload: dict[str, Any], tags: Sequence[str]) -> None:
+        """Emits a Prefect event of this flow run, which the server's automations may wait for.
+
+        Args:
+            resource: Prefect's id of what the event is about.
+            payload: what an automation's texts can name; its `message` may have been printed by a stage.
+            tags: of the flow run, by which automations choose.
+        """
+        related = [
+            (f"prefect.flow-run.{self.flow_run_id}", "flow-run"),
+            *((f"prefect.tag.{tag}", "tag") for tag in tags),
+        ]
+        fields = {
+            "id": str(uuid4()),
+            "event": name,
+            "occurred": datetime.now(UTC).isoformat(),
+            "resource": {"prefect.resource.id": resource},
+            "related": [{"prefect.resource.id": name, "prefect.resource.role": role} for name, role in related],
+            "payload": payload | {"message": hide(payload["message"])},
+        }
+        with self._lock:
+            self._messages[fields["id"]] = Message("event", fields)
 
     def close(self, seconds: float, *, schedule: bool = False) -> bool:
         """Waits until everything is sent and the server has answered once more, `seconds` at most; then stops sending.
@@ -194,11 +217,14 @@ def stop_request(flow_run: "FlowRun") -> StopRequest | None:
 
 
 def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
-    """Sends one message. Returns the id of an artifact."""
+    """Sends one message. Returns the id of an artifact. An event that the server has already is not taken twice."""
     from prefect.client.schemas.actions import ArtifactCreate, LogCreate
 
     if message.kind == "log":
         client.create_logs([LogCreate.model_validate(message.fields)])
+        return None
+    if message.kind == "event":
+        client.request("POST", "/events", json=[message.fields])
         return None
     return client.create_artifact(ArtifactCreate.model_validate(message.fields)).id
 

@@ -14,6 +14,7 @@ from pipelines.running.run import register_experiment, register_runs
 from pipelines.runs import status_of
 from pipelines.services.client import api_url, prefect_client
 from pipelines.services.deployments import EXPERIMENTS, POOL, Priority, ensure_deployment, ensure_queue, workers_of
+from pipelines.services.notices import ensure_notices
 from pipelines.services.server import running_services
 from pipelines.state import RunState
 from specs.errors import Issue, SpecError
@@ -71,6 +72,7 @@ def submit_document(
         deployment = ensure_deployment(client, EXPERIMENTS, pool)
         queue = ensure_queue(client, pool, priority)
         digest = frozen.send(client, document.to_json(), f"Frozen spec of {document.experiment.name}")
+        ensure_notices(client, document)
         register_experiment(home, document, plan.runs)
         submitted: list[Submitted] = []
         for start in range(0, len(plan.runs), _AT_ONCE):

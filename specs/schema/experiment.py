@@ -5,13 +5,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from specs.schema.base import Spec
+from specs.schema.base import Spec, execution
 from specs.schema.data import Data
 from specs.schema.evaluation import Evaluation
 from specs.schema.execution import Resources, Stages
 from specs.schema.fields import choose
 from specs.schema.launchers import Launcher, LocalLauncher
 from specs.schema.model import Model, WarmUp
+from specs.schema.notify import Notice
 from specs.schema.objective import Advantage, Objective
 from specs.schema.reference import Reference
 from specs.schema.reward import Reward
@@ -73,6 +74,8 @@ class Experiment(Spec):
     """What a rank may use."""
     stages: Stages = Stages()
     """Retries and time limits."""
+    notify: tuple[Notice, ...] = execution(())
+    """Who is told of failures, completions and guards, when it is submitted."""
 
     @property
     def first_pass_gives_old_logprobs(self) -> bool:

@@ -2,10 +2,12 @@
 
 import base64
 import json
+import re
 import shutil
-import urllib.error
+import threading
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,51 @@ def client(lab: Lab, server: Server, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setenv("RPG_PROFILE", server.url)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", PASSWORD)
     return lab
+
+
+class Receiver:
+    """An HTTP server on this machine that keeps what is posted to it, in the order that it comes."""
+
+    def __init__(self) -> None:
+        posted: list[dict[str, Any]] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers["content-length"])
+                posted.append({"path": self.path, **json.loads(self.rfile.read(length))})
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_arguments: Any) -> None:
+                pass
+
+        self.posted = posted
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+NOTIFY = """\
+notify:
+  - {type: webhook, url: env:HOOK, on: [failure, completion, guard]}
+  - {type: slack, url: env:SLACK_HOOK, on: [failure]}
+"""
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Both addresses of NOTIFY lead to it."""
+    receiver = Receiver()
+    monkeypatch.setenv("HOOK", f"{receiver.url}/hook")
+    monkeypatch.setenv("SLACK_HOOK", f"{receiver.url}/slack")
+    try:
+        yield receiver
+    finally:
+        receiver.close()
 
 
 def submitted(client: Lab, *arguments: str, overrides: tuple[str, ...] = ()) -> list[dict[str, str]]:
@@ -167,16 +214,18 @@ def test_a_run_that_has_ended_is_never_changed_by_a_cancel(client: Lab, server: 
     assert server.flow_run(run["flow_run_id"])["state_type"] == "COMPLETED"
 
 
-def test_a_cancel_from_a_client_with_a_home_of_its_own_stops_the_worker_of_another(
-    client: Lab, server: Server, tmp_path: Path
+def test_a_client_with_a_home_of_its_own_stops_a_worker_elsewhere_and_a_guard_that_acted_there_is_told(
+    client: Lab, server: Server, receiver: Receiver, tmp_path: Path
 ) -> None:
     """The worker makes the pool that it is given; the client is told how the run really stands."""
+    client.spec.write_text(SPEC + NOTIFY)
+    lasting = ("training.steps=5000", "training.guards=[{metric: entropy, above: 0.0, action: warn}]")
     machine = Lab(tmp_path / "machine", client.spec)
     shutil.copytree(client.root / "artifacts", machine.root / "artifacts")
     try:
         machine.start("worker", "--pool", "elsewhere")
         wait_for(lambda: "elsewhere" in pools(server), what="the worker's pool")
-        (run,) = submitted(client, "--pool", "elsewhere", overrides=("training.steps=5000",))
+        (run,) = submitted(client, "--pool", "elsewhere", overrides=lasting)
         wait_for(lambda: machine.progress(run["run_id"]) >= 2, what="step 2 at the worker")
         assert client.state(run["run_id"])["status"] == "pending"
         result = client.rpg("cancel", run["run_id"])
@@ -186,9 +235,74 @@ def test_a_cancel_from_a_client_with_a_home_of_its_own_stops_the_worker_of_anoth
         wait_for(lambda: machine.state(run["run_id"])["status"] == "cancelled", timeout=30, what="the record")
         assert machine.training_pid() == 0
         assert client.state(run["run_id"])["status"] == "cancelled"
+        wait_for(lambda: receiver.posted, timeout=60, what="the guard's notice")
+        assert receiver.posted[0]["event"] == "guard"
+        assert re.fullmatch(r"step \d: entropy .* is above 0", receiver.posted[0]["message"])
     finally:
         machine.clean_up()
 
 
 def pools(server: Server) -> list[str]:
     return [pool["name"] for pool in server.call("/work_pools/filter", {})]
+
+
+def test_failures_and_completions_are_told_by_the_server(client: Lab, server: Server, receiver: Receiver) -> None:
+    client.spec.write_text(SPEC.replace("name: tiny", "name: noticed") + NOTIFY)
+    failing, finishing = submitted(client, overrides=("seeds=[1,2]",))
+    failed = {"type": "FAILED", "name": "Failed", "message": 'train: "out" of memory'}
+    finished = {"type": "COMPLETED", "name": "Completed", "message": "all stages done"}
+    for run, state in ((failing, failed), (finishing, finished)):
+        server.call(f"/flow_runs/{run['flow_run_id']}/set_state", {"state": state, "force": True})
+    wait_for(lambda: len(receiver.posted) == 3, timeout=60, what="three notices")
+    notices = {(notice.pop("path"), notice.get("event")): notice for notice in receiver.posted}
+    link = notices["/hook", "failure"].pop("link")
+    assert link.endswith(f"/runs/flow-run/{failing['flow_run_id']}")
+    about = {"experiment": "noticed", "run": "noticed: seed 1", "message": 'train: "out" of memory'}
+    assert notices["/hook", "failure"] == {"event": "failure", **about}
+    assert notices["/hook", "completion"]["run"] == "noticed: seed 2"
+    assert notices["/slack", None] == {"text": f'noticed: seed 1: failed: train: "out" of memory {link}'}
+
+
+def test_a_new_submission_replaces_the_notices_and_their_addresses(
+    client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK", "https://hooks.example.org/of-mine")
+    monkeypatch.setenv("SLACK_HOOK", "https://hooks.example.org/slack")
+    monkeypatch.setenv("MAIL", "smtps://me:correct@mail.example.org:465")
+    mail = "  - {type: email, server: env:MAIL, sender: rpg@example.org, to: [a@example.org]}\n"
+    client.spec.write_text(SPEC.replace("name: tiny", "name: told") + NOTIFY + mail)
+    submitted(client)
+    submitted(client)
+    assert automations(server) == [
+        "told: completion by webhook 0",
+        "told: failure by email 2",
+        "told: failure by slack 1",
+        "told: failure by webhook 0",
+        "told: guard by email 2",
+        "told: guard by webhook 0",
+    ]
+    shown = json.dumps(server.call("/block_documents/filter", {}))
+    assert shown.count("told-notify-") == 3
+    assert "of-mine" not in shown
+    assert "correct" not in shown
+    client.spec.write_text(SPEC.replace("name: tiny", "name: told"))
+    submitted(client)
+    assert automations(server) == []
+    assert "told-notify-" not in json.dumps(server.call("/block_documents/filter", {}))
+
+
+def automations(server: Server) -> list[str]:
+    """Names of the automations of the experiment `told`."""
+    tagged = server.call("/automations/filter", {"automations": {"tags": {"all_": ["experiment:told"]}}})
+    return sorted(automation["name"] for automation in tagged)
+
+
+def test_an_address_that_is_not_on_this_machine_is_told_at_its_line_before_anything_is_submitted(
+    client: Lab, server: Server
+) -> None:
+    client.spec.write_text(SPEC + NOTIFY)
+    before = len(server.call("/flow_runs/filter", {"limit": 200}))
+    result = client.rpg("submit", str(client.spec))
+    assert result.code == 2
+    assert ": notify.0.url: url is env:HOOK, and there is no variable HOOK on this machine" in result.err
+    assert len(server.call("/flow_runs/filter", {"limit": 200})) == before
