@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipelines.planning.plan import RunPlan
+from pipelines.running.experiment_page import experiment_markdown
 from pipelines.running.run import RunExecution
 from rpg.statistics import THESE_WEIGHTS
 from specs.metrics import REWARD
@@ -37,6 +38,13 @@ def plan_markdown(run: RunPlan) -> str:
         lines += ["", "| varies | value |", "|---|---|"]
         lines += [f"| `{path}` | {_cell(str(value))} |" for path, value in run.values.items()]
     return "\n".join(lines)
+
+
+def publish_experiment(execution: RunExecution) -> None:
+    """The page of the run's experiment, as its runs stand now."""
+    experiment = execution.plan.experiment.name
+    if page := experiment_markdown(execution.home, experiment):
+        execution.outbox.artifact(experiment, "markdown", page, f"Runs of {experiment}")
 
 
 def publish_progress(execution: RunExecution, percent: float) -> None:

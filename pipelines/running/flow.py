@@ -103,6 +103,7 @@ def execute_run(name: str, run_id: str, document: str | dict[str, Any], until: i
     try:
         with _signals_noted(execution):
             ending = _hold_and_execute(execution, _do_as_task)
+        _show(execution, dashboard.publish_experiment)
     except BaseException:
         execution.outbox.close(_CLOSE_SECONDS)
         raise
@@ -298,7 +299,7 @@ class _StageReporter:
             self._execution.outbox.log(training_line(progress), key="training line")
         if now - self._ingested_at >= _INGEST_SECONDS:
             self._ingest()
-            self._show(dashboard.publish_learning_curve)
+            _show(self._execution, dashboard.publish_learning_curve)
             self._tell_guards()
             self._ingested_at = time.monotonic()
 
@@ -317,13 +318,13 @@ class _StageReporter:
         if self._stage == "train":
             if outcome == "done":
                 dashboard.publish_progress(self._execution, 100.0)
-            self._show(dashboard.publish_learning_curve)
+            _show(self._execution, dashboard.publish_learning_curve)
         elif self._stage == "evaluate":
-            self._show(dashboard.publish_results)
+            _show(self._execution, dashboard.publish_results)
 
     def _tell_guards(self) -> None:
         if self._guards is not None:
-            self._show(self._guards.tell)
+            _show(self._execution, self._guards.tell)
 
     def _ingest(self) -> None:
         """Brings the database up to date if no other ingester is at work: queries read the rest from the segments."""
@@ -337,11 +338,13 @@ class _StageReporter:
         except (Timeout, OSError, duckdb.Error) as error:
             self._warn(f"the database is behind, its rows stay in the segments: {error}")
 
-    def _show(self, publish: Callable[[RunExecution], None]) -> None:
-        try:
-            publish(self._execution)
-        except Exception as error:  # Whatever is wrong with what is shown, the run does not depend on it.
-            self._warn(f"not shown on the dashboard: {error}")
-
     def _warn(self, text: str) -> None:
         self._execution.outbox.log(text, level=logging.WARNING, key="warning")
+
+
+def _show(execution: RunExecution, publish: Callable[[RunExecution], None]) -> None:
+    """Shows something on the dashboard. Whatever is wrong with what is shown, the run does not depend on it."""
+    try:
+        publish(execution)
+    except Exception as error:
+        execution.outbox.log(f"not shown on the dashboard: {error}", level=logging.WARNING, key="warning")

@@ -106,8 +106,9 @@ class Outbox:
             (f"prefect.flow-run.{self.flow_run_id}", "flow-run"),
             *((f"prefect.tag.{tag}", "tag") for tag in tags),
         ]
+        event_id = str(uuid4())
         fields = {
-            "id": str(uuid4()),
+            "id": event_id,
             "event": name,
             "occurred": datetime.now(UTC).isoformat(),
             "resource": {"prefect.resource.id": resource},
@@ -115,7 +116,7 @@ class Outbox:
             "payload": payload | {"message": hide(payload["message"])},
         }
         with self._lock:
-            self._messages[fields["id"]] = Message("event", fields)
+            self._messages[event_id] = Message("event", fields)
 
     def close(self, seconds: float, *, schedule: bool = False) -> bool:
         """Waits until everything is sent and the server has answered once more, `seconds` at most; then stops sending.
@@ -217,7 +218,7 @@ def stop_request(flow_run: "FlowRun") -> StopRequest | None:
 
 
 def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
-    """Sends one message. Returns the id of an artifact. An event that the server has already is not taken twice."""
+    """Sends one message. Returns the id of an artifact."""
     from prefect.client.schemas.actions import ArtifactCreate, LogCreate
 
     if message.kind == "log":

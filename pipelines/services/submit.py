@@ -10,6 +10,7 @@ from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.running import frozen
 from pipelines.running.experiment import flow_run_name, flow_tags
+from pipelines.running.experiment_page import experiment_markdown
 from pipelines.running.run import register_experiment, register_runs
 from pipelines.runs import status_of
 from pipelines.services.client import api_url, prefect_client
@@ -18,6 +19,7 @@ from pipelines.services.notices import ensure_notices
 from pipelines.services.server import running_services
 from pipelines.state import RunState
 from specs.errors import Issue, SpecError
+from specs.secrets import hide
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -84,8 +86,19 @@ def submit_document(
                     RunState(home, run.run_id).submitted(flow_run_id, url)
                 link = flow_run_link(home, url, flow_run_id)
                 submitted.append(Submitted(run.run_id, flow_run_name(run), flow_run_id, link))
+        _publish_page(client, home, document.experiment.name)
         note_idle_pool(client, pool, say)
     return submitted
+
+
+def _publish_page(client: "SyncPrefectClient", home: Home, experiment: str) -> None:
+    """Shows the experiment's page on the dashboard; the flow of each run renews it when it ends."""
+    from prefect.client.schemas.actions import ArtifactCreate
+
+    page = hide(experiment_markdown(home, experiment))
+    client.create_artifact(
+        ArtifactCreate(key=experiment, type="markdown", data=page, description=f"Runs of {experiment}")
+    )
 
 
 def _create_flow_runs(

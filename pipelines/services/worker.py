@@ -22,11 +22,11 @@ def worker_name(pool: str) -> str:
     return f"{socket.gethostname()}-{pool}" + f"-{number}" * (number not in ("", "0"))
 
 
-def worker_command(pool: str) -> list[str]:
+def worker_command(pool: str, limit: int = 1) -> list[str]:
     """The command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
     return [
         *(sys.executable, "-m", "prefect", "worker", "start", "--type", "process"),
-        *("--pool", pool, "--name", worker_name(pool), "--limit", "1"),
+        *("--pool", pool, "--name", worker_name(pool), "--limit", str(limit)),
     ]
 
 
@@ -41,8 +41,8 @@ def worker_environment(home: Home, url: str, pool: str) -> dict[str, str]:
     }
 
 
-def run_worker(home: Home, url: str, pool: str) -> None:
+def run_worker(home: Home, url: str, pool: str, limit: int = 1) -> None:
     """Works for the pool until SIGTERM or SIGINT; then the flows under way save and give their runs back."""
     renew_deployments(home, url, pool)
     Reconciliation(home, pool).keep_on(url)
-    WorkerSupervisor(home, worker_command(pool), worker_environment(home, url, pool)).run()
+    WorkerSupervisor(home, worker_command(pool, limit), worker_environment(home, url, pool)).run()

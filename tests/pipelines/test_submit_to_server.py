@@ -235,11 +235,18 @@ def test_a_client_with_a_home_of_its_own_stops_a_worker_elsewhere_and_a_guard_th
         wait_for(lambda: machine.state(run["run_id"])["status"] == "cancelled", timeout=30, what="the record")
         assert machine.training_pid() == 0
         assert client.state(run["run_id"])["status"] == "cancelled"
+        assert f"| [{run['run_id']}](/v2/runs/flow-run/{run['flow_run_id']}) | pending | 0 |" in page(server, "tiny")
         wait_for(lambda: receiver.posted, timeout=60, what="the guard's notice")
         assert receiver.posted[0]["event"] == "guard"
         assert re.fullmatch(r"step \d: entropy .* is above 0", receiver.posted[0]["message"])
     finally:
         machine.clean_up()
+
+
+def page(server: Server, experiment: str) -> str:
+    """An experiment's page on the dashboard."""
+    text: str = server.call(f"/artifacts/{experiment}/latest")["data"]
+    return text
 
 
 def pools(server: Server) -> list[str]:

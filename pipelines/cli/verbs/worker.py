@@ -10,12 +10,25 @@ from pipelines.cli.options import Profile
 
 
 def worker(
-    pool: Annotated[str, typer.Option(help="The work pool to take flow runs from.")] = "rpg", profile: Profile = ""
+    pool: Annotated[
+        str, typer.Option(help="The work pool to take flow runs from; made where the server has none.")
+    ] = "rpg",
+    limit: Annotated[
+        str,
+        typer.Option(metavar="N|auto", help="Runs at once; auto: one a GPU slot of this machine, one without GPUs."),
+    ] = "1",
+    profile: Profile = "",
 ) -> None:
-    """Takes submitted runs from a pool and executes them here, one at a time, until it is interrupted."""
+    """Takes submitted runs from a pool and executes them here until it is interrupted.
+
+    A run's stages lease the GPU slots that they need. Where --limit lets more runs begin than there are slots for, they
+    wait."""
     from pipelines.home import Home
     from pipelines.services.client import api_url
     from pipelines.services.worker import run_worker
+    from rpg.processes.gpu_slots import slots_here
 
+    if limit != "auto" and not (limit.isdecimal() and int(limit)):
+        raise typer.BadParameter("must be a number from 1 on, or auto", param_hint="--limit")
     home = Home.from_environment()
-    run_worker(home, api_url(home, profile), pool)
+    run_worker(home, api_url(home, profile), pool, int(limit) if limit != "auto" else len(slots_here()) or 1)

@@ -1,0 +1,68 @@
+"""An experiment's page on the dashboard: its runs, how they stand, what they came to, and links to all of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.home import Home
+from pipelines.runs import status_of
+from rpg.files import read_json
+from storage import Store
+
+
+def experiment_markdown(home: Home, experiment: str) -> str:
+    """The page, made from the record in this home; empty where it does not know the experiment."""
+    record = read_json(home.experiment(experiment) / "experiment.json")
+    run_ids: list[str] = record.get("current", [])
+    if not run_ids:
+        return ""
+    runs = [read_json(home.run(run_id) / "run.json") for run_id in run_ids]
+    statuses = [status_of(home, run_id) for run_id in run_ids]
+    varied = list(dict.fromkeys(path for run in runs for path in run.get("values", {})))
+    accuracies = _accuracies(home, experiment)
+    datasets = sorted({dataset for of_run in accuracies.values() for dataset in of_run})
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    lines = [f"# {experiment}", "", *([record["question"], ""] if record.get("question") else [])]
+    lines += [f"{len(run_ids)} runs: {counts}", ""]
+    if (home.experiment(experiment) / "report.html").is_file():
+        lines += [f"Report of all runs: `experiments/{experiment}/report.html` in the home", ""]
+    headings = ["run", "status", *varied, "seed", *datasets, "report"]
+    lines += [_row(headings), _row(["---"] * len(headings))]
+    for run_id, run, status in zip(run_ids, runs, statuses, strict=True):
+        page = home.run(run_id) / "report.html"
+        cells = [
+            _linked(run_id, read_json(home.run(run_id) / "state.json")),
+            status,
+            *(str(run.get("values", {}).get(path, "")) for path in varied),
+            str(run.get("seed", "")),
+            *_shown(accuracies.get(run_id, {}), datasets),
+            f"`runs/{run_id}/report.html`" if page.is_file() else "",
+        ]
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _accuracies(home: Home, experiment: str) -> dict[str, dict[str, float]]:
+    """Run -> evaluation set, with its metric -> the accuracy of the run's last weights that were measured."""
+    sql = (
+        "select run_id, metric || ' on ' || dataset, arg_max(value, step) from evaluations"
+        " where metric like 'mean@%' and run_id in (select run_id from runs where experiment = ?) group by 1, 2"
+    )
+    accuracies: dict[str, dict[str, float]] = {}
+    with Store.open(home.root) as store:
+        for run_id, dataset, value in store.query(sql, (experiment,)).rows:
+            accuracies.setdefault(run_id, {})[dataset] = value
+    return accuracies
+
+
+def _shown(accuracies: Mapping[str, float], datasets: Sequence[str]) -> list[str]:
+    return [f"{accuracies[dataset]:.3f}" if dataset in accuracies else "" for dataset in datasets]
+
+
+def _linked(run_id: str, state: Mapping[str, Any]) -> str:
+    """The run's id, which leads to its flow run's page on the same dashboard."""
+    flow_run = state.get("flow_run_id")
+    return f"[{run_id}](/v2/runs/flow-run/{flow_run})" if flow_run else run_id
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
