@@ -51,6 +51,13 @@ STUDIES = Deployment(
     "All trials of a hyperparameter study, one after another.",
 )
 
+SCHEDULES = Deployment(
+    "rpg-submit",
+    "schedules",
+    "pipelines.services.schedules.submit_scheduled",
+    "Submits an experiment at the times of a schedule.",
+)
+
 
 def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool: str = POOL) -> UUID:
     """Makes the work pool and the deployment where they are missing. Returns the deployment's id.
@@ -108,10 +115,10 @@ def workers_of(client: "SyncPrefectClient", pool: str) -> list[str]:
 
 
 def renew_deployments(home: Home, url: str, pool: str = POOL) -> None:
-    """Makes both deployments in a pool where they are missing or an earlier version's.
+    """Makes our deployments in a pool where they are missing or an earlier version's.
 
     Before a worker starts: what was scheduled for it, by an earlier version too, must be there for it to import.
     """
     with prefect_client(home, url) as client:
-        for deployment in (EXPERIMENTS, STUDIES):
+        for deployment in (EXPERIMENTS, STUDIES, SCHEDULES):
             ensure_deployment(client, deployment, pool)

@@ -55,6 +55,7 @@ def submit_document(
     *,
     pool: str = "",
     priority: Priority = "normal",
+    scheduled: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Submitted]:
     """Makes a flow run for each run of the experiment. The frozen document is sent once; the flow runs name its digest.
@@ -63,6 +64,7 @@ def submit_document(
         profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
         pool: the work pool; empty: the one that the spec names, else that of `rpg up`.
         priority: which of the pool's work queues the flow runs wait in.
+        scheduled: a schedule submits it: runs of which all is done are left out, and notices stay as they are.
         say: is given a message where no worker takes from the pool at present.
     Raises:
         SpecError: there is no such server, it does not answer, or it refuses.
@@ -74,11 +76,13 @@ def submit_document(
         deployment = ensure_deployment(client, EXPERIMENTS, pool)
         queue = ensure_queue(client, pool, priority)
         digest = frozen.send(client, document.to_json(), f"Frozen spec of {document.experiment.name}")
-        ensure_notices(client, document)
+        if not scheduled:
+            ensure_notices(client, document)
         register_experiment(home, document, plan.runs)
         submitted: list[Submitted] = []
-        for start in range(0, len(plan.runs), _AT_ONCE):
-            runs = plan.runs[start : start + _AT_ONCE]
+        wanted = [run for run in plan.runs if not scheduled or any(stage.action != "CACHED" for stage in run.stages)]
+        for start in range(0, len(wanted), _AT_ONCE):
+            runs = wanted[start : start + _AT_ONCE]
             register_runs(home, document, runs, durable=False)
             flow_run_ids = _create_flow_runs(client, deployment, queue, digest, runs)
             for run, flow_run_id in zip(runs, flow_run_ids, strict=True):

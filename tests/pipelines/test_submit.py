@@ -63,6 +63,9 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     # A run to its end, by the worker; after that the same spec here reports to the same server and finds it done.
     (short,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)
     wait_for(lambda: lab.state(short["run_id"])["status"] == "finished", timeout=180, what="the submitted run")
+    link = f"[{short['run_id']}](/v2/runs/flow-run/{short['flow_run_id']})"
+    shown = wait_for(lambda: f"| {link} | finished |" in call(f"{api}/artifacts/tiny/latest")["data"], timeout=30)
+    assert shown, "the experiment's page has the run's end"
     here = lab.rpg("run", str(lab.spec))
     assert here.code == 0, here.err
     assert here.err.count("cached") == 5

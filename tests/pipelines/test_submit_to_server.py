@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import SPEC, Lab, wait_for
+from live import SPEC, Lab, finished, wait_for
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
@@ -313,3 +313,38 @@ def test_an_address_that_is_not_on_this_machine_is_told_at_its_line_before_anyth
     assert result.code == 2
     assert ": notify.0.url: url is env:HOOK, and there is no variable HOOK on this machine" in result.err
     assert len(server.call("/flow_runs/filter", {"limit": 200})) == before
+
+
+def test_a_schedule_is_listed_replaced_and_removed(client: Lab, server: Server) -> None:
+    wrong = client.rpg("submit", str(client.spec), "--cron", "0 99 * * *")
+    assert (wrong.code, wrong.err.splitlines()[0]) == (2, "no cron expression")
+    for cron, pool in (("0 3 * * *", "rpg"), ("5 4 * * 1", "night")):
+        assert client.rpg("submit", str(client.spec), "--cron", cron, "--pool", pool).out == f"tiny  {cron}\n"
+        assert client.rpg("schedules").out == f"tiny  {cron}  pool {pool}\n"
+    (deployment,) = [entry for entry in server.call("/deployments/filter", {}) if entry["schedules"]]
+    assert (deployment["name"], deployment["work_pool_name"]) == ("schedules-night", "night")
+    (schedule,) = deployment["schedules"]
+    assert schedule["schedule"] == {"cron": "5 4 * * 1", "timezone": "UTC", "day_or": True}
+    assert schedule["parameters"]["priority"] == "normal"
+    assert client.rpg("schedules", "--remove", "tiny").code == 0
+    assert client.rpg("schedules").out == ""
+    gone = client.rpg("schedules", "--remove", "tiny")
+    assert (gone.code, gone.err.splitlines()[0]) == (2, "the experiment has no schedule")
+
+
+def test_a_schedule_submits_what_is_left_to_do(client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow that a worker calls at the scheduled time, called here."""
+    client.spec.write_text(SPEC.replace("name: tiny", "name: nightly"))
+    assert client.rpg("submit", str(client.spec), "--cron", "0 3 * * *").code == 0
+    deployment = server.call("/deployments/name/rpg-submit/schedules")
+    parameters = deployment["schedules"][0]["parameters"]
+    program = (
+        "import json, sys; from pipelines.services.schedules import submit_scheduled;"
+        " print(submit_scheduled(**json.loads(sys.argv[1]), return_state=True).message)"
+    )
+    for variable, value in environment(client.home, server.url).items():
+        monkeypatch.setenv(variable, value)
+    result = finished(client.start_program(program, json.dumps(parameters)))
+    assert result.out == "nightly: 1 runs submitted\n", result.err
+    flow_runs = server.call("/flow_runs/filter", {"flow_runs": {"tags": {"all_": ["experiment:nightly"]}}})
+    assert [flow_run["state_type"] for flow_run in flow_runs] == ["SCHEDULED"]

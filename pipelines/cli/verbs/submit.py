@@ -16,10 +16,20 @@ def submit(
     priority: Annotated[
         Literal["high", "normal", "low"], typer.Option(help="Workers take a pool's runs of higher priority first.")
     ] = "normal",
+    cron: Annotated[
+        str,
+        typer.Option(
+            metavar='"0 3 * * *"',
+            help="Submit it at these times (UTC) instead of now; `rpg schedules` lists and removes.",
+        ),
+    ] = "",
     profile: Profile = "",
     as_json: AsJson = False,
 ) -> None:
-    """Hands the frozen experiment to the Prefect server of --profile, or to that of `rpg up`, and prints the links."""
+    """Hands the frozen experiment to the Prefect server of --profile, or to that of `rpg up`, and prints the links.
+
+    With --cron the server's workers do so at those times. Only what is left to do then is submitted: something, where a
+    file or a model that the spec names has changed, or a run has failed."""
     import json
     import sys
 
@@ -27,14 +37,18 @@ def submit(
     from pipelines.services.submit import submit_document
     from specs.loader import load_document
 
-    submitted = submit_document(
-        load_document(file, tuple(overrides or ())),
-        Home.from_environment(),
-        profile,
-        pool=pool,
-        priority=priority,
-        say=lambda note: print(note, file=sys.stderr),
-    )
+    document, home = load_document(file, tuple(overrides or ())), Home.from_environment()
+
+    def say(note: str) -> None:
+        print(note, file=sys.stderr)
+
+    if cron:
+        from pipelines.services.schedules import schedule_document
+
+        schedule = schedule_document(document, home, profile, cron, pool=pool, priority=priority, say=say)
+        print(json.dumps(schedule.as_data(), indent=2) if as_json else f"{schedule.experiment}  {schedule.cron}")
+        return
+    submitted = submit_document(document, home, profile, pool=pool, priority=priority, say=say)
     if as_json:
         print(json.dumps([entry.as_data() for entry in submitted], indent=2))
         return

@@ -1,0 +1,32 @@
+"""`rpg schedules`: experiments that a server submits at the times of a cron expression."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.options import AsJson, Profile
+
+
+def schedules(
+    remove: Annotated[str, typer.Option(metavar="EXPERIMENT", help="Removes this experiment's schedule.")] = "",
+    profile: Profile = "",
+    as_json: AsJson = False,
+) -> None:
+    """Lists what `rpg submit --cron` has scheduled on the server, times in UTC, or removes one."""
+    import json
+
+    from pipelines.home import Home
+    from pipelines.services.schedules import list_schedules, remove_schedule
+
+    home = Home.from_environment()
+    if remove:
+        remove_schedule(home, profile, remove)
+        return
+    entries = list_schedules(home, profile)
+    if as_json:
+        print(json.dumps([entry.as_data() for entry in entries], indent=2))
+        return
+    for entry in entries:
+        print(f"{entry.experiment}  {entry.cron}  pool {entry.pool}{'' if entry.active else '  paused'}")
