@@ -4,12 +4,13 @@ import base64
 import json
 import re
 import shutil
+import socketserver
 import threading
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from live import SPEC, Lab, finished, wait_for
@@ -342,9 +343,47 @@ def test_a_schedule_submits_what_is_left_to_do(client: Lab, server: Server, monk
         "import json, sys; from pipelines.services.schedules import submit_scheduled;"
         " print(submit_scheduled(**json.loads(sys.argv[1]), return_state=True).message)"
     )
-    for variable, value in environment(client.home, server.url).items():
+    for variable, value in embedded_environment(client.home, server.url).items():
         monkeypatch.setenv(variable, value)
     result = finished(client.start_program(program, json.dumps(parameters)))
     assert result.out == "nightly: 1 runs submitted\n", result.err
     flow_runs = server.call("/flow_runs/filter", {"flow_runs": {"tags": {"all_": ["experiment:nightly"]}}})
     assert [flow_run["state_type"] for flow_run in flow_runs] == ["SCHEDULED"]
+
+
+class MailServer(socketserver.StreamRequestHandler):
+    """Takes mail as an SMTP server does, and keeps it."""
+
+    received: ClassVar[list[str]] = []
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 here\r\n")
+        while line := self.rfile.readline().decode().strip():
+            if line.upper() == "DATA":
+                self.wfile.write(b"354 go on\r\n")
+                self.received.append("".join(iter(lambda: self.rfile.readline().decode(), ".\r\n")))
+            elif line.upper() == "QUIT":
+                self.wfile.write(b"221 bye\r\n")
+                return
+            else:
+                self.received.append(line)
+            self.wfile.write(b"250 ok\r\n")
+
+
+def test_mail_goes_through_the_server_that_the_reference_names(
+    client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), MailServer) as mail:
+        threading.Thread(target=mail.serve_forever, daemon=True).start()
+        monkeypatch.setenv("MAIL", f"smtp://127.0.0.1:{mail.server_address[1]}")
+        notice = "notify: [{type: email, server: env:MAIL, sender: rpg@lab.org, to: [a@lab.org, b@lab.org]}]\n"
+        client.spec.write_text(SPEC.replace("name: tiny", "name: mailed") + notice)
+        (run,) = submitted(client)
+        state = {"type": "FAILED", "name": "Failed", "message": "out of memory"}
+        server.call(f"/flow_runs/{run['flow_run_id']}/set_state", {"state": state, "force": True})
+        wait_for(lambda: "out of memory" in "".join(MailServer.received), timeout=60, what="the mail")
+        mail.shutdown()
+    text = "\n".join(MailServer.received)
+    assert "mail FROM:<rpg@lab.org>" in text
+    assert {"rcpt TO:<a@lab.org>", "rcpt TO:<b@lab.org>"} <= set(MailServer.received)
+    assert "Subject: mailed: seed 0: failed" in text
