@@ -54,7 +54,7 @@ STUDIES = Deployment(
 SCHEDULES = Deployment(
     "rpg-submit",
     "schedules",
-    "pipelines.services.schedules.submit_scheduled",
+    "pipelines.services.automation.schedules.submit_scheduled",
     "Submits an experiment at the times of a schedule.",
 )
 

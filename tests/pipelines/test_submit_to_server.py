@@ -340,7 +340,7 @@ def test_a_schedule_submits_what_is_left_to_do(client: Lab, server: Server, monk
     deployment = server.call("/deployments/name/rpg-submit/schedules")
     parameters = deployment["schedules"][0]["parameters"]
     program = (
-        "import json, sys; from pipelines.services.schedules import submit_scheduled;"
+        "import json, sys; from pipelines.services.automation.schedules import submit_scheduled;"
         " print(submit_scheduled(**json.loads(sys.argv[1]), return_state=True).message)"
     )
     for variable, value in embedded_environment(client.home, server.url).items():

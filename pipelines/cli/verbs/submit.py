@@ -43,7 +43,7 @@ def submit(
         print(note, file=sys.stderr)
 
     if cron:
-        from pipelines.services.schedules import schedule_document
+        from pipelines.services.automation.schedules import schedule_document
 
         schedule = schedule_document(document, home, profile, cron, pool=pool, priority=priority, say=say)
         print(json.dumps(schedule.as_data(), indent=2) if as_json else f"{schedule.experiment}  {schedule.cron}")

@@ -10,9 +10,9 @@ from prefect.states import Completed
 
 from pipelines.home import Home
 from pipelines.running import frozen
+from pipelines.services.automation.notices import ensure_notices
 from pipelines.services.client import api_url, prefect_client
 from pipelines.services.deployments import POOL, SCHEDULES, Priority, ensure_deployment
-from pipelines.services.notices import ensure_notices
 from pipelines.services.submit import note_idle_pool, submit_document
 from specs.document import Document
 from specs.errors import Issue, SpecError
