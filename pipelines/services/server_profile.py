@@ -35,14 +35,14 @@ class ServerProfile:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the processes of the Prefect server."""
+        """Of the processes of the Prefect server. `start_backends` has registered the block types before them."""
         return server_environment(
             self.home,
             self.url,
             database=self.postgres.address(PREFECT_DATABASE),
             redis=self.redis.address,
             auth_string=auth_string(self.home),
-        )
+        ) | {"PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false"}
 
     @property
     def backends(self) -> list[Program]:
@@ -57,7 +57,7 @@ class ServerProfile:
             supervisor.wait(program, answers)
         self.postgres.make_databases()
         log = self.home.logs / "prefect-migration.log"
-        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+        command = [sys.executable, "-m", "pipelines.services.prefect_database"]
         with log.open("ab") as output:
             done = subprocess.run(command, env=os.environ | self.environment, stdout=output, stderr=output)
         if done.returncode != 0:
