@@ -26,8 +26,9 @@ from tests.pipelines.unpacked_home import unpack
 NOT_RUN = {
     "installs": "CI does so on a bare machine, by .ci/run",
     "minutes": "the specs are trained in small by tests/rpg/test_sanity_checks.py and tests/pipelines/test_execute.py",
-    "a server": "tests/pipelines/test_worker.py and test_submit_to_server.py do so, with ports and a home of their own",
+    "a server": "tests/pipelines/test_server_profile.py and test_submit_to_server.py start one, at ports of their own",
     "several machines": "two homes stand for them in tests/pipelines/test_server_record.py",
+    "Docker": "nothing: tests/pipelines/test_compose.py holds the file against Compose's schema, as the page says",
     "Kubernetes": "nothing: there is none here, as the page says",
     "another home": "docs/sql.md asks the recorded home the same",
     "an installed package": "tests/pipelines/test_installed_packages.py installs it",

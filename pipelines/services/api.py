@@ -24,5 +24,24 @@ def main() -> None:
         uvicorn.Server(config).run(sockets=[listener])
 
 
+def prepare_database() -> None:
+    """Brings Prefect's database up to date: its tables, and the types of blocks. Settings come from the environment.
+
+    Once, before any process of the server starts: those that do it at the same time get in each other's way and end.
+    """
+    import asyncio
+
+    from prefect.server.database import provide_database_interface
+    from prefect.server.models.block_registration import run_block_auto_registration
+
+    async def prepare() -> None:
+        database = provide_database_interface()
+        await database.create_db()
+        async with await database.session() as session:
+            await run_block_auto_registration(session=session)
+
+    asyncio.run(prepare())
+
+
 if __name__ == "__main__":
     main()
