@@ -11,7 +11,7 @@ from pipelines.remote.mirror import SMALL, Mirror, mirror_home, open_source
 from pipelines.remote.record_files import is_recorded
 from pipelines.remote.sources import Source
 from pipelines.services.client import api_url, prefect_client
-from pipelines.services.deployments import EXPERIMENTS
+from pipelines.services.deployments import EXPERIMENTS, RECORD_VARIABLE
 from rpg.files import write_json
 from specs.errors import Issue, SpecError
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
 
-VARIABLE = "rpg_record"
-"""The Prefect variable that names the record's place: the URL of its web application, or an object store's."""
 _LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
 _PAGE = 200
 
@@ -66,9 +64,11 @@ class ServerRecord:
         with prefect_client(self._own, self._url) as client:
             from prefect.settings import PREFECT_API_AUTH_STRING
 
-            variable, password = client.read_variable_by_name(VARIABLE), PREFECT_API_AUTH_STRING.value()
+            variable, password = client.read_variable_by_name(RECORD_VARIABLE), PREFECT_API_AUTH_STRING.value()
         if variable is None or not isinstance(variable.value, str):
-            hint = f"set its variable {VARIABLE} to the URL of `rpg report --serve` there, or of the object store"
+            hint = (
+                f"set its variable {RECORD_VARIABLE} to the URL of `rpg report --serve` there, or of the object store"
+            )
             raise SpecError(Issue(f"the server at {self._url} does not say where its workers' record is", hint=hint))
         return variable.value, open_source(variable.value, password.get_secret_value() if password else "")
 

@@ -17,6 +17,10 @@ Priority = Literal["high", "normal", "low"]
 """Which flow runs of a pool the workers take first."""
 
 
+RECORD_VARIABLE = "rpg_record"
+"""The Prefect variable that names the place of the workers' record: a URL of its web application, or of a store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """How a worker runs one of our flows. Named in words, so that submitting does not import the flow."""
@@ -122,3 +126,19 @@ def renew_deployments(home: Home, url: str, pool: str = POOL) -> None:
     with prefect_client(home, url) as client:
         for deployment in (EXPERIMENTS, STUDIES, SCHEDULES):
             ensure_deployment(client, deployment, pool)
+
+
+def name_record(home: Home, url: str, place: str) -> None:
+    """Says on the server where its workers' record is read, unless somebody has named an address for other machines.
+
+    Args:
+        place: the URL of the record's web application on this machine.
+    """
+    from prefect.client.schemas.actions import VariableCreate, VariableUpdate
+
+    with prefect_client(home, url) as client:
+        present = client.read_variable_by_name(RECORD_VARIABLE)
+        if present is None:
+            client.create_variable(VariableCreate(name=RECORD_VARIABLE, value=place))
+        elif str(present.value).startswith("http://127.0.0.1:"):
+            client.update_variable(VariableUpdate(name=RECORD_VARIABLE, value=place))

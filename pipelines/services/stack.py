@@ -13,7 +13,7 @@ import psutil
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end, reap
-from pipelines.services.deployments import POOL, renew_deployments
+from pipelines.services.deployments import POOL, name_record, renew_deployments
 from pipelines.services.flow_process import flow_processes, identity, stop_flows
 from pipelines.services.server import (
     ServiceError,
@@ -112,6 +112,8 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
         for program in (api, *beside):
             supervisor.wait_for_address(program)
         renew_deployments(home, url)
+        if services.record_url:
+            name_record(home, url, services.record_url)
         supervisor.run(worker.name)
         for page in studies:
             services = replace(services, studies_url=_wait_for_page(supervisor, page, say))

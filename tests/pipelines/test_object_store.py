@@ -241,11 +241,11 @@ def test_a_worker_of_another_machine_goes_on_from_the_checkpoint_of_one_that_die
     lab: Lab, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two homes that share nothing; a third one reads. Figures are those of a run that nothing happened to."""
-    whole = lab.rpg("run", str(lab.spec), overrides=("training.steps=40",))
+    whole = lab.rpg("run", str(lab.spec), overrides=("training.steps=300", "training.checkpoint.every_steps=20"))
     assert whole.code == 0, whole.err
     monkeypatch.setenv("RPG_STORE", url)
     first, second = (Lab(tmp_path / name, lab.spec) for name in ("first", "second"))
-    dying = first.start("run", str(lab.spec), overrides=("training.steps=40",))
+    dying = first.start("run", str(lab.spec), overrides=("training.steps=300", "training.checkpoint.every_steps=20"))
     run_id = lab.run_ids()[0]
     store = ObjectStore(url)
 
@@ -258,7 +258,7 @@ def test_a_worker_of_another_machine_goes_on_from_the_checkpoint_of_one_that_die
     kill(dying.pid)
     if trainer:
         kill(trainer)
-    result = second.rpg("run", str(lab.spec), overrides=("training.steps=40",))
+    result = second.rpg("run", str(lab.spec), overrides=("training.steps=300", "training.checkpoint.every_steps=20"))
     assert result.code == 0, result.err
     attempts = sorted(path.stem for path in (second.home.run(run_id) / "attempts").glob("*.json"))
     assert attempts == ["0001", "0002"]
@@ -272,6 +272,6 @@ def test_a_worker_of_another_machine_goes_on_from_the_checkpoint_of_one_that_die
         " and name not like 'memory/%' order by all"
     )
     assert rows(mirror.home, figures) == rows(second.home, figures) == rows(lab.home, figures) != []
-    assert rows(mirror.home, "select run_id, status, step from runs") == [(run_id, "finished", 40)]
+    assert rows(mirror.home, "select run_id, status, step from runs") == [(run_id, "finished", 300)]
     for lab_ in (first, second):
         lab_.clean_up()
