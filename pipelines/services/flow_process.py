@@ -39,7 +39,7 @@ class FlowProcess:
     flow_run_id: str
     process: ProcessRecord
     supervisor: str
-    """`identity` of the process that supervises its worker."""
+    """`identity` of the process that supervises its worker; empty where that is Prefect's own, started by hand."""
 
     @property
     def is_alive(self) -> bool:
@@ -55,7 +55,9 @@ class FlowProcess:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the process that supervised its worker is gone."""
+        """Whether the process that supervised its worker is gone. A worker that had none orphans nothing."""
+        if not self.supervisor:
+            return False
         pid, _, started = self.supervisor.partition(" ")
         return not (pid.isdecimal() and is_alive(int(pid), started))
 
