@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipelines.home import Home
 from pipelines.launchers import Finding, launcher_of, launchers
-from pipelines.services.server import Services, answers, is_healthy, running_services, status_of_answer
+from pipelines.server.api import Services, answers, is_healthy, running_services, status_of_answer
 from pipelines.services.supervisord import ProcessState, Supervisor
 from rpg.files import read_json
 from rpg.processes.gpu_slots import holders, slots_here
@@ -121,7 +121,7 @@ def _database(home: Home) -> Iterator[Finding]:
 def _profile(home: Home) -> Iterator[Finding]:
     name = os.environ.get("RPG_PROFILE", "")
     if name:
-        from pipelines.services.client import api_url
+        from pipelines.server.client import api_url
 
         try:
             yield Finding("profile", "ok", api_url(home, name))

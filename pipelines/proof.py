@@ -16,7 +16,7 @@ from pipelines.processes.supervisor import Child, failure, log_size, supervise
 from pipelines.running.gpu_slots import slot_environment, stage_slots
 from pipelines.running.run import RunExecution
 from pipelines.runs import status_of
-from pipelines.services.cancel import frozen_document
+from pipelines.submission.cancel import frozen_document
 from rpg.checkpoints.checkpoint import MANIFEST, defect
 from rpg.files import digest, files_under, read_json, write_json
 from rpg.processes.exit_cause import STOPPED

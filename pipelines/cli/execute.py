@@ -24,7 +24,7 @@ def execute(document: Document, only: str = "", *, parallel: str = "1") -> None:
 
     from pipelines.home import Home
     from pipelines.processes.reap import reap
-    from pipelines.services.server import Api
+    from pipelines.server.api import Api
 
     home = Home.from_environment()
     home.create()
@@ -57,9 +57,9 @@ def _count(plan: Plan, parallel: str) -> int:
 
 def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str) -> tuple[RunOutcome, ...]:
     from pipelines.running.experiment import execute_in_turn, execute_plan
+    from pipelines.running.parallel import execute_in_parallel
     from pipelines.running.progress import ConsoleProgress, ParallelProgress
     from pipelines.running.time_left import TimeLeft
-    from pipelines.services.parallel import execute_in_parallel
 
     document = plan.document
     if at_once == 1:

@@ -73,7 +73,7 @@ def reading(profile: str) -> Iterator[Reading]:
 
 def tell_where_they_wait(reading: Reading, run_ids: Sequence[str]) -> None:
     """Says on stderr of runs that were submitted to another server that this home may never see them begin."""
-    from pipelines.services.server import running_services
+    from pipelines.server.api import running_services
 
     services = running_services(reading.home)
     states = [read_state(reading.home, run_id) for run_id in run_ids] if reading.record is None else []

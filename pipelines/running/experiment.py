@@ -49,7 +49,7 @@ def execute_experiment(
 ) -> tuple[RunOutcome, ...]:
     """Executes all runs of an experiment and writes the experiment's report.
 
-    Call it in the main thread, within `pipelines.services.server.Api.connected`. A run that fails does not keep the
+    Call it in the main thread, within `pipelines.server.api.Api.connected`. A run that fails does not keep the
     others from running, unless the fault is the user's: that one all runs share.
 
     Args:

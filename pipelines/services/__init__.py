@@ -1,5 +1,4 @@
-"""Prefect's side: the services that `rpg up` starts, workers and what they run, submitting and cancelling;
-and the processes of `rpg run --parallel`, which report to it.
+"""What `rpg up` keeps alive: the Prefect server, its databases, the dashboards and the workers, under supervisord.
 
-Imports planning, running, launchers and processes; the command line, the doctor and submitted studies import it.
+Imports server, and workers to stop their flows; the doctor and the command line import it.
 """

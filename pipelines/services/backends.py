@@ -12,8 +12,8 @@ from typing import Any
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.services.credentials import password
-from pipelines.services.server import ServiceError
+from pipelines.server.api import ServiceError
+from pipelines.server.credentials import password
 from pipelines.services.supervisord import Program
 
 _DEBIAN = Path("/usr/lib/postgresql")

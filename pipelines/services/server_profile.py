@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from pipelines.home import Home
 from pipelines.processes.supervisor import log_tail
+from pipelines.server.api import ServiceError
+from pipelines.server.credentials import auth_string
+from pipelines.server.settings import server_environment
 from pipelines.services.backends import PREFECT_DATABASE, STUDIES_DATABASE, Postgres, Redis
-from pipelines.services.credentials import auth_string
-from pipelines.services.server import ServiceError
-from pipelines.services.settings import server_environment
 from pipelines.services.supervisord import Program, Supervisor
 
 

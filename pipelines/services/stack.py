@@ -13,18 +13,18 @@ import psutil
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end, reap
-from pipelines.services.deployments import POOL, name_record, renew_deployments
-from pipelines.services.flow_process import flow_processes, identity, stop_flows
-from pipelines.services.server import (
+from pipelines.server.api import (
     ServiceError,
     Services,
     is_healthy,
     running_services,
     services_file,
 )
+from pipelines.server.deployments import POOL, name_record, renew_deployments
+from pipelines.server.settings import API_ONLY, API_PROCESSES, Profile, embedded_environment
 from pipelines.services.server_profile import ServerProfile
-from pipelines.services.settings import API_ONLY, API_PROCESSES, Profile, embedded_environment
 from pipelines.services.supervisord import Program, Supervisor, end_supervisor
+from pipelines.workers.flow_process import flow_processes, identity, stop_flows
 from rpg.files import read_json
 
 DEFAULT_PORT = 4200
@@ -127,7 +127,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
 
 def _api(port: int, environment: dict[str, str], processes: int) -> Program:
     """The Prefect API and its dashboard."""
-    command = [sys.executable, "-m", "pipelines.services.api"]
+    command = [sys.executable, "-m", "pipelines.services.api_process"]
     address = f"http://127.0.0.1:{port}/api/ready"
     return Program(
         "api", command, environment, log="prefect-server.log", processes=processes, port=port, address=address

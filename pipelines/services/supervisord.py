@@ -20,8 +20,8 @@ from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end
 from pipelines.processes.supervisor import log_tail, start
-from pipelines.services.credentials import password
-from pipelines.services.server import START_SECONDS, ServiceError, answers
+from pipelines.server.api import START_SECONDS, ServiceError, answers
+from pipelines.server.credentials import password
 from rpg.files import replacing
 from storage.liveness import began_with, is_alive
 

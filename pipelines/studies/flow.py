@@ -17,14 +17,14 @@ from pipelines.home import Home
 from pipelines.processes.stop import GIVEN_BACK
 from pipelines.running import frozen
 from pipelines.running.outbox import schedule_again
-from pipelines.services.client import api_url, prefect_client
-from pipelines.services.deployments import POOL, STUDIES, ensure_deployment
-from pipelines.services.submit import flow_run_link, note_idle_pool
+from pipelines.server.client import api_url, prefect_client
+from pipelines.server.deployments import POOL, STUDIES, ensure_deployment
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.report import write_study_report
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.study import StudyInterruptedError
 from pipelines.studies.workers import StudyStop, work
+from pipelines.submission.submit import flow_run_link, note_idle_pool
 from specs.study_document import StudyDocument
 
 

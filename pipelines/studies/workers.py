@@ -12,7 +12,7 @@ from pipelines.home import Home
 from pipelines.processes.stop import GRACE_SECONDS, Stop, StopRequest
 from pipelines.running.experiment import RunOutcome, execute_experiment
 from pipelines.running.progress import RunsReporter
-from pipelines.services.server import client_settings
+from pipelines.server.api import client_settings
 from pipelines.studies.answers.dashboard import publish_study
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.study import StudyInterruptedError, run_study

@@ -18,8 +18,8 @@ import pytest
 from live import COMMAND, SPEC, Lab
 
 from pipelines.launchers.network import free_port
+from pipelines.server.api import running_services
 from pipelines.services.backends import installed_postgres
-from pipelines.services.server import running_services
 from pipelines.services.supervisord import Supervisor
 
 IS_INSTALLED = bool(installed_postgres()) and shutil.which("redis-server") is not None

@@ -13,9 +13,9 @@ from pipelines.home import Home
 from pipelines.processes import lease as leases
 from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.stop import Stop, clear_request, request_cancel
-from pipelines.services import cancel
-from pipelines.services.cancel import NotStoppedError, cancel_experiment, cancel_run
 from pipelines.state import RunState
+from pipelines.submission import cancel
+from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_run
 from rpg.files import read_json, write_json
 from rpg.processes.fence import lease_file
 from specs.errors import SpecError

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipelines.home import Home
-from pipelines.services.settings import API_PROCESSES, client_environment, server_environment
+from pipelines.server.settings import API_PROCESSES, client_environment, server_environment
 
 ROOT = Path(__file__).parents[2]
 SERVER = ("migrate", "server", "services")

@@ -13,7 +13,7 @@ from live import Lab, wait_for
 from unpacked_home import RECORDED, ROOT, unpack
 
 from pipelines.cli import main
-from pipelines.services.deployments import EXPERIMENTS, STUDIES
+from pipelines.server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
 from pipelines.state import read_json
 from storage import check
 
@@ -189,7 +189,7 @@ def test_what_waited_on_its_server_is_taken_up_by_a_worker(moved: Lab) -> None:
     assert moved.rpg("up").code == 0
     try:
         entrypoints = dict(prefect_rows(moved, "SELECT name, entrypoint FROM deployment"))
-        assert entrypoints == {ours.name: ours.entrypoint for ours in (EXPERIMENTS, STUDIES)}
+        assert entrypoints == {ours.name: ours.entrypoint for ours in (EXPERIMENTS, SCHEDULES, STUDIES)}
         waiting = "SELECT name, state_type FROM flow_run WHERE name IN ('study later', 'waiting: seed 0') ORDER BY name"
         done = [("study later", "COMPLETED"), ("waiting: seed 0", "COMPLETED")]
         wait_for(lambda: prefect_rows(moved, waiting) == done, timeout=500, what="the run and the study")

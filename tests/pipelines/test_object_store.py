@@ -21,7 +21,7 @@ from pipelines.remote.mirror import Mirror, open_source
 from pipelines.remote.object_store import ObjectStore
 from pipelines.remote.sharing import SharedRun
 from pipelines.remote.sources import SourceError
-from pipelines.services.server import answers
+from pipelines.server.api import answers
 from rpg.files import digest, read_json
 from rpg.processes.fence import SupersededError, lease_file
 from storage import Store

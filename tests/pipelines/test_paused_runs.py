@@ -14,7 +14,7 @@ import json, sys
 from pathlib import Path
 from pipelines.home import Home
 from pipelines.running.experiment import execute_experiment
-from pipelines.services.server import Api
+from pipelines.server.api import Api
 from specs.loader import load_document
 
 spec, until, overrides = sys.argv[1], int(sys.argv[2]), tuple(sys.argv[3:])

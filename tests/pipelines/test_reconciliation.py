@@ -18,11 +18,11 @@ from prefect.states import Cancelling, Completed, Crashed, Running, State
 from pipelines.home import Home
 from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.reap import ProcessRecord
-from pipelines.services.client import prefect_client
-from pipelines.services.deployments import EXPERIMENTS, POOL, ensure_deployment
-from pipelines.services.flow_process import FlowProcess
-from pipelines.services.reconciliation import Reconciliation
-from pipelines.services.server import EmbeddedServer
+from pipelines.server.api import EmbeddedServer
+from pipelines.server.client import prefect_client
+from pipelines.server.deployments import EXPERIMENTS, POOL, ensure_deployment
+from pipelines.workers.flow_process import FlowProcess
+from pipelines.workers.reconciliation import Reconciliation
 from rpg.files import read_json, write_json
 from storage.liveness import start_of
 

@@ -10,7 +10,7 @@ import pytest
 from pipelines.home import Home
 from pipelines.processes.reap import ProcessRecord, reap
 from pipelines.processes.supervisor import start
-from pipelines.services.server import (
+from pipelines.server.api import (
     Api,
     EmbeddedServer,
     ServiceError,

@@ -22,7 +22,7 @@ from pipelines.launchers.network import free_port
 from pipelines.remote.mirror import SMALL, Mirror, mirror_home
 from pipelines.remote.record_files import FileVersion, Listing
 from pipelines.remote.sources import SourceError, WebSource
-from pipelines.services.server import answers
+from pipelines.server.api import answers
 from rpg.files import read_json
 from specs.records import TABLES
 from storage import Store

@@ -7,7 +7,7 @@ import pytest
 from recorded_study import arm, confirmation, pruned, study, trial
 
 from pipelines.home import Home
-from pipelines.services.server import Api
+from pipelines.server.api import Api
 from pipelines.studies.answers.dashboard import publish_study, study_markdown
 from pipelines.studies.answers.results import StudyRecord
 

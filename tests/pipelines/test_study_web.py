@@ -24,7 +24,7 @@ from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.services.server import answers
+from pipelines.server.api import answers
 from pipelines.studies.storage import URL
 from pipelines.studies.study import run_study
 from pipelines.studies.web import studies_storage

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from live import SPEC, Lab, finished, kill, wait_for
 
-from pipelines.services.deployments import EXPERIMENTS, POOL, STUDIES, Deployment
-from pipelines.services.server import answers, is_healthy, running_services
+from pipelines.server.api import answers, is_healthy, running_services
+from pipelines.server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, Deployment
 from pipelines.services.supervisord import Supervisor
 from rpg.files import read_json
 
@@ -97,7 +97,7 @@ def assert_seen_in_a_browser(api: str, run_id: str) -> None:
         assert f'aria-roledescription="{drawn}"' in shown, name
 
 
-@pytest.mark.parametrize("deployment", [EXPERIMENTS, STUDIES], ids=lambda deployment: deployment.name)
+@pytest.mark.parametrize("deployment", [EXPERIMENTS, SCHEDULES, STUDIES], ids=lambda deployment: deployment.name)
 def test_the_entrypoint_of_a_deployment_is_the_flow_that_it_names(deployment: Deployment) -> None:
     module, _, function = deployment.entrypoint.rpartition(".")
     assert getattr(importlib.import_module(module), function).name == deployment.flow
@@ -110,6 +110,7 @@ def test_a_deployment_of_an_earlier_version_is_renewed_and_one_of_this_version_k
     renewed = {name: call(f"{api}/deployments/name/{name}") for name in made}
     assert {name: deployment["id"] for name, deployment in renewed.items()} == made
     assert {deployment["entrypoint"] for deployment in renewed.values()} == {EXPERIMENTS.entrypoint, STUDIES.entrypoint}
+    assert all(deployment["job_variables"] == EXPERIMENTS.job for deployment in renewed.values())
     for deployment in made.values():
         call(f"{api}/deployments/{deployment}/schedules", [{"schedule": {"cron": "0 0 1 1 *"}}])
     assert lab.rpg("up").code == 0
@@ -178,12 +179,14 @@ def test_a_run_that_was_scheduled_by_an_earlier_version_runs_after_the_upgrade(s
 
 
 def write_as_before(api: str) -> dict[str, str]:
-    """Gives our deployments the entrypoints that they had before the modules moved. Returns their ids by name."""
+    """Gives our deployments the entrypoints and the command of earlier versions. Returns their ids by name."""
     entrypoints = {EXPERIMENTS: "pipelines.flows.run_experiment", STUDIES: "pipelines.study_flow.run_study_flow"}
+    job = {"command": "python -m pipelines.services.flow_process"}
     made = {}
     for deployment, entrypoint in entrypoints.items():
         flow = call(f"{api}/flows/", {"name": deployment.flow})["id"]
-        body = {"flow_id": flow, "name": deployment.name, "entrypoint": entrypoint, "work_pool_name": POOL}
+        place = {"work_pool_name": POOL, "job_variables": job}
+        body = {"flow_id": flow, "name": deployment.name, "entrypoint": entrypoint, **place}
         made[f"{deployment.flow}/{deployment.name}"] = call(f"{api}/deployments/", body)["id"]
     return made
 

@@ -18,9 +18,9 @@ from live import SPEC, Lab, finished, wait_for
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.supervisor import start
-from pipelines.services.deployments import EXPERIMENTS
-from pipelines.services.server import server_command, wait_until_healthy
-from pipelines.services.settings import embedded_environment
+from pipelines.server.api import server_command, wait_until_healthy
+from pipelines.server.deployments import EXPERIMENTS
+from pipelines.server.settings import embedded_environment
 
 PASSWORD = "admin:correct horse"
 
@@ -340,7 +340,7 @@ def test_a_schedule_submits_what_is_left_to_do(client: Lab, server: Server, monk
     deployment = server.call("/deployments/name/rpg-submit/schedules")
     parameters = deployment["schedules"][0]["parameters"]
     program = (
-        "import json, sys; from pipelines.services.automation.schedules import submit_scheduled;"
+        "import json, sys; from pipelines.submission.schedules import submit_scheduled;"
         " print(submit_scheduled(**json.loads(sys.argv[1]), return_state=True).message)"
     )
     for variable, value in embedded_environment(client.home, server.url).items():

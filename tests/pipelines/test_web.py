@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.remote.record_files import NotRecordedError, is_recorded, open_recorded, read_listings
-from pipelines.services.server import answers
+from pipelines.server.api import answers
 from pipelines.web.app import make_app
 
 AUTH = "team:a password"

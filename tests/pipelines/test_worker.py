@@ -11,7 +11,7 @@ import psutil
 import pytest
 from live import Lab, finished, wait_for
 
-from pipelines.services.server import EmbeddedServer
+from pipelines.server.api import EmbeddedServer
 
 OVERRIDES = ("training.steps=40", "training.checkpoint.every_steps=5")
 ADOPTED_SECONDS = 30.0

@@ -20,8 +20,8 @@ def cancel(
 
     from pipelines.home import Home
     from pipelines.runs import experiment_runs, find_run
-    from pipelines.services.cancel import NotStoppedError, cancel_experiment, cancel_run
     from pipelines.state import run_ids
+    from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_run
 
     home = Home.from_environment()
     try:

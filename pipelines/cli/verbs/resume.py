@@ -31,7 +31,7 @@ def resume(
     from pipelines.cli.execute import execute
     from pipelines.home import Home
     from pipelines.runs import find_run, find_runs
-    from pipelines.services.cancel import frozen_document
+    from pipelines.submission.cancel import frozen_document
 
     home = Home.from_environment()
     if prove:
@@ -50,7 +50,7 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
 
     from pipelines.cli.execute import execute
     from pipelines.runs import status_of
-    from pipelines.services.cancel import frozen_document
+    from pipelines.submission.cancel import frozen_document
 
     code = 0
     for run_id in run_ids:

@@ -18,7 +18,7 @@ def schedules(
     import json
 
     from pipelines.home import Home
-    from pipelines.services.automation.schedules import list_schedules, remove_schedule
+    from pipelines.submission.schedules import list_schedules, remove_schedule
 
     home = Home.from_environment()
     if remove:

@@ -160,7 +160,7 @@ def _run_here(document: StudyDocument, home: Home, parallel: int) -> dict[str, A
     """Runs the study with one Prefect server for all its trials."""
     from pipelines.processes.reap import reap
     from pipelines.running.progress import ConsoleProgress
-    from pipelines.services.server import Api
+    from pipelines.server.api import Api
     from pipelines.studies.study import StudyInterruptedError
     from pipelines.studies.workers import StudyStop, more_workers, work
 

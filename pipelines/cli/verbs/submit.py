@@ -34,7 +34,7 @@ def submit(
     import sys
 
     from pipelines.home import Home
-    from pipelines.services.submit import submit_document
+    from pipelines.submission.submit import submit_document
     from specs.loader import load_document
 
     document, home = load_document(file, tuple(overrides or ())), Home.from_environment()
@@ -43,7 +43,7 @@ def submit(
         print(note, file=sys.stderr)
 
     if cron:
-        from pipelines.services.automation.schedules import schedule_document
+        from pipelines.submission.schedules import schedule_document
 
         schedule = schedule_document(document, home, profile, cron, pool=pool, priority=priority, say=say)
         print(json.dumps(schedule.as_data(), indent=2) if as_json else f"{schedule.experiment}  {schedule.cron}")

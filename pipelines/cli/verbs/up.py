@@ -31,7 +31,7 @@ def up(
     import sys
 
     from pipelines.home import Home
-    from pipelines.services.server import ServiceError
+    from pipelines.server.api import ServiceError
     from pipelines.services.stack import Wanted
     from pipelines.services.stack import up as start_services
 

@@ -24,8 +24,8 @@ def worker(
     A run's stages lease the GPU slots that they need. Where --limit lets more runs begin than there are slots for, they
     wait."""
     from pipelines.home import Home
-    from pipelines.services.client import api_url
-    from pipelines.services.worker import run_worker
+    from pipelines.server.client import api_url
+    from pipelines.workers.worker import run_worker
     from rpg.processes.gpu_slots import slots_here
 
     if limit != "auto" and not (limit.isdecimal() and int(limit)):

@@ -13,10 +13,10 @@ from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import clear_request, request_cancel
 from pipelines.runs import experiment_runs
-from pipelines.services.client import prefect_client
-from pipelines.services.server import is_healthy
-from pipelines.services.submit import flow_run_link
+from pipelines.server.api import is_healthy
+from pipelines.server.client import prefect_client
 from pipelines.state import RunState
+from pipelines.submission.submit import flow_run_link
 from rpg.files import now, read_json
 from specs.errors import Issue, SpecError
 from storage import liveness

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.home import Home
-from pipelines.services.server import client_settings, is_healthy, running_services
+from pipelines.server.api import client_settings, is_healthy, running_services
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:

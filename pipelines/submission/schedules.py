@@ -10,10 +10,10 @@ from prefect.states import Completed
 
 from pipelines.home import Home
 from pipelines.running import frozen
-from pipelines.services.automation.notices import ensure_notices
-from pipelines.services.client import api_url, prefect_client
-from pipelines.services.deployments import POOL, SCHEDULES, Priority, ensure_deployment
-from pipelines.services.submit import note_idle_pool, submit_document
+from pipelines.server.client import api_url, prefect_client
+from pipelines.server.deployments import POOL, SCHEDULES, Priority, ensure_deployment
+from pipelines.submission.notices import ensure_notices
+from pipelines.submission.submit import note_idle_pool, submit_document
 from specs.document import Document
 from specs.errors import Issue, SpecError
 

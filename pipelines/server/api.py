@@ -21,8 +21,8 @@ from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_tail, start
-from pipelines.services.credentials import AUTH_VARIABLE, auth_string
-from pipelines.services.settings import Profile, client_environment, embedded_environment
+from pipelines.server.credentials import AUTH_VARIABLE, auth_string
+from pipelines.server.settings import Profile, client_environment, embedded_environment
 from rpg.files import read_json, write_json
 from storage.liveness import is_alive, start_of
 

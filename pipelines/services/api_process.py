@@ -1,4 +1,4 @@
-"""One process that serves the Prefect API: `python -m pipelines.services.api`, as supervisord starts it.
+"""One process that serves the Prefect API: `python -m pipelines.services.api_process`, as supervisord starts it.
 
 supervisord opens the port and hands it over as standard input, so that several such processes share one port. Not
 Prefect's own `server start --workers`: its processes outlive a killed parent and keep the port, so that nothing can

@@ -28,7 +28,7 @@ from pipelines.processes.supervisor import StageStoppedError, failure, log_size
 from pipelines.running.experiment import Outcomes, RunOutcome, outcome_of
 from pipelines.running.progress import ProgressReporter, RunsReporter
 from pipelines.running.run import RunExecution
-from pipelines.services.server import client_settings
+from pipelines.server.api import client_settings
 from rpg.processes.parent import RUNS_AT_ONCE, die_with_parent
 from specs.document import Document
 from specs.errors import RpgError, SpecError, read_issue
@@ -112,7 +112,7 @@ class _Worker:
         self._log_start = log_size(self._log)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.services.parallel", api_url],
+                [sys.executable, "-m", "pipelines.running.parallel", api_url],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -249,7 +249,7 @@ class _Teller:
 
 
 def main() -> None:
-    """A worker: `python -m pipelines.services.parallel API_URL`, on its stdin the frozen experiment, then run ids."""
+    """A worker: `python -m pipelines.running.parallel API_URL`, on its stdin the frozen experiment, then run ids."""
     die_with_parent()
     teller = _Teller(os.fdopen(os.dup(sys.stdout.fileno()), "w"))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no event

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pipelines.home import Home
 from pipelines.running.run import WORKER
-from pipelines.services.deployments import renew_deployments
-from pipelines.services.reconciliation import Reconciliation
-from pipelines.services.server import auth_string_for
-from pipelines.services.settings import client_environment
-from pipelines.services.supervision import WorkerSupervisor
+from pipelines.server.api import auth_string_for
+from pipelines.server.deployments import renew_deployments
+from pipelines.server.settings import client_environment
+from pipelines.workers.reconciliation import Reconciliation
+from pipelines.workers.supervision import WorkerSupervisor
 
 
 def worker_name(pool: str) -> str:

@@ -20,10 +20,10 @@ from pipelines.home import Home
 from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.remote.sharing import shared_run
 from pipelines.running.outbox import deliver, schedule_again
-from pipelines.services.deployments import EXPERIMENTS, STUDIES
-from pipelines.services.flow_process import FlowProcess, flow_processes, forget
-from pipelines.services.server import client_settings
+from pipelines.server.api import client_settings
+from pipelines.server.deployments import EXPERIMENTS, STUDIES
 from pipelines.state import RunState
+from pipelines.workers.flow_process import FlowProcess, flow_processes, forget
 from rpg.files import now, read_json
 from storage.liveness import LeaseRecord, LeaseWatch, newest_lease
 

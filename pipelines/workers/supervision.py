@@ -14,7 +14,7 @@ from functools import partial
 from types import FrameType
 
 from pipelines.home import Home
-from pipelines.services.flow_process import SUPERVISOR, FlowProcess, flow_processes, identity, stop_flows
+from pipelines.workers.flow_process import SUPERVISOR, FlowProcess, flow_processes, identity, stop_flows
 from rpg.processes.parent import die_with_parent
 
 _POLL_SECONDS = 0.2

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from pipelines.home import Home
-from pipelines.services.credentials import AUTH_VARIABLE
+from pipelines.server.credentials import AUTH_VARIABLE
 
 Profile = Literal["embedded", "server"]
 """embedded: one API process on SQLite. server: PostgreSQL, Redis, several API processes, background services apart."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 from pipelines.home import Home
-from pipelines.services.client import prefect_client
+from pipelines.server.client import prefect_client
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -34,8 +34,8 @@ class Deployment:
 
     @property
     def job(self) -> dict[str, str]:
-        """What a worker starts for a flow run: `pipelines.services.flow_process`, which says why."""
-        return {"command": "python -m pipelines.services.flow_process"}
+        """What a worker starts for a flow run: `pipelines.workers.flow_process`, which says why."""
+        return {"command": "python -m pipelines.workers.flow_process"}
 
     def name_in(self, pool: str) -> str:
         """What it is called in a pool."""
@@ -58,7 +58,7 @@ STUDIES = Deployment(
 SCHEDULES = Deployment(
     "rpg-submit",
     "schedules",
-    "pipelines.services.automation.schedules.submit_scheduled",
+    "pipelines.submission.schedules.submit_scheduled",
     "Submits an experiment at the times of a schedule.",
 )
 

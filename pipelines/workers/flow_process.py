@@ -1,7 +1,7 @@
 """The process of a flow run under a worker, and the thin one that Prefect's worker sees in its place.
 
 Prefect's worker kills the processes that it has started when it gives up in an outage, and when it ends. So it starts a
-thin one, `python -m pipelines.services.flow_process`, which starts the flow in a session of its own, waits for it and
+thin one, `python -m pipelines.workers.flow_process`, which starts the flow in a session of its own, waits for it and
 passes no signal on. A flow notices by itself when it is cancelled on the server.
 """
 
@@ -127,7 +127,7 @@ def main() -> None:
 
 def execute() -> None:
     """The flow: Prefect's engine; then an end that waits for no server."""
-    from pipelines.services.server import drain
+    from pipelines.server.api import drain
 
     sys.argv = ["prefect.engine"]
     code = 0
