@@ -5,6 +5,7 @@ crashed.
 """
 
 import json
+import os
 import socket
 import time
 from dataclasses import dataclass
@@ -46,6 +47,20 @@ def is_executed(run_directory: Path, state: dict[str, Any]) -> bool:
     return here and is_alive(state.get("pid"), state.get("pid_started"))
 
 
+def has_holder(run_directory: Path, state: dict[str, Any]) -> bool:
+    """Whether the process that holds the run is there, be it stopped (SIGSTOP, Ctrl-Z) for however long.
+
+    Such a run is not executed and may be taken over, but until then what it started is its own.
+
+    Args:
+        state: the run's state.json, as of `is_executed`, which judges a run of another host.
+    """
+    lease = newest_lease(run_directory)
+    if lease and not lease.released and lease.is_of_this_host:
+        return is_alive(lease.pid, lease.pid_started)
+    return is_executed(run_directory, state)
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
     """A run's lease as it lies on disk, in `leases/<number>.json`. Its holder alone writes it."""
@@ -66,11 +81,17 @@ class LeaseRecord:
     """When the last one was, UTC, ISO-8601."""
     released: bool = False
     """Whether the holder gave the run back at its end."""
+    pid_namespace: str = ""
+    """In which `pid` counts: `pid_namespace_here`; empty in leases of earlier versions."""
 
     @property
     def is_of_this_host(self) -> bool:
-        """Whether the holder runs on this host, since its last boot, so that its process can be looked at."""
-        return self.host == socket.gethostname() and self.pid_started.partition(":")[0] == (_boot() or "clock")
+        """Whether the holder runs on this host, since its last boot, so that its process can be looked at.
+
+        Containers may have the host's name and boot; a process of another one cannot be looked at all the same.
+        """
+        of_this_boot = self.pid_started.partition(":")[0] == (_boot() or "clock")
+        return self.host == socket.gethostname() and of_this_boot and is_visible(self.pid_namespace)
 
     @property
     def seconds_since_beat(self) -> float:
@@ -177,6 +198,19 @@ def began_with(pid: int, leader: str) -> bool:
     """Whether a process started when or after another one did, whose `start_of` is given. Raises psutil.Error."""
     (boot, begun), (leaders_boot, leaders_start) = (text.split(":") for text in (start_of(pid), leader))
     return boot == leaders_boot and float(begun) >= float(leaders_start)
+
+
+def pid_namespace_here() -> str:
+    """The PID namespace of this process, as `pid:[4026531836]`; empty where the system has none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def is_visible(pid_namespace: str) -> bool:
+    """Whether a process of that namespace has the same number here; so it was assumed when none was recorded."""
+    return pid_namespace in ("", pid_namespace_here())
 
 
 def _boot() -> str:

@@ -11,15 +11,20 @@ import contextlib
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 
 from rpg.files import DiskError, create_json, now, read_json, write_json
 from rpg.processes.fence import Fence, lease_file
-from storage.liveness import LeaseRecord, is_executed, newest_lease, start_of
+from storage.liveness import LeaseRecord, is_executed, newest_lease, pid_namespace_here, start_of
 
 BEAT_SECONDS = 5.0
+STILL_SECONDS = 12.0
+"""A heartbeat of another host has to stand still so long, two beats and some delay, before its run is taken over."""
+_LOOK_SECONDS = 0.5
 
 
 class RunBusyError(Exception):
@@ -76,11 +81,18 @@ class Lease:
             write_json(self._path, asdict(record), durable=False)
 
 
-def acquire(run_directory: Path, *, worker: str = "") -> Lease:
+def acquire(
+    run_directory: Path, *, worker: str = "", refresh: Callable[[], object] = lambda: None, watched: bool = False
+) -> Lease:
     """Takes a run for this process. It need not exist yet, and a run that nobody executes any more is taken over.
+
+    A heartbeat of another host that looks old may come from a clock that differs from this one. So it is watched for
+    `STILL_SECONDS`, and the run is taken over only where it stands still.
 
     Args:
         worker: name of the worker that started this process; empty where a command did.
+        refresh: called before each look, where leases of other hosts reach the directory only by being fetched.
+        watched: whether the caller has watched the heartbeat (`storage.liveness.LeaseWatch`).
     Raises:
         RunBusyError: another process executes the run; the message says which, where and since when.
         DiskError: the disk refused.
@@ -89,6 +101,12 @@ def acquire(run_directory: Path, *, worker: str = "") -> Lease:
         before = newest_lease(run_directory)
         if is_executed(run_directory, read_json(run_directory / "state.json")):
             raise RunBusyError(_busy(run_directory, before))
+        if before and not (before.released or before.is_of_this_host or watched):
+            newest = _after_watching(run_directory, before, refresh)
+            if newest.number == before.number and newest.beat != before.beat and not newest.released:
+                raise RunBusyError(_busy(run_directory, newest))
+            if newest != before:
+                continue
         begun = now()
         record = LeaseRecord(
             number=before.number + 1 if before else 1,
@@ -98,11 +116,23 @@ def acquire(run_directory: Path, *, worker: str = "") -> Lease:
             worker=worker,
             since=begun,
             at=begun,
+            pid_namespace=pid_namespace_here(),
         )
         # Where another process was first, the next round meets its lease.
         with contextlib.suppress(FileExistsError):
             create_json(lease_file(run_directory, record.number), asdict(record))
             return Lease(run_directory, record, after=before)
+
+
+def _after_watching(run_directory: Path, before: LeaseRecord, refresh: Callable[[], object]) -> LeaseRecord:
+    """The run's newest lease as soon as it differs from the one before; that one where it stands still."""
+    deadline = time.monotonic() + STILL_SECONDS
+    newest = before
+    while newest == before and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        refresh()
+        newest = newest_lease(run_directory) or before
+    return newest
 
 
 def _busy(run_directory: Path, lease: LeaseRecord | None) -> str:

@@ -15,7 +15,7 @@ import psutil
 
 from pipelines.home import Home
 from rpg.files import read_json, write_json
-from storage.liveness import began_with, is_alive, is_executed, start_of
+from storage.liveness import began_with, has_holder, is_alive, is_visible, pid_namespace_here, start_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,13 @@ class ProcessRecord:
     """Tells it from others of that pid: `storage.liveness.start_of`."""
     stage: str = ""
     """What it is for: a stage's name, or server, worker."""
+    pid_namespace: str = ""
+    """In which the numbers count: `storage.liveness.pid_namespace_here`; empty in records of earlier versions."""
 
     @classmethod
     def of(cls, pid: int, stage: str = "") -> "ProcessRecord":
         """The record of a process that is alive."""
-        return cls(pid, os.getpgid(pid), start_of(pid), stage)
+        return cls(pid, os.getpgid(pid), start_of(pid), stage, pid_namespace_here())
 
     @classmethod
     def read(cls, path: Path) -> "ProcessRecord | None":
@@ -44,7 +46,8 @@ class ProcessRecord:
     def parse(cls, fields: dict[str, Any]) -> "ProcessRecord | None":
         """From plain data; None where a field is missing."""
         try:
-            return cls(int(fields["pid"]), int(fields["pgid"]), str(fields["started"]), fields.get("stage", ""))
+            numbers = int(fields["pid"]), int(fields["pgid"])
+            return cls(*numbers, str(fields["started"]), fields.get("stage", ""), fields.get("pid_namespace", ""))
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -56,6 +59,8 @@ class ProcessRecord:
 def group_members(record: ProcessRecord) -> list[psutil.Process]:
     """The living processes of its group, and all its descendants. Empty where the pid is another process's now."""
     members: dict[int, psutil.Process] = {}
+    if not is_visible(record.pid_namespace):
+        return []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             # A group outlives its leader. One of the same number whose processes began before the leader is another.
@@ -91,11 +96,13 @@ def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
 def reap(home: Home) -> list[ProcessRecord]:
     """Ends what killed commands left running: stage processes whose flow is gone, API servers whose command is gone.
 
+    A flow that was only stopped (Ctrl-Z) keeps its stage until another process takes the run from it.
+
     Returns those that were still alive.
     """
     ended = []
     for path in sorted(home.root.glob("runs/*/process.json")):
-        if not is_executed(path.parent, read_json(path.with_name("state.json"))):
+        if not has_holder(path.parent, read_json(path.with_name("state.json"))):
             ended += end_left_process(path.parent)
     for path in sorted(home.prefect.glob("embedded-*.json")):
         fields = read_json(path)
@@ -115,6 +122,8 @@ def end_left_process(run_directory: Path) -> list[ProcessRecord]:
 
 def _reap_one(path: Path) -> list[ProcessRecord]:
     record = ProcessRecord.read(path)
+    if record is not None and not is_visible(record.pid_namespace):
+        return []
     was_alive = record is not None and end(record, grace=1.0)
     path.unlink(missing_ok=True)
     return [record] if record is not None and was_alive else []

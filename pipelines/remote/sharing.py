@@ -95,7 +95,7 @@ class SharedRun:
             RunBusyError: another process executes the run, here or elsewhere.
         """
         before = self.fetch_leases()
-        lease = acquire(self._directory, worker=worker)
+        lease = acquire(self._directory, worker=worker, refresh=self.fetch_leases)
         path, self._number = lease_file(self._directory, lease.number), lease.number
         try:
             if not self._store.create(self._path(path), path.read_bytes()):

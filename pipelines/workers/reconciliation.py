@@ -170,7 +170,7 @@ class Reconciliation:
             schedule_again(client, flow_run.id, _GONE)
 
     def _cancel_on_record(self, run_id: str) -> None:
-        with contextlib.suppress(RunBusyError), acquire(self._home.run(run_id)) as lease:
+        with contextlib.suppress(RunBusyError), acquire(self._home.run(run_id), watched=True) as lease:
             state = RunState(self._home, run_id, lease.fence)
             reason = "cancelled while nobody executed it"
             state.update(status="cancelled", reason=reason, ended_at=now(), pid=None, pid_started=None)

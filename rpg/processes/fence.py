@@ -4,7 +4,8 @@ Who executes a run holds a lease on it, `leases/<number>.json` in the run's dire
 run that is taken over gets a lease of the next number. So one look at the disk tells whether a number still counts.
 """
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -17,18 +18,26 @@ def lease_file(run_directory: Path, number: int) -> Path:
     return run_directory / "leases" / f"{number:04}.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fence:
     """What a writer asks before it gives anything in the run's directory its name."""
 
     run_directory: Path
     number: int
     """Of the lease under which the writer works; 0: of none, as for a trainer that was started by hand."""
+    _superseded: bool = field(default=False, init=False, repr=False, compare=False)
+    """The last answer. It holds while the file system does not give another: a disk that is away supersedes nobody."""
 
     @property
     def superseded(self) -> bool:
-        """Whether a lease of a higher number exists. Numbers have no gaps, so the next one tells."""
-        return self.number > 0 and lease_file(self.run_directory, self.number + 1).exists()
+        """Whether a lease of a higher number exists. Numbers have no gaps, so the next one tells. Raises nothing."""
+        if self.number > 0 and not self._superseded:
+            try:
+                os.stat(lease_file(self.run_directory, self.number + 1))
+                self._superseded = True
+            except OSError:  # not there, or for a while nobody can tell: ESTALE, EIO
+                pass
+        return self._superseded
 
     def check(self) -> None:
         """Raises SupersededError where a lease of a higher number exists."""

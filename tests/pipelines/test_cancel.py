@@ -98,8 +98,9 @@ def test_a_run_that_is_asked_to_stop_ends_as_its_flow_says(tmp_path, status, wor
     flow.join()
 
 
-def test_a_run_whose_host_fell_silent_is_taken_from_it_and_marked(tmp_path):
+def test_a_run_whose_host_fell_silent_is_taken_from_it_and_marked(tmp_path, monkeypatch):
     home = Home(tmp_path)
+    monkeypatch.setattr(leases, "STILL_SECONDS", 0.5)
     lost = executing(home, "run-1", host="elsewhere")
     path = lease_file(home.run("run-1"), 1)
     write_json(path, read_json(path) | {"at": (datetime.now(UTC) - timedelta(minutes=1)).isoformat()})

@@ -1,10 +1,12 @@
 """A run has one holder at a time; who died, stopped or fell silent is followed by another and finds that out."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -126,7 +128,10 @@ def test_a_living_process_of_this_host_holds_its_run_whatever_the_clock_says(run
         assert is_executed(run, {})
 
 
-def test_a_holder_of_another_host_holds_its_run_while_its_heart_beats(run: Path) -> None:
+def test_a_holder_of_another_host_holds_its_run_while_its_heart_beats(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "STILL_SECONDS", 0.5)
     with acquire(run):
         rewrite(run, host="elsewhere", worker="w1")
         with pytest.raises(RunBusyError, match=rf"by process {os.getpid()} of elsewhere \(worker w1\) since 20"):
@@ -135,6 +140,38 @@ def test_a_holder_of_another_host_holds_its_run_while_its_heart_beats(run: Path)
         assert status_of(run, {"status": "running"}) == "crashed"
         with acquire(run) as second:
             assert second.is_takeover
+
+
+def test_a_heartbeat_of_another_host_whose_clock_is_off_is_watched_before_its_run_is_taken(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "STILL_SECONDS", 3.0)
+    with acquire(run):
+        rewrite(run, host="elsewhere", at=LONG_AGO)
+        beating = threading.Timer(0.2, rewrite, (run,), {"beat": 1, "at": LONG_AGO})
+        beating.start()
+        with pytest.raises(RunBusyError, match="of elsewhere"):
+            acquire(run)
+        beating.join()
+        given_back = threading.Timer(0.2, rewrite, (run,), {"released": True})
+        given_back.start()
+        started = time.monotonic()
+        with acquire(run) as second:
+            assert time.monotonic() - started < 2.0, "nothing is left to watch"
+            assert not second.is_takeover
+        given_back.join()
+
+
+def test_a_process_of_another_pid_namespace_is_judged_by_its_heartbeat(run: Path) -> None:
+    with acquire(run):
+        rewrite(run, pid=2**22 - 1)
+        assert not is_executed(run, {})
+        rewrite(run, pid_namespace="pid:[1]")
+        assert is_executed(run, {})
+        rewrite(run, at=LONG_AGO)
+        assert not is_executed(run, {})
+        rewrite(run, pid=os.getpid(), pid_namespace="")
+        assert is_executed(run, {}), "a lease of an earlier version names none"
 
 
 def test_a_watch_counts_heartbeats_by_its_own_clock(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +209,31 @@ def test_the_heart_beats_until_the_run_is_given_back_or_taken(run: Path, monkeyp
         assert beat(lease) == last
         with pytest.raises(SupersededError, match=r"run-1 was taken over \(lease 1 is superseded\)"):
             lease.fence.check()
+
+
+def test_a_disk_that_is_away_for_a_while_neither_ends_the_heartbeat_nor_supersedes_anybody(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.01)
+    with acquire(run) as lease:
+        leases_directory, stat = run / "leases", os.stat
+
+        def stale(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+            if str(path).startswith(str(leases_directory)):
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return stat(path, *arguments, **options)
+
+        with monkeypatch.context() as away:
+            away.setattr(os, "stat", stale)
+            assert not lease.superseded
+            time.sleep(0.1)
+        beat = read_json(lease_file(run, 1))["beat"]
+        time.sleep(0.2)
+        assert read_json(lease_file(run, 1))["beat"] > beat
+        lease_file(run, 2).write_text("{}")
+        assert lease.superseded
+        leases_directory.rename(run / "away")
+        assert lease.superseded, "what was once seen holds"
 
 
 @pytest.mark.parametrize(("worker", "stops"), [("w1", True), ("", False)])

@@ -1,7 +1,10 @@
 """Orphans are found by pid and start time, and nobody else is touched."""
 
+import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -9,8 +12,9 @@ import pytest
 from pipelines.home import Home
 from pipelines.processes.lease import acquire
 from pipelines.processes.reap import ProcessRecord, end, reap
-from rpg.files import write_json
-from storage.liveness import is_alive, start_of
+from rpg.files import read_json, write_json
+from rpg.processes.fence import lease_file
+from storage.liveness import is_alive, start_of, status_of
 
 
 @pytest.fixture
@@ -58,6 +62,34 @@ def test_a_stage_whose_run_somebody_has_just_taken_is_left_to_that_one(tmp_path,
         assert reap(home) == []
         assert sleeper.poll() is None
     assert [record.pid for record in reap(home)] == [sleeper.pid]
+
+
+def test_a_stage_whose_flow_was_stopped_for_long_is_left_to_that_flow_until_another_takes_the_run(tmp_path, sleeper):
+    home, run = Home(tmp_path), Home(tmp_path).run("run-1")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as flow, acquire(run):
+        lease = lease_file(run, 1)
+        long_ago = {"pid": flow.pid, "pid_started": start_of(flow.pid), "at": "2020-01-01T00:00:00+00:00"}
+        write_json(lease, read_json(lease) | long_ago)
+        note(home, ProcessRecord.of(sleeper.pid, "train"), flow={"pid": flow.pid, "pid_started": start_of(flow.pid)})
+        flow.send_signal(signal.SIGSTOP)
+        os.waitpid(flow.pid, os.WUNTRACED)
+        assert status_of(run, {"status": "running"}) == "crashed"
+        assert reap(home) == []
+        assert sleeper.poll() is None
+        flow.kill()
+        flow.wait()
+        assert [record.pid for record in reap(home)] == [sleeper.pid]
+
+
+def test_a_process_of_another_containers_numbers_is_nobody_here(tmp_path, sleeper):
+    home = Home(tmp_path)
+    note(home, replace(ProcessRecord.of(sleeper.pid, "train"), pid_namespace="pid:[1]"), flow={"pid": None})
+    record = ProcessRecord.read(home.run("run-1") / "process.json")
+    assert record is not None
+    assert not end(record)
+    assert reap(home) == []
+    assert sleeper.poll() is None
+    assert (home.run("run-1") / "process.json").exists(), "for a command of that container"
 
 
 def test_a_pid_that_is_someone_elses_now_is_left_alone(tmp_path, sleeper):
