@@ -1,6 +1,7 @@
 """The house: packages import one way, the rooms inside them stand on floors, and the schema stays light."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -150,6 +151,18 @@ def test_there_is_no_cycle_of_rooms() -> None:
         there = {".".join(room_of(name)) for name in names & MODULES.keys()}
         arrows.setdefault(here, set()).update(there - {here})
     assert not cycle_in(arrows)
+
+
+def test_a_module_named_in_a_text_exists() -> None:
+    """Commands with `-m`, programs with `-c`, Prefect's entrypoints, docstrings: no import says that these are gone."""
+    name_in_text = re.compile(rf"(?<![\w./-])(?:{'|'.join(FORBIDDEN)})(?:\.[a-z_]+){{2,}}\b(?![/-])")
+    files = {name for name, path in MODULES.items() if path.stem != "__init__"}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for name in name_in_text.findall(node.value):
+                    parents = {name.rsplit(".", number)[0] for number in range(1, 3)}
+                    assert name in MODULES or parents & files, f"{module} names {name}"
 
 
 def test_objectives_know_nothing_of_ours_but_the_schema() -> None:

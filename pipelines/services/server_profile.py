@@ -57,7 +57,11 @@ class ServerProfile:
             supervisor.wait(program, answers)
         self.postgres.make_databases()
         log = self.home.logs / "prefect-migration.log"
-        command = [sys.executable, "-c", "from pipelines.services.api import prepare_database; prepare_database()"]
+        command = [
+            sys.executable,
+            "-c",
+            "from pipelines.services.api_process import prepare_database; prepare_database()",
+        ]
         with log.open("ab") as output:
             done = subprocess.run(command, env=os.environ | self.environment, stdout=output, stderr=output)
         if done.returncode != 0:
