@@ -5,8 +5,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -46,6 +46,11 @@ def _errno_of(error: Exception) -> int:
     return int(in_message[1]) if in_message else getattr(error, "errno", None) or 0
 
 
+def aside_of(path: Path) -> Path:
+    """A new hidden name beside the path, to write to first. Random: processes of two containers may have one number."""
+    return path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(8)}.partial")
+
+
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Gives a path aside to write to; what was written there then takes the name `path`, or nothing changes.
@@ -59,7 +64,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        aside = aside_of(path)
         try:
             yield aside
             if durable:
@@ -85,7 +90,7 @@ def create_json(path: Path, value: Any) -> None:
         FileExistsError: the name is taken; that file is untouched.
         DiskError: the disk refused.
     """
-    aside = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.new")
+    aside = aside_of(path)
     write_json(aside, value)
     try:
         os.link(aside, path)

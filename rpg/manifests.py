@@ -8,13 +8,12 @@ hashes every file whatever is noted, finds what a failing disk changed without c
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rpg.files import digest, is_within, read_json
+from rpg.files import aside_of, digest, is_within, read_json
 
 NOTES = ".verified.json"
 """{file: [bytes, time of change in ns, SHA-256]}: no part of what is published."""
@@ -95,7 +94,7 @@ def _hash(directory: Path, name: str, notes: dict[str, Any]) -> str:
 
 def _keep(directory: Path, notes: dict[str, Any]) -> None:
     """Writes the notes; never makes the directory, which another process may be removing or replacing."""
-    aside = directory / f"{NOTES}.{os.getpid()}.partial"
+    aside = aside_of(directory / NOTES)
     try:
         aside.write_text(json.dumps(notes), encoding="utf-8")
         aside.replace(directory / NOTES)

@@ -159,13 +159,8 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def is_alive(pid: Any, started: Any, host: Any = None) -> bool:
-    """Whether the process of that number still is the one that had this `start_of`. A zombie does not live.
-
-    A process of another host cannot be looked at from here and counts as alive.
-    """
-    if host is not None and host != socket.gethostname():
-        return True
+def is_alive(pid: Any, started: Any) -> bool:
+    """Whether this host's process of that number still is the one that had this `start_of`. A zombie does not live."""
     if not isinstance(pid, int) or not isinstance(started, str):
         return False
     try:

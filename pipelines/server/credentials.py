@@ -5,6 +5,7 @@ import os
 import secrets
 
 from pipelines.home import Home
+from rpg.files import aside_of
 
 AUTH_VARIABLE = "PREFECT_API_AUTH_STRING"
 """The environment variable from which a client of a Prefect server takes the auth string, `user:password`."""
@@ -19,9 +20,9 @@ def password(home: Home, name: str, user: str = "") -> str:
     path = home.services / "secrets" / name
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Written aside and linked, so that of two commands that make it at once both read the whole file of one.
-    aside = path.with_name(f".{name}.{os.getpid()}")
+    aside = aside_of(path)
     if not path.exists():
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(f"{user}:" * bool(user) + secrets.token_urlsafe(24))
         with contextlib.suppress(FileExistsError):

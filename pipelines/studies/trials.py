@@ -165,7 +165,7 @@ def _state(frozen: "FrozenTrial", work: Work) -> State:
 
 def _lives(worker: Worker, beat: str) -> bool:
     if worker.host == socket.gethostname():
-        return is_alive(worker.pid, worker.pid_started, worker.host)
+        return is_alive(worker.pid, worker.pid_started)
     silent = datetime.now(UTC) - datetime.fromisoformat(beat) if beat else None
     return silent is not None and silent.total_seconds() < SILENT_SECONDS
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from pipelines.home import Home
@@ -111,7 +112,14 @@ def more_workers(document: StudyDocument, home: Home, api_url: str, count: int) 
 def _start(document: str, home: Home, api_url: str, number: int) -> subprocess.Popen[str]:
     environment = os.environ | {"RPG_HOME": str(home.root), _NUMBER: str(number)}
     command = [sys.executable, "-m", "pipelines.studies.workers", api_url]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, text=True)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        env=environment,
+        text=True,
+        start_new_session=True,  # a terminal's Ctrl-C is for the first worker, which stops the others
+        preexec_fn=partial(die_with_parent, os.getpid()),
+    )
     assert process.stdin is not None
     with process.stdin:
         process.stdin.write(document)
@@ -120,7 +128,6 @@ def _start(document: str, home: Home, api_url: str, number: int) -> subprocess.P
 
 def main() -> None:
     """One more worker: `python -m pipelines.studies.workers API_URL`, the frozen study on its standard input."""
-    die_with_parent()
     home, number = Home.from_environment(), os.environ[_NUMBER]
     document = StudyDocument.from_json(json.load(sys.stdin))
     stop = StudyStop(home, document.study.name)

@@ -9,9 +9,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from postgres import BINARIES, Postgres, postgres
 from tiny_study import Evaluator, load_study, write_study
@@ -19,15 +21,27 @@ from tiny_study import Evaluator, load_study, write_study
 from pipelines.home import Home
 from pipelines.studies import storage
 from pipelines.studies.study import run_study
-from pipelines.studies.trials import Work, Worker
+from pipelines.studies.trials import SILENT_SECONDS, Work, Worker
 from pipelines.studies.workers import StudyStop, request_study_cancel
-from rpg.files import read_json
+from rpg.files import now, read_json
 from specs import SpecError, load_study_document
 from specs.document import Document
 
 HERE = Path(__file__).parent
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
 """Of the moments; a failing test names it, and setting it gives the same moments again."""
+FIRST_WORKER = """
+import sys, time, psutil
+from pathlib import Path
+from pipelines.home import Home
+from pipelines.studies.workers import more_workers
+from specs import load_study_document
+
+with more_workers(load_study_document(sys.argv[1]), Home(Path(sys.argv[2])), "http://127.0.0.1:9/api", 1):
+    print(psutil.Process().children()[0].pid, flush=True)
+    time.sleep(600)
+"""
+"""Starts a second worker, prints its number, and waits."""
 ONE_SEED = ("trials: 8", "seeds_per_trial: 1\nsampler: {type: random}\ntrials: 16")
 
 
@@ -134,6 +148,27 @@ def test_a_worker_that_was_given_up_for_dead_tells_nothing(home: Home, tmp_path:
     record = run_study(document, home, overtaken, say=lines.append)
     assert any("another worker has taken it over" in line for line in lines)
     assert [trial["state"] for trial in record["trials"]] == ["finished"], "silent for long, that one is dead too"
+
+
+def test_a_worker_of_another_host_is_judged_by_its_signs_of_life() -> None:
+    here, elsewhere = Worker.this(), Worker("other", "elsewhere", 1, "x")
+    silent = (datetime.now(UTC) - timedelta(seconds=SILENT_SECONDS + 1)).isoformat()
+    assert Work(worker=elsewhere, beat=silent).abandoned
+    assert not Work(worker=elsewhere, beat=now()).abandoned
+    assert not Work(worker=here, beat=silent).abandoned, "one of this host is looked at"
+
+
+def test_a_worker_has_a_session_of_its_own_and_dies_with_the_one_that_started_it(home: Home, tmp_path: Path) -> None:
+    search = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+    command = [sys.executable, "-W", "ignore", "-c", FIRST_WORKER, str(study(tmp_path / "specs")), str(home.root)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": search})
+    assert first.stdout is not None
+    try:
+        second = psutil.Process(int(first.stdout.readline()))
+        assert os.getsid(second.pid) == second.pid, "a terminal's Ctrl-C does not reach it beside the request to stop"
+    finally:
+        end(first)
+    second.wait(timeout=30)
 
 
 @pytest.mark.long
