@@ -61,7 +61,8 @@ class Reconciliation:
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-        quick = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
+        # One more try: the server closes a connection that was idle for as long as this thread sleeps.
+        quick = {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_API_REQUEST_TIMEOUT: 10.0}
         with client_settings(self._home, url), temporary_settings(quick), get_client(sync_client=True) as client:
             message = ""
             while True:

@@ -63,17 +63,20 @@ class ServerLab(Lab):
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read() or "null")
 
-    def start_worker(self, *options: str, home: Path | None = None, **environment: str) -> "subprocess.Popen[str]":
+    def start_worker(
+        self, *options: str, home: Path | None = None, prefix: tuple[str, ...] = (), **environment: str
+    ) -> "subprocess.Popen[str]":
         """One more `rpg worker`, as on another machine: it is no program of `rpg up`.
 
         Args:
             options: of `rpg worker`.
             home: its RPG_HOME; None: this one.
+            prefix: a command that runs it.
             environment: on top of this process's own.
         """
         told = {"RPG_HOME": str(home or self.root), "PREFECT_API_AUTH_STRING": self.auth_string}
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "worker", "--profile", self.url, *options],
+            [*prefix, sys.executable, "-c", COMMAND, "worker", "--profile", self.url, *options],
             env=os.environ | {"OMP_NUM_THREADS": "1"} | told | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
