@@ -20,7 +20,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{TELLTALE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("CANARY_TOKEN", CANARY)
     # Forwarded to other machines and recorded in launch.json; a password in a URL, as that of a database.
-    monkeypatch.setenv("RPG_STORE", f"postgresql://rpg:{PASSWORD}@nowhere/rpg")
+    monkeypatch.setenv("RPG_DATASETS_URL", f"postgresql://rpg:{PASSWORD}@nowhere/rpg")
 
 
 def files_that_hold(root: Path, *secrets: str) -> list[str]:
@@ -41,7 +41,7 @@ def assert_untold(lab: Lab, *outputs: str) -> None:
     # The filter was put to the test: the stages did print, and the rest of their lines is there.
     log = (lab.home.run(run) / "logs" / "train.log").read_text()
     assert "telltale CANARY_TOKEN (hidden) '(hidden)'" in log
-    assert re.search(r"telltale RPG_STORE postgresql://rpg:\(hidden\)@nowhere/rpg", log)
+    assert re.search(r"telltale RPG_DATASETS_URL postgresql://rpg:\(hidden\)@nowhere/rpg", log)
 
 
 @pytest.mark.usefixtures("told")
@@ -50,7 +50,7 @@ def test_a_secret_that_the_stages_print_is_nowhere_after_a_run(lab: Lab, tmp_pat
     assert result.code == 0, result.err
     (run,) = lab.run_ids()
     assert_untold(lab, result.out, result.err)
-    assert '"RPG_STORE": "(hidden)"' in (lab.home.run(run) / "launch.json").read_text()
+    assert '"RPG_DATASETS_URL": "(hidden)"' in (lab.home.run(run) / "launch.json").read_text()
     exported = lab.rpg("export", run, str(tmp_path / "exported"))
     assert exported.code == 0, exported.err
     assert files_that_hold(tmp_path / "exported", CANARY, PASSWORD) == []

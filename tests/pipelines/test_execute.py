@@ -37,7 +37,7 @@ def test_the_first_run_shows_the_answer_its_graph_and_its_artifacts(done):
     ((inputs,),) = done.prefect_rows("select task_inputs from task_run where name = 'evaluate'")
     assert len(json.loads(inputs)["wait_for"]) == 2
     keys = {key.removeprefix(f"{run_id}-") for (key,) in done.prefect_rows("select key from artifact")}
-    assert keys == {"plan", "training", "learning-curve", "results"}
+    assert keys == {"tiny", "plan", "training", "learning-curve", "results"}
 
 
 def test_a_second_call_finds_everything_cached_and_answers_again(done):

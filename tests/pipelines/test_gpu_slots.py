@@ -8,6 +8,7 @@ import pytest
 from live import SPEC
 
 from pipelines.cli.follow import print_logs
+from pipelines.cli.reading import Reading
 from pipelines.home import Home
 from pipelines.launchers import passed_on
 from pipelines.launchers.local import LocalRanks
@@ -144,7 +145,7 @@ def test_the_logs_of_all_machines_belong_to_the_stage(tmp_path, capsys):
     logs.mkdir(parents=True)
     for name in ("evaluate", "train", "train-0-gpu_1", "train-1-gpu_2"):
         (logs / f"{name}.log").write_text(f"written in {name}\n")
-    print_logs(Home(tmp_path), ["run-1"], stage="train", follow=False)
+    print_logs(Reading(Home(tmp_path)), ["run-1"], stage="train", follow=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[::2] == ["==> train <==", "==> train-0-gpu_1 <==", "==> train-1-gpu_2 <=="]
     assert lines[1::2] == ["written in train", "written in train-0-gpu_1", "written in train-1-gpu_2"]

@@ -4,7 +4,7 @@ fails with the secret in its message, once it is ready."""
 import os
 import sys
 
-_SECRETS = ("CANARY_TOKEN", "RPG_STORE")
+_SECRETS = ("CANARY_TOKEN", "RPG_DATASETS_URL")
 
 
 def _fail(event: str, arguments: tuple[object, ...]) -> None:
