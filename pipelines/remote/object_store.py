@@ -58,15 +58,18 @@ class ObjectStore:
 
     def send(self, root: Path, path: str) -> FileVersion:
         """Copies a file of a home into the store; returns what was sent."""
-        local, there = root / path, f"{self._root}/files/{path}"
+        local = root / path
         if (size := local.stat().st_size) <= _WHOLE_BYTES:
-            content = local.read_bytes()
-            self._files.pipe_file(there, content)
-            return FileVersion(len(content), hashlib.sha256(content).hexdigest())
+            return self.write(path, local.read_bytes())
         with local.open("rb") as file:
             version = hashlib.file_digest(file, "sha256").hexdigest()
-        self._files.put_file(str(local), there)
+        self._files.put_file(str(local), f"{self._root}/files/{path}")
         return FileVersion(size, version)
+
+    def write(self, path: str, content: bytes) -> FileVersion:
+        """Writes a file of the store; returns what was written."""
+        self._files.pipe_file(f"{self._root}/files/{path}", content)
+        return FileVersion(len(content), hashlib.sha256(content).hexdigest())
 
     def fetch(self, path: str, local: Path) -> None:
         """Copies a file of the store to a path whose directory is there."""

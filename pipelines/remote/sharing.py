@@ -6,25 +6,31 @@ another machine too.
 """
 
 import contextlib
+import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from pipelines.home import Home
 from pipelines.processes.lease import Lease, RunBusyError, acquire
 from pipelines.remote.object_store import VARIABLE, ObjectStore
 from pipelines.remote.record_files import FileVersion
 from pipelines.results import filling
-from rpg.files import digest, publish_directory, read_json, replacing, write_json
+from rpg.files import DiskError, digest, publish_directory, read_json, replacing, write_json
 from rpg.processes.fence import Fence, lease_file
+from specs.errors import RpgError
+from storage.liveness import newest_lease
 
 _log = logging.getLogger(__name__)
 _SECONDS = 5.0
 """Between two looks at what is to be sent."""
+_UNSENT_SECONDS = 30.0
+"""Between two attempts to send what runs that have ended could not."""
 _OWN = {"process.json", "cancel.json"}
 """Documents of a run that mean something on its own machine alone."""
 _LAST = {"manifest.json": 1, "train.json": 2, "state.json": 3}
@@ -32,6 +38,44 @@ _LAST = {"manifest.json": 1, "train.json": 2, "state.json": 3}
 _MARK = ".shared.json"
 """In a run's directory: the number of the lease under which this home last had the whole run."""
 _Files = dict[str, FileVersion]
+
+
+class StoreAwayError(RpgError):
+    """A run was not begun, because the object store did not answer. It may be tried again."""
+
+
+def keep_sending(home: Home) -> None:
+    """From now on sends what runs of this home recorded and could not send, in a thread that ends with the process.
+
+    Without RPG_STORE there is nothing to send.
+    """
+    if os.environ.get(VARIABLE):
+        threading.Thread(target=_keep_sending, args=(home,), name="sharing", daemon=True).start()
+
+
+def _keep_sending(home: Home) -> None:
+    while True:
+        try:
+            send_unsent(home)
+        except Exception as error:  # of the disk or the storage's library; the next round tries again
+            _log.warning("what runs could not send to the object store waits: %s", error)
+        time.sleep(_UNSENT_SECONDS)
+
+
+def send_unsent(home: Home) -> None:
+    """Sends once what runs that nobody executes any more could not. What the store does not take yet is kept."""
+    unsent = sorted(_unsent_file(home, "").parent.glob("*.json"))
+    if unsent:
+        # Of several workers with this home, one sends.
+        with home.locked("unsent", waiting=lambda: None):
+            for path in unsent:
+                if shared := shared_run(home, path.stem):
+                    shared.send_unsent()
+
+
+def _unsent_file(home: Home, run_id: str) -> Path:
+    """While the store may lack what a run recorded: names the lease under which it did, and the other units to send."""
+    return home.root / "remote" / "unsent" / f"{run_id}.json"
 
 
 def shared_run(home: Home, run_id: str) -> "SharedRun | None":
@@ -52,11 +96,12 @@ class SharedRun:
     def __init__(self, store: ObjectStore, home: Home, run_id: str) -> None:
         self._store, self._home = store, home
         self._unit, self._directory = f"runs/{run_id}", home.run(run_id)
+        self._unsent = _unsent_file(home, run_id)
         self._number = 0
         """Of the lease that this process holds."""
         self._listed: _Files = {}
         """What the store's listing of the run names, while this process holds the run."""
-        self._listing = threading.Lock()
+        self._listing, self._fetching_leases = threading.Lock(), threading.Lock()
         self._sent: dict[str, tuple[tuple[int, int], FileVersion]] = {}
         """Path -> size and time of change of a file when it was sent, and what was sent."""
 
@@ -66,11 +111,14 @@ class SharedRun:
         Returns:
             The newest one's number; 0 where there is none.
         """
-        names = self._store.names(f"{self._unit}/leases")
-        for name in names:
-            is_ours = int(Path(name).stem) == self._number
-            if not is_ours and (name == names[-1] or not (self._directory / "leases" / name).exists()):
-                self._fetch(f"{self._unit}/leases/{name}")
+        # Of a lease that this home held, the store has a copy that may be older.
+        ours = {self._number, read_json(self._directory / _MARK).get("lease")}
+        with self._fetching_leases:
+            names = self._store.names(f"{self._unit}/leases")
+            for name in names:
+                here = self._directory / "leases" / name
+                if not here.exists() or (name == names[-1] and int(here.stem) not in ours):
+                    self._fetch(f"{self._unit}/leases/{name}")
         return int(Path(names[-1]).stem) if names else 0
 
     def fetch_standing(self) -> None:
@@ -85,42 +133,68 @@ class SharedRun:
     def held(self, worker: str, others: Iterable[str]) -> Iterator[Lease]:
         """Holds the run in the home and in the store, and first fetches what others recorded of it.
 
-        Within the block threads send what this process records, and its heartbeat; at the end everything is sent once
-        more. While the store does not answer, what is recorded waits in the home.
+        From then to the end a thread renews the lease in the store, and within the block another sends what this
+        process records. At the end everything is sent once more, and only then the lease is given back: whoever finds
+        it released finds the whole record. While the store does not answer, what is recorded waits in the home; at the
+        end it is noted for `send_unsent`.
 
         Args:
             worker: name of the worker that started this process; empty where a command did.
             others: units besides the run to send as soon as they are there: artifacts, the experiment.
         Raises:
             RunBusyError: another process executes the run, here or elsewhere.
+            StoreAwayError: the store does not answer, so that nobody knows whose the run is; it is as it was.
         """
-        before = self.fetch_leases()
-        lease = acquire(self._directory, worker=worker, refresh=self.fetch_leases)
-        path, self._number = lease_file(self._directory, lease.number), lease.number
+        before = 0
+
+        def look() -> None:
+            nonlocal before
+            before = self.fetch_leases()
+
+        with self._store_needed():
+            look()
+            lease = acquire(self._directory, worker=worker, refresh=look)
+        self._enter(lease)
+        units, is_sent = list(others), False
+        # A large file takes minutes to fetch or to send: the heartbeat does not wait for it.
+        send, beat = partial(self._send_all, lease.fence, units), partial(self._send_heartbeat, lease.fence)
         try:
-            if not self._store.create(self._path(path), path.read_bytes()):
-                self._give_way(lease)
-            self._fetch_run(before)
-            write_json(self._directory / _MARK, {"lease": lease.number}, durable=False)
-            self._listed = self._store.listings([self._unit]).get(self._unit, {})
-        except BaseException:
-            if self._number:
-                lease.release()
-            raise
-        units, ended = list(others), threading.Event()
-        # A large file takes minutes to send: the heartbeat does not wait for it.
-        send, beat = partial(self._send_all, lease.fence, units), partial(self._send_heartbeat, path)
-        threads = [threading.Thread(target=self._repeat, args=(job, ended), daemon=True) for job in (send, beat)]
-        for thread in threads:
-            thread.start()
-        try:
-            with lease:
-                yield lease
+            with self._repeated(beat):
+                with self._store_needed():
+                    if read_json(self._directory / _MARK).get("lease") != before:
+                        self._fetch_run()
+                    write_json(self._unsent, {"lease": lease.number, "units": units})
+                    write_json(self._directory / _MARK, {"lease": lease.number}, durable=False)
+                    self._listed = self._store.listings([self._unit]).get(self._unit, {})
+                try:
+                    with self._repeated(send):
+                        yield lease
+                finally:
+                    is_sent = self._attempt(send)
         finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
-            self._attempt(send)
+            lease.release()
+            if self._attempt(beat) and is_sent:
+                self._forget_unsent(lease.number)
+
+    def send_unsent(self) -> None:
+        """Sends what this home recorded of the run, and could not send, unless the run is another holder's by now."""
+        note = read_json(self._unsent)
+        number = note.get("lease", 0)
+        if read_json(self._directory / _MARK).get("lease") != number:
+            self._forget_unsent(number)
+            return
+        lease = newest_lease(self._directory)
+        if lease is None or lease.number != number or lease.is_held():
+            return  # whoever executes the run sends it
+        fence, self._number = Fence(self._directory, number), number
+
+        def send() -> None:
+            self._listed = self._store.listings([self._unit]).get(self._unit, {})
+            self._send_all(fence, note["units"])
+            self._send_heartbeat(fence)
+
+        if self._attempt(send):
+            self._forget_unsent(number)
 
     def fetch_artifact(self, output: Path) -> None:
         """Fetches an artifact into the home, if the store has it. The caller holds the lock of who makes it."""
@@ -135,18 +209,44 @@ class SharedRun:
                 self._store.fetch(path, here)
             publish_directory(aside, output)
 
-    def _give_way(self, lease: Lease) -> NoReturn:
-        """Has the lease of the machine that was first in the place of the home's own. Raises RunBusyError."""
-        lease.release()
-        lease_file(self._directory, lease.number).unlink()
-        self._number = 0
-        self.fetch_leases()
-        raise RunBusyError(f"{self._directory.name} was taken by a worker of another machine just now")
+    @contextlib.contextmanager
+    def _store_needed(self) -> Iterator[None]:
+        """Raises StoreAwayError in the place of what the storage's library raises."""
+        try:
+            yield
+        except (RunBusyError, RpgError, DiskError):
+            raise
+        except Exception as error:
+            raise StoreAwayError(
+                f"{self._directory.name} was not begun: the object store of {VARIABLE} does not answer: {error}"
+            ) from error
 
-    def _fetch_run(self, before: int) -> None:
-        """Makes the home's copy of the run that of the store, unless this home was the last to hold the run."""
+    def _enter(self, lease: Lease) -> None:
+        """Enters the home's new lease into the store, or withdraws it: the numbers in the store have no gaps.
+
+        Raises:
+            RunBusyError: a worker of another machine was first; the home has its lease then.
+            StoreAwayError: the store does not answer.
+        """
+        path, self._number, self._listed = lease_file(self._directory, lease.number), lease.number, {}
+        is_entered = False
+        try:
+            with self._store_needed():
+                is_entered = self._store.create(self._path(path), path.read_bytes())
+        finally:
+            if not is_entered:
+                lease.release()
+                path.unlink()
+                self._number = 0
+        if not is_entered:
+            with self._store_needed():
+                self.fetch_leases()
+            raise RunBusyError(f"{self._directory.name} was taken by a worker of another machine just now")
+
+    def _fetch_run(self) -> None:
+        """Makes the home's copy of the run that of the store, if the store has the run."""
         listed = self._store.listings([self._unit]).get(self._unit)
-        if listed is None or read_json(self._directory / _MARK).get("lease") == before:
+        if listed is None:
             return
         leases = f"{self._unit}/leases/"
         for path in _files(self._home.root, self._unit):
@@ -157,18 +257,46 @@ class SharedRun:
             if not path.startswith(leases) and not (here.is_file() and digest(here) == listed[path].version):
                 self._fetch(path)
 
-    def _repeat(self, job: Callable[[], None], ended: threading.Event) -> None:
-        while not ended.wait(_SECONDS):
-            self._attempt(job)
+    @contextlib.contextmanager
+    def _repeated(self, job: Callable[[], None]) -> Iterator[None]:
+        """Until the end of the block a thread does the job every few seconds."""
+        ended = threading.Event()
 
-    def _attempt(self, job: Callable[[], None]) -> None:
+        def repeat() -> None:
+            while not ended.wait(_SECONDS):
+                self._attempt(job)
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _attempt(self, job: Callable[[], None]) -> bool:
+        """Does a job that the store may refuse now. Returns whether it was done."""
         try:
             job()
         except Exception as error:  # of the storage's library; training goes on without the store
             _log.warning("the object store does not take what %s records: %s", self._directory.name, error)
+            return False
+        return True
 
-    def _send_heartbeat(self, lease: Path) -> None:
-        path = self._path(lease)
+    def _is_taken(self, fence: Fence) -> bool:
+        """Whether another worker has the run, here or elsewhere: its record is the run's now."""
+        self.fetch_leases()
+        return fence.superseded
+
+    def _forget_unsent(self, number: int) -> None:
+        """Removes the note of what is to be sent, unless it is a later holder's."""
+        if read_json(self._unsent).get("lease", 0) == number:
+            self._unsent.unlink(missing_ok=True)
+
+    def _send_heartbeat(self, fence: Fence) -> None:
+        if self._is_taken(fence):
+            return
+        path = self._path(lease_file(self._directory, fence.number))
         sent = self._store.send(self._home.root, path)
         with self._listing:
             if self._listed:
@@ -178,10 +306,12 @@ class SharedRun:
     def _send_all(self, fence: Fence, others: list[str]) -> None:
         for unit in others:
             self._send_unit(unit)
-        if self.fetch_leases() > fence.number:
-            return  # another worker's record is the run's now
         paths = [path for path in _files(self._home.root, self._unit) if Path(path).name not in _OWN]
-        files = self._send_files(paths, self._listed)
+        # Leases last: one that is released says that what was recorded under it is there.
+        paths.sort(key=lambda path: (path.startswith(f"{self._unit}/leases/"), path))
+        files = self._send_files(paths, self._listed, fence)
+        if self._is_taken(fence):
+            return
         with self._listing:
             gone = [path for path in self._listed if path not in files]
             if files != self._listed:
@@ -198,8 +328,12 @@ class SharedRun:
         if files != before:
             self._store.write_listing(unit, files)
 
-    def _send_files(self, paths: list[str], there: _Files) -> _Files:
-        """Sends each file of which the store does not have the content. Returns what the store has then."""
+    def _send_files(self, paths: list[str], there: _Files, fence: Fence | None = None) -> _Files:
+        """Sends each file of which the store does not have the content. Returns what the store has then.
+
+        Args:
+            fence: no more is sent once another worker has the run; None: of files that belong to no run.
+        """
         files: _Files = {}
         for path in paths:
             local = self._home.root / path
@@ -209,10 +343,18 @@ class SharedRun:
                 earlier, same = self._sent.get(path), there.get(path)
                 if earlier is None or earlier[0] != stamp or earlier[1] != same:
                     is_there = same is not None and same.size == status.st_size and digest(local) == same.version
-                    sent = same if same and is_there else self._store.send(self._home.root, path)
+                    if fence and not is_there and self._is_taken(fence):
+                        break
+                    sent = same if same and is_there else self._send(path, same)
                     self._sent[path] = earlier = stamp, sent
                 files[path] = earlier[1]
         return files
+
+    def _send(self, path: str, there: FileVersion | None) -> FileVersion:
+        if there is None or not path.endswith("/experiment.json"):
+            return self._store.send(self._home.root, path)
+        merged = _merged(read_json(self._home.root / path), json.loads(self._store.read(path)))
+        return self._store.write(path, json.dumps(merged, indent=1, ensure_ascii=False).encode())
 
     def _fetch(self, path: str) -> None:
         with replacing(self._home.root / path, durable=False) as aside:
@@ -233,3 +375,24 @@ def _files(root: Path, unit: str) -> list[str]:
         ]
         paths += [f"{inside}/{name}" for name in here]
     return sorted(paths)
+
+
+def _merged(here: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
+    """An experiment's record as two homes have it together, each of which lists the runs that it began.
+
+    All runs count. Those of the newer spec are current, of both homes where they have the same one. What is merged once
+    more stays as it is, so that two workers do not send it back and forth.
+    """
+    newer = max((there, here), key=lambda record: str(record.get("updated_at", "")))
+    merged = newer | {"runs": _union(there, here, "runs")}
+    if here.get("fingerprint") == there.get("fingerprint"):
+        labels = there.get("labels", {})
+        merged |= {
+            "current": _union(there, here, "current"),
+            "labels": labels | here.get("labels", {}) | labels,
+        }
+    return merged
+
+
+def _union(first: dict[str, Any], second: dict[str, Any], key: str) -> list[str]:
+    return list(dict.fromkeys([*first.get(key, []), *second.get(key, [])]))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from pipelines.home import Home
+from pipelines.remote.sharing import keep_sending
 from pipelines.running.run import WORKER
 from pipelines.server.api import auth_string_for
 from pipelines.server.deployments import renew_deployments
@@ -45,4 +46,5 @@ def run_worker(home: Home, url: str, pool: str, limit: int = 1) -> None:
     """Works for the pool until SIGTERM or SIGINT; then the flows under way save and give their runs back."""
     renew_deployments(home, url, pool)
     Reconciliation(home, pool).keep_on(url)
+    keep_sending(home)
     WorkerSupervisor(home, worker_command(pool, limit), worker_environment(home, url, pool)).run()
