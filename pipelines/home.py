@@ -64,6 +64,10 @@ class Home:
         """A study's journal, record and report."""
         return self.root / "studies" / _name(name)
 
+    def study_flow(self, name: str, flow_run_id: str) -> Path:
+        """Where a study's flow run on a server has the lease of the process that executes it."""
+        return self.study(name) / "flow-runs" / _name(flow_run_id)
+
     @contextlib.contextmanager
     def locked(self, name: str, *, waiting: Callable[[], None]) -> Iterator[None]:
         """Holds a lock between processes. If the process that holds it dies, the lock is free.

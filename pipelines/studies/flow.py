@@ -1,22 +1,22 @@
 """A study on a Prefect server: its submission, and the flow run in which a worker does all its trials."""
 
-import signal
+import os
 from collections.abc import Callable
 from datetime import UTC
 from typing import Any
-from uuid import UUID
 
 from prefect import flow, get_run_logger
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Abort
 from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from pipelines.home import Home
+from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.processes.stop import GIVEN_BACK
 from pipelines.running import frozen
-from pipelines.running.outbox import schedule_again
+from pipelines.running.outbox import Outbox
+from pipelines.running.run import WORKER
 from pipelines.server.client import api_url, prefect_client
 from pipelines.server.deployments import POOL, STUDIES, ensure_deployment
 from pipelines.studies.answers.answer import answer
@@ -26,6 +26,9 @@ from pipelines.studies.study import StudyInterruptedError
 from pipelines.studies.workers import StudyStop, work
 from pipelines.submission.submit import flow_run_link, note_idle_pool
 from specs.study_document import StudyDocument
+
+_CLOSE_SECONDS = 5.0
+"""How long a flow that ends waits for the server at most."""
 
 
 @flow(name="rpg-study", flow_run_name="{name}", validate_parameters=False, persist_result=False)
@@ -39,16 +42,39 @@ def run_study_flow(name: str, document: str | dict[str, Any]) -> "State[Any]":
     """
     given = frozen.fetch(document) if isinstance(document, str) else document
     home, study = Home.from_environment(), StudyDocument.from_json(given)
+    outbox = Outbox(home, this_flow_run.id)
+    outbox.start()
     # A flow run that waited in the queue while the study was cancelled is cancelled with it.
     asked_for = this_flow_run.scheduled_start_time.astimezone(UTC).isoformat(timespec="milliseconds")
-    stop = StudyStop(home, study.study.name, asked_for)
+    directory = home.study_flow(study.study.name, this_flow_run.id)
+    try:
+        with acquire(directory, worker=os.environ.get(WORKER, "")) as lease:
+            stop = StudyStop(home, study.study.name, asked_for, outbox=outbox, lease=lease)
+            ending = _work(name, study, home, stop)
+            goes_on = stop.goes_on if ending is None else ""
+    except RunBusyError:
+        outbox.close(_CLOSE_SECONDS)
+        raise Abort(f"another process executes this flow run of {name}") from None
+    except BaseException:
+        outbox.close(_CLOSE_SECONDS)
+        raise
+    if not outbox.close(_CLOSE_SECONDS, schedule=goes_on == GIVEN_BACK):
+        raise Abort("the Prefect server does not answer; what it was not told is kept for it")
+    if ending is None:
+        raise Abort(goes_on)
+    return ending
+
+
+def _work(name: str, study: StudyDocument, home: Home, stop: StudyStop) -> "State[Any] | None":
+    """Does what is left of the study and returns the flow's last state.
+
+    None where the state on the server has to stay, because the flow run goes on later: `StudyStop.goes_on`.
+    """
     try:
         data = work(study, home, stop, say=get_run_logger().info)
     except StudyInterruptedError:
-        if stop.signalled is signal.SIGTERM:  # The worker is being stopped: another one goes on.
-            with get_client(sync_client=True) as client:
-                schedule_again(client, UUID(this_flow_run.id), GIVEN_BACK)
-            raise Abort(GIVEN_BACK) from None
+        if stop.goes_on:
+            return None
         return Cancelled(message=f"{name} goes on from here when it is submitted again")
     record = StudyRecord.of(data)
     write_study_report(home, record.name)

@@ -3,15 +3,19 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pipelines.home import Home
-from pipelines.processes.stop import GRACE_SECONDS, Stop, StopRequest
+from pipelines.processes.lease import Lease
+from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, Stop, StopRequest
 from pipelines.running.experiment import RunOutcome, execute_experiment
+from pipelines.running.outbox import Outbox
 from pipelines.running.progress import RunsReporter
 from pipelines.server.api import client_settings
 from pipelines.studies.answers.dashboard import publish_study
@@ -25,24 +29,49 @@ from specs.study_document import StudyDocument
 
 _NUMBER = "RPG_STUDY_WORKER"
 _END_SECONDS = 60.0
+_TAKEN_OVER = "another process has taken the study's flow run over"
 
 
 class StudyStop(Stop):
-    """Asked to stop by a signal, a request for the run, or a request for the whole study that came after it began.
+    """Asked to stop by a signal, a request for the run, or a request for the whole study that came after it began; in a
+    flow also by what the server says of the flow run, and when another process has taken it over.
 
     Args:
         began: when the worker was asked for, UTC, ISO-8601; empty: now.
+        outbox: of the study's flow run; None: the study is no flow.
+        lease: on the study's flow run.
     """
 
-    def __init__(self, home: Home, study: str, began: str = "") -> None:
+    def __init__(
+        self, home: Home, study: str, began: str = "", *, outbox: Outbox | None = None, lease: Lease | None = None
+    ) -> None:
         super().__init__()
         self._request = home.study(study) / "cancel.json"
         self._began = began or now()
+        self._outbox = outbox
+        self._lease = lease
+        self._on_server: StopRequest | None = None
+        """The first request from the server. It holds where the flow run is resumed before the study has stopped."""
+
+    @property
+    def goes_on(self) -> str:
+        """Why the study's flow run goes on later without being submitted again; empty: it does not."""
+        if self._lease is not None and self._lease.superseded:
+            return _TAKEN_OVER
+        if self._on_server is not None:
+            return self._on_server.reason if self._on_server.status == "pending" else ""
+        return GIVEN_BACK if self.signalled is signal.SIGTERM else ""
 
     def requested(self, run_directory: Any = None) -> StopRequest | None:
-        """See Stop."""
+        """See Stop. A trial under way is cancelled on record, whatever becomes of the study: the study takes it up."""
+        if self._outbox is not None:
+            self._on_server = self._on_server or self._outbox.request
         if request := super().requested(run_directory):
             return request
+        if self._lease is not None and self._lease.superseded:
+            return StopRequest(_TAKEN_OVER, GRACE_SECONDS, whole_command=True)
+        if self._on_server is not None:
+            return replace(self._on_server, whole_command=True, status="cancelled")
         cancelled = read_json(self._request)
         if cancelled.get("requested_at", "") > self._began:
             return StopRequest("cancelled with its study", cancelled["grace"], whole_command=True)

@@ -85,7 +85,8 @@ class Reconciliation:
                 with self._failure_noted(flow_run):
                     settle(client, flow_run, processes.get(str(flow_run.id)))
         for flow in dead:
-            forget(self._home, flow)
+            if not self._is_open(client, UUID(flow.flow_run_id)):
+                forget(self._home, flow)
 
     @contextlib.contextmanager
     def _failure_noted(self, flow_run: "FlowRun") -> Iterator[None]:
@@ -162,13 +163,37 @@ class Reconciliation:
         self._set(client, flow_run, ending)
 
     def _settle_study(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
-        """A study's flow is known by its process only, so that another host's is left alone."""
-        if process is None or process.is_alive:
+        """By the lease that its flow holds. Scheduled again, a study that is done or cancelled ends at once."""
+        # Its parameter is "study NAME".
+        study = str(flow_run.parameters.get("name", "")).removeprefix("study ")
+        directory = self._home.study_flow(study, str(flow_run.id))
+        lease, state = newest_lease(directory), _state(flow_run)
+        if lease is None and process is None:
+            return  # Of a worker with a home of its own.
+        if self._watch.is_executed(directory, {}):
+            if state.is_crashed() or (state.is_pending() and _age(state) > _STARTING):
+                from prefect.states import Running
+
+                self._set(client, flow_run, Running())
             return
-        if _state(flow_run).is_cancelling():
+        if (process and process.is_at_work) or _may_settle_by_itself(state, lease):
+            return
+        if state.is_cancelling():
             self._set(client, flow_run, _ending("cancelled", _GONE))
+        elif state.is_crashed() and lease is not None and lease.released:
+            return  # The flow has ended by itself: its log says why.
         elif self._unchanged(client, flow_run):
             schedule_again(client, flow_run.id, _GONE)
+
+    def _is_open(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:
+        """Whether a flow run still waits to be settled, by this worker later or by one of its own pool."""
+        from prefect.exceptions import ObjectNotFound
+
+        try:
+            state = _state(client.read_flow_run(flow_run_id))
+        except ObjectNotFound:
+            return False
+        return state.is_pending() or state.is_running() or state.is_cancelling()
 
     def _cancel_on_record(self, run_id: str) -> None:
         with contextlib.suppress(RunBusyError), acquire(self._home.run(run_id), watched=True) as lease:

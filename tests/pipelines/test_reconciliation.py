@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.reap import ProcessRecord
 from pipelines.server.api import EmbeddedServer
 from pipelines.server.client import prefect_client
-from pipelines.server.deployments import EXPERIMENTS, POOL, ensure_deployment
+from pipelines.server.deployments import EXPERIMENTS, POOL, STUDIES, ensure_deployment
 from pipelines.workers.flow_process import FlowProcess
 from pipelines.workers.reconciliation import Reconciliation
 from rpg.files import read_json, write_json
@@ -49,6 +50,21 @@ class Site:
         for entered in (Running(), state):
             self.client.set_flow_run_state(created.id, entered, force=True)
         return run_id, created.id
+
+    def study_flow_run(self, state: State[Any], *, pool: str = POOL) -> tuple[Path, UUID]:
+        """A flow run of a study: the directory of its lease, and its id."""
+        deployment = ensure_deployment(self.client, STUDIES, pool)
+        parameters = {"name": "study clips", "document": "0"}
+        created = self.client.create_flow_run_from_deployment(deployment, parameters=parameters)
+        for entered in (Running(), state):
+            self.client.set_flow_run_state(created.id, entered, force=True)
+        return self.home.study_flow("clips", str(created.id)), created.id
+
+    def dead_process(self, flow_run_id: UUID) -> Path:
+        """The note of a flow of this host that was killed."""
+        note = self.home.prefect / "flows" / f"{flow_run_id}.json"
+        write_json(note, asdict(ProcessRecord.of(os.getpid(), "flow")) | {"host": socket.gethostname(), "started": "0"})
+        return note
 
     def record(self, run_id: str, status: str, flow_run_id: UUID | None) -> Path:
         directory = self.home.run(run_id)
@@ -163,6 +179,44 @@ def test_a_flow_run_that_makes_no_sense_does_not_keep_others_from_being_settled(
     site.dead_lease(site.record(run_id, "finished", flow_run_id))
     site.compare()
     assert (site.state(senseless), site.state(flow_run_id)) == ("RUNNING", "COMPLETED")
+
+
+def test_a_study_whose_process_is_gone_is_scheduled_again_by_any_worker_of_its_pool(site: Site) -> None:
+    directory, flow_run_id = site.study_flow_run(Running())
+    site.dead_lease(directory)
+    site.compare()
+    assert site.state(flow_run_id) == "SCHEDULED"
+
+
+def test_a_study_that_nobody_executes_is_cancelled(site: Site) -> None:
+    directory, flow_run_id = site.study_flow_run(Cancelling())
+    with acquire(directory):
+        site.compare()
+        assert site.state(flow_run_id) == "CANCELLING", "its flow is at work, and notices by itself"
+    directory, flow_run_id = site.study_flow_run(Cancelling())
+    site.dead_lease(directory)
+    site.compare()
+    assert site.state(flow_run_id) == "CANCELLED"
+
+
+def test_a_study_that_has_just_ended_gets_time_to_tell_the_server(site: Site) -> None:
+    for seconds_ago, state in ((0, "CANCELLING"), (20, "CANCELLED")):
+        directory, flow_run_id = site.study_flow_run(Cancelling())
+        at = (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat()
+        write_json(directory / "leases/0001.json", GONE | {"number": 1, "at": at, "released": True})
+        site.compare()
+        assert site.state(flow_run_id) == state
+
+
+def test_the_note_of_a_dead_flow_is_kept_until_its_own_pool_has_settled_it(site: Site) -> None:
+    directory, flow_run_id = site.study_flow_run(Running(), pool="other")
+    site.dead_lease(directory)
+    note = site.dead_process(flow_run_id)
+    site.compare()
+    assert note.exists()
+    Reconciliation(site.home, "other").compare(site.client)
+    assert site.state(flow_run_id) == "SCHEDULED"
+    assert not note.exists()
 
 
 def test_a_flow_that_was_stopped_runs_and_is_not_at_work() -> None:

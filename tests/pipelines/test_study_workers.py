@@ -19,11 +19,15 @@ from postgres import BINARIES, Postgres, postgres
 from tiny_study import Evaluator, load_study, write_study
 
 from pipelines.home import Home
+from pipelines.processes.lease import acquire
+from pipelines.processes.stop import StopRequest
+from pipelines.running.outbox import SUSPENDED, Outbox
 from pipelines.studies import storage
 from pipelines.studies.study import run_study
 from pipelines.studies.trials import SILENT_SECONDS, Work, Worker
 from pipelines.studies.workers import StudyStop, request_study_cancel
-from rpg.files import now, read_json
+from rpg.files import now, read_json, write_json
+from rpg.processes.fence import lease_file
 from specs import SpecError, load_study_document
 from specs.document import Document
 
@@ -195,6 +199,39 @@ def test_a_request_to_cancel_is_for_the_workers_that_it_met(home: Home) -> None:
     assert (request.grace, request.whole_command) == (3, True)
     time.sleep(0.01)
     assert StudyStop(home, "clips").requested() is None, "the next call goes on"
+
+
+def test_a_study_stops_when_its_flow_run_is_cancelled_on_the_server(home: Home) -> None:
+    outbox = Outbox(home, None)
+    stop = StudyStop(home, "clips", outbox=outbox)
+    assert stop.requested() is None
+    outbox.request = StopRequest("cancelled", 5.0, whole_command=False)
+    request = stop.requested(home.run("clips-s0"))
+    assert request is not None
+    assert request.whole_command, "no further trial is begun"
+    assert stop.goes_on == ""
+
+
+def test_a_suspended_study_goes_on_when_it_is_resumed_even_before_it_has_stopped(home: Home) -> None:
+    outbox = Outbox(home, None)
+    stop = StudyStop(home, "clips", outbox=outbox)
+    outbox.request = StopRequest(SUSPENDED, 5.0, whole_command=False, status="pending")
+    request = stop.requested()
+    assert request is not None
+    assert request.status == "cancelled", "the trial's own flow run is not to be scheduled"
+    outbox.request = None
+    assert stop.requested() == request
+    assert stop.goes_on == SUSPENDED
+
+
+def test_a_study_that_another_process_has_taken_over_stops(home: Home) -> None:
+    directory = home.study_flow("clips", "0")
+    with acquire(directory) as lease:
+        stop = StudyStop(home, "clips", lease=lease)
+        assert stop.requested() is None
+        write_json(lease_file(directory, lease.number + 1), {})
+        assert stop.requested() is not None
+        assert stop.goes_on
 
 
 def outage(server: Postgres, seconds: float) -> None:
