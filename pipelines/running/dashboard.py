@@ -43,7 +43,7 @@ def plan_markdown(run: RunPlan) -> str:
 def publish_experiment(execution: RunExecution) -> None:
     """The page of the run's experiment, as its runs stand now."""
     experiment = execution.plan.experiment.name
-    if page := experiment_markdown(execution.home, experiment):
+    if page := experiment_markdown(execution.home, experiment, execution.outbox.record_url or ""):
         execution.outbox.artifact(experiment, "markdown", page, f"Runs of {experiment}")
 
 
@@ -70,7 +70,9 @@ def publish_learning_curve(execution: RunExecution) -> None:
         curves.setdefault(heading, []).append((step, value))
     charts = [curve_mermaid(points, heading) for heading, points in curves.items()]
     if charts:
-        text = "\n\n".join(["# Learning curve", *charts])
+        record_url = execution.outbox.record_url
+        links = [f"[Report of the run]({record_url}/runs/{execution.run_id})"] if record_url else []
+        text = "\n\n".join(["# Learning curve", *charts, *links])
         execution.outbox.artifact(key(execution, "learning-curve"), "markdown", text, REWARD.heading)
 
 

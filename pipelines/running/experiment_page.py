@@ -1,16 +1,34 @@
 """An experiment's page on the dashboard: its runs, how they stand, what they came to, and links to all of it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipelines.home import Home
 from pipelines.runs import status_of
 from rpg.files import read_json
 from storage import Store
 
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
-def experiment_markdown(home: Home, experiment: str) -> str:
-    """The page, made from the record in this home; empty where it does not know the experiment."""
+RECORD_VARIABLE = "rpg_record"
+"""The Prefect variable that names the place of the workers' record: a URL of its web application, or of a store."""
+
+
+def record_pages(client: "SyncPrefectClient") -> str:
+    """The URL of the web application with the record's report pages; empty where the server names none."""
+    variable = client.read_variable_by_name(RECORD_VARIABLE)
+    place = "" if variable is None else str(variable.value)
+    return place.rstrip("/") if place.startswith(("http://", "https://")) else ""
+
+
+def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> str:
+    """The page, made from the record in this home; empty where it does not know the experiment.
+
+    Args:
+        record_url: of the web application whose report pages it leads to; empty: it names their files.
+    """
     record = read_json(home.experiment(experiment) / "experiment.json")
     run_ids: list[str] = record.get("current", [])
     if not run_ids:
@@ -23,19 +41,18 @@ def experiment_markdown(home: Home, experiment: str) -> str:
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     lines = [f"# {experiment}", "", *([record["question"], ""] if record.get("question") else [])]
     lines += [f"{len(run_ids)} runs: {counts}", ""]
-    if (home.experiment(experiment) / "report.html").is_file():
-        lines += [f"Report of all runs: `experiments/{experiment}/report.html` in the home", ""]
+    if set(statuses) != {"pending"}:
+        lines += [_report("Report of all runs", home.experiment(experiment), record_url), ""]
     headings = ["run", "status", *varied, "seed", *datasets, "report"]
     lines += [_row(headings), _row(["---"] * len(headings))]
     for run_id, run, status in zip(run_ids, runs, statuses, strict=True):
-        page = home.run(run_id) / "report.html"
         cells = [
             _linked(run_id, read_json(home.run(run_id) / "state.json")),
             status,
             *(str(run.get("values", {}).get(path, "")) for path in varied),
             str(run.get("seed", "")),
             *_shown(accuracies.get(run_id, {}), datasets),
-            f"`runs/{run_id}/report.html`" if page.is_file() else "",
+            "" if status == "pending" else _report("report", home.run(run_id), record_url),
         ]
         lines.append(_row(cells))
     return "\n".join(lines)
@@ -62,6 +79,14 @@ def _linked(run_id: str, state: Mapping[str, Any]) -> str:
     """The run's id, which leads to its flow run's page on the same dashboard."""
     flow_run = state.get("flow_run_id")
     return f"[{run_id}](/v2/runs/flow-run/{flow_run})" if flow_run else run_id
+
+
+def _report(text: str, directory: Path, record_url: str) -> str:
+    """A link to the report of a run or an experiment, or the name of its file; empty where there is neither."""
+    unit = f"{directory.parent.name}/{directory.name}"
+    if record_url:
+        return f"[{text}]({record_url}/{unit})"
+    return f"{text}: `{unit}/report.html`" if (directory / "report.html").is_file() else ""
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 
 from pipelines.home import Home
 from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, StopRequest
+from pipelines.running.experiment_page import record_pages
 from rpg.files import read_json, write_json
 from specs.secrets import hide
 
@@ -59,6 +60,8 @@ class Outbox:
         self.flow_run_id = flow_run_id
         self.request: StopRequest | None = None
         """Set when the flow run was cancelled, paused or suspended on the server."""
+        self.record_url: str | None = None
+        """Of the record's report pages; empty where the server names none, None until it has answered."""
         self._file = unsent_file(home, flow_run_id or "")
         self._lock = threading.Lock()
         self._messages: dict[str, Message] = {}
@@ -157,6 +160,8 @@ class Outbox:
                 last_round = self._closing.is_set()
                 try:
                     self._ask(client, flow_run_id)
+                    if self.record_url is None:
+                        self.record_url = record_pages(client)
                     self._send_all(client)
                     if last_round and self._schedule:
                         schedule_again(client, flow_run_id, GIVEN_BACK)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 from pipelines.home import Home
+from pipelines.running.experiment_page import RECORD_VARIABLE
 from pipelines.server.client import prefect_client
 
 if TYPE_CHECKING:
@@ -15,10 +16,6 @@ POOL = "rpg"
 """The work pool of what `rpg up` starts."""
 Priority = Literal["high", "normal", "low"]
 """Which flow runs of a pool the workers take first."""
-
-
-RECORD_VARIABLE = "rpg_record"
-"""The Prefect variable that names the place of the workers' record: a URL of its web application, or of a store."""
 
 
 @dataclass(frozen=True, slots=True)

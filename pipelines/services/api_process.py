@@ -5,9 +5,36 @@ Prefect's own `server start --workers`: its processes outlive a killed parent an
 start it again.
 """
 
+import os
 import socket
+from urllib.parse import urlsplit
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+def create_app() -> ASGIApp:
+    """Prefect's API and dashboard, whose pages a browser keeps from asking any other site for anything.
+
+    With analytics switched off, the dashboard still asks its analytics company for settings at every page.
+    """
+    from prefect.server.api.server import create_app as create_prefect_app
+
+    app = create_prefect_app()
+    api = urlsplit(os.environ.get("PREFECT_SERVER_UI_API_URL", ""))
+    own = f"'self' {api.scheme}://{api.netloc}" if api.netloc else "'self'"
+    policy = f"default-src {own} 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'none'; base-uri 'none'"
+
+    async def confined(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_confined(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                header = (b"content-security-policy", policy.encode())
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        await app(scope, receive, send_confined)
+
+    return confined
 
 
 def main() -> None:
@@ -15,7 +42,7 @@ def main() -> None:
     # Built from the descriptor, the socket knows that it is TCP; `uvicorn --fd` would not, and delay small answers.
     with socket.socket(fileno=0) as listener:
         config = uvicorn.Config(
-            "prefect.server.api.server:create_app",
+            "pipelines.services.api_process:create_app",
             factory=True,
             lifespan="on",
             log_level="warning",
