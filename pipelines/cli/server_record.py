@@ -10,9 +10,8 @@ from pipelines.home import Home
 from pipelines.remote.mirror import SMALL, Mirror, mirror_home, open_source
 from pipelines.remote.record_files import is_recorded
 from pipelines.remote.sources import Source
-from pipelines.running.experiment_page import RECORD_VARIABLE
 from pipelines.server.client import api_url, prefect_client
-from pipelines.server.deployments import EXPERIMENTS
+from pipelines.server.deployments import EXPERIMENTS, RECORD_VARIABLE
 from rpg.files import write_json
 from specs.errors import Issue, SpecError
 

@@ -2,25 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.home import Home
 from pipelines.runs import status_of
 from rpg.files import read_json
 from storage import Store
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-
-RECORD_VARIABLE = "rpg_record"
-"""The Prefect variable that names the place of the workers' record: a URL of its web application, or of a store."""
-
-
-def record_pages(client: "SyncPrefectClient") -> str:
-    """The URL of the web application with the record's report pages; empty where the server names none."""
-    variable = client.read_variable_by_name(RECORD_VARIABLE)
-    place = "" if variable is None else str(variable.value)
-    return place.rstrip("/") if place.startswith(("http://", "https://")) else ""
 
 
 def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> str:

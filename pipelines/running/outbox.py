@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 
 from pipelines.home import Home
 from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, StopRequest
-from pipelines.running.experiment_page import record_pages
+from pipelines.server.deployments import record_pages
 from rpg.files import read_json, write_json
 from specs.secrets import hide
 

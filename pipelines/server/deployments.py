@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 from pipelines.home import Home
-from pipelines.running.experiment_page import RECORD_VARIABLE
 from pipelines.server.client import prefect_client
 
 if TYPE_CHECKING:
@@ -16,6 +15,8 @@ POOL = "rpg"
 """The work pool of what `rpg up` starts."""
 Priority = Literal["high", "normal", "low"]
 """Which flow runs of a pool the workers take first."""
+RECORD_VARIABLE = "rpg_record"
+"""The Prefect variable that names the place of the workers' record: a URL of its web application, or of a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +140,10 @@ def name_record(home: Home, url: str, place: str) -> None:
             client.create_variable(VariableCreate(name=RECORD_VARIABLE, value=place))
         elif str(present.value).startswith("http://127.0.0.1:"):
             client.update_variable(VariableUpdate(name=RECORD_VARIABLE, value=place))
+
+
+def record_pages(client: "SyncPrefectClient") -> str:
+    """The URL of the web application with the record's report pages; empty where the server names none."""
+    variable = client.read_variable_by_name(RECORD_VARIABLE)
+    place = "" if variable is None else str(variable.value)
+    return place.rstrip("/") if place.startswith(("http://", "https://")) else ""

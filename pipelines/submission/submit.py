@@ -10,12 +10,20 @@ from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.running import frozen
 from pipelines.running.experiment import flow_run_name, flow_tags
-from pipelines.running.experiment_page import experiment_markdown, record_pages
+from pipelines.running.experiment_page import experiment_markdown
 from pipelines.running.run import register_experiment, register_runs
 from pipelines.runs import status_of
 from pipelines.server.api import running_services
 from pipelines.server.client import api_url, prefect_client
-from pipelines.server.deployments import EXPERIMENTS, POOL, Priority, ensure_deployment, ensure_queue, workers_of
+from pipelines.server.deployments import (
+    EXPERIMENTS,
+    POOL,
+    Priority,
+    ensure_deployment,
+    ensure_queue,
+    record_pages,
+    workers_of,
+)
 from pipelines.state import RunState
 from pipelines.submission.notices import ensure_notices
 from specs.errors import Issue, SpecError

@@ -21,7 +21,7 @@ from server_profile import ServerLab
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.services.server import answers, running_services
+from pipelines.server.api import answers, running_services
 from pipelines.web.app import make_app
 
 CHROMIUM = shutil.which("chromium")
