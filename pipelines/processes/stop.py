@@ -57,12 +57,14 @@ class Stop:
         Args:
             run_directory: of the run that asks; without one, only signals count.
         """
-        if self._signal is signal.SIGTERM and self._gives_back:
-            return StopRequest(GIVEN_BACK, GRACE_SECONDS, whole_command=True, status="pending")
-        if self._signal is not None:
+        gives_back = self._signal is signal.SIGTERM and self._gives_back
+        if self._signal is not None and not gives_back:
             return StopRequest(f"interrupted by {self._signal.name}", GRACE_SECONDS, whole_command=True)
+        # Before a give-back: a run that is to be cancelled must not be begun again by another worker.
         if run_directory is not None and (request := read_json(run_directory / "cancel.json")):
-            return StopRequest("cancelled", float(request.get("grace", GRACE_SECONDS)), whole_command=False)
+            return StopRequest("cancelled", float(request.get("grace", GRACE_SECONDS)), whole_command=gives_back)
+        if gives_back:
+            return StopRequest(GIVEN_BACK, GRACE_SECONDS, whole_command=True, status="pending")
         return None
 
     @property

@@ -35,6 +35,7 @@ from pipelines.running.outbox import SUSPENDED, Outbox
 from pipelines.running.progress import training_line
 from pipelines.running.run import RunExecution
 from pipelines.running.stages import StageOutcome, perform_stage
+from pipelines.state import RunState
 from rpg.files import read_json
 from rpg.processes.fence import SupersededError
 from rpg.processes.redacted_log import redact_log_records
@@ -92,17 +93,28 @@ def execute_run(name: str, run_id: str, document: str | dict[str, Any], until: i
         until: see RunExecution.
     """
     redact_log_records()
-    execution = _handed_over.get()
-    if execution is None:
-        home, stop = Home.from_environment(), Stop(gives_back=True)
-        given = frozen.fetch(document) if isinstance(document, str) else document
-        execution = RunExecution(Document.from_json(given), run_id, home, stop=stop, until=until)
+    handed_over = _handed_over.get()
+    stop = handed_over.stop if handed_over else Stop(gives_back=True)
+    # First of all: to Prefect's own handler a signal is a crash, and the run would not be given back.
+    with _signals_noted(stop):
+        execution = handed_over or _prepare(run_id, document, until, stop)
+        return _execute(execution, name)
+
+
+def _prepare(run_id: str, document: str | dict[str, Any], until: int, stop: Stop) -> RunExecution:
+    """The execution that a worker was given, as `execute_run` has its parameters."""
+    home = Home.from_environment()
+    given = frozen.fetch(document) if isinstance(document, str) else document
+    return RunExecution(Document.from_json(given), run_id, home, stop=stop, until=until)
+
+
+def _execute(execution: RunExecution, name: str) -> "State[Any]":
+    """Executes the run, and tells the server. Returns the flow's last state; raises Abort where that has to stay."""
     execution.outbox = Outbox(execution.home, this_flow_run.id)
     execution.outbox.start()
-    execution.outbox.log(f"{run_id}: {name}")
+    execution.outbox.log(f"{execution.run_id}: {name}")
     try:
-        with _signals_noted(execution):
-            ending = _hold_and_execute(execution, _do_as_task)
+        ending = _hold_and_execute(execution, _do_as_task)
         _show(execution, dashboard.publish_experiment)
     except BaseException:
         execution.outbox.close(_CLOSE_SECONDS)
@@ -114,9 +126,9 @@ def execute_run(name: str, run_id: str, document: str | dict[str, Any], until: i
     return ending
 
 
-def _signals_noted(execution: RunExecution) -> contextlib.AbstractContextManager[None]:
+def _signals_noted(stop: Stop) -> contextlib.AbstractContextManager[None]:
     if threading.current_thread() is threading.main_thread():
-        return execution.stop.on_signals()
+        return stop.on_signals()
     return contextlib.nullcontext()
 
 
@@ -131,7 +143,9 @@ def _hold_and_execute(execution: RunExecution, do: DoStage) -> "State[Any] | Non
             return _execute_and_record(execution, do)
     except RunBusyError as busy:
         execution.error = busy
-        same_flow_run = execution.state.record["flow_run_id"] == execution.outbox.flow_run_id
+        # As it is now: whoever executes the run may have begun since this execution was planned.
+        holder = RunState(execution.home, execution.run_id).record["flow_run_id"]
+        same_flow_run = holder == execution.outbox.flow_run_id
         return None if same_flow_run else Failed(name="Busy", message=str(busy))
     except SupersededError as superseded:
         execution.error = superseded
@@ -266,12 +280,15 @@ def _wait_before_retry(execution: RunExecution, stage: StagePlan) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """An error's text for the record: a user's mistake as the user sees it, of any other error its message."""
+    """An error's text for the record: a user's mistake as the user sees it, of any other error its message.
+
+    Without NUL, which a process may print and PostgreSQL takes in no text.
+    """
     if isinstance(error, SpecError):
         from specs.errors import render
 
-        return hide(render(error.issues, done=error.done))
-    return hide(str(error)) or type(error).__name__
+        return hide(render(error.issues, done=error.done)).replace("\0", "")
+    return hide(str(error)).replace("\0", "") or type(error).__name__
 
 
 class _StageReporter:

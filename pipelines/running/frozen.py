@@ -5,6 +5,7 @@ A flow run's parameters are listed whole wherever flow runs are listed, and the 
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+
+_FETCH_SECONDS = 300.0
+"""How long a flow that is to begin asks a server that does not answer for its document."""
+_PAUSE_SECONDS = 2.0
 
 
 def digest_of(frozen: Mapping[str, Any]) -> str:
@@ -34,19 +39,35 @@ def send(client: "SyncPrefectClient", frozen: Mapping[str, Any], description: st
 def fetch(digest: str) -> dict[str, Any]:
     """The frozen document with this digest, from the server that this process reports to.
 
+    A server that is away, or in trouble (an HTTP status from 500), is asked again for some minutes.
+
     Raises:
         SpecError: the server does not have it, or has another content under its name.
     """
-    from prefect.client.orchestration import get_client
-
-    with get_client(sync_client=True) as client:
-        artifacts = _artifacts(client, digest)
+    artifacts = _read_patiently(digest)
     for artifact in artifacts:
         if isinstance(artifact.data, str) and hashlib.sha256(artifact.data.encode()).hexdigest() == digest:
             frozen: dict[str, Any] = json.loads(artifact.data)
             return frozen
     state = "holds another content" if artifacts else "was deleted from the server"
     raise SpecError(Issue(f"the artifact {_key(digest)}, the frozen spec, {state}", hint="submit the spec again"))
+
+
+def _read_patiently(digest: str) -> list[Any]:
+    """The artifacts of a digest. Raises what the client raises where the server refuses, or answers too late."""
+    import httpx
+    from prefect.client.orchestration import get_client
+
+    deadline = time.monotonic() + _FETCH_SECONDS
+    while True:
+        try:
+            with get_client(sync_client=True) as client:
+                return _artifacts(client, digest)
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+            if refused or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _artifacts(client: "SyncPrefectClient", digest: str) -> list[Any]:

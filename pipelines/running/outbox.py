@@ -226,13 +226,23 @@ def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
     """Sends one message. Returns the id of an artifact."""
     from prefect.client.schemas.actions import ArtifactCreate, LogCreate
 
+    fields = _without_nul(message.fields)
     if message.kind == "log":
-        client.create_logs([LogCreate.model_validate(message.fields)])
+        client.create_logs([LogCreate.model_validate(fields)])
         return None
     if message.kind == "event":
-        client.request("POST", "/events", json=[message.fields])
+        client.request("POST", "/events", json=[fields])
         return None
-    return client.create_artifact(ArtifactCreate.model_validate(message.fields)).id
+    return client.create_artifact(ArtifactCreate.model_validate(fields)).id
+
+
+def _without_nul(value: Any) -> Any:
+    """Plain data without NUL characters, which a process may print and PostgreSQL takes in no text."""
+    if isinstance(value, str):
+        return value.replace("\0", "")
+    if isinstance(value, dict):
+        return {_without_nul(key): _without_nul(item) for key, item in value.items()}
+    return [_without_nul(item) for item in value] if isinstance(value, list) else value
 
 
 def schedule_again(client: "SyncPrefectClient", flow_run_id: UUID, reason: str) -> None:

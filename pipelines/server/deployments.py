@@ -64,26 +64,34 @@ SCHEDULES = Deployment(
 def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool: str = POOL) -> UUID:
     """Makes the work pool and the deployment where they are missing. Returns the deployment's id.
 
-    A deployment that names another entrypoint or command, as an earlier version of this code did, is written anew, so
-    that flow runs which were scheduled for it can run.
+    A deployment that names another entrypoint or command, as an earlier version of this code did, is brought up to
+    date, so that flow runs which were scheduled for it can run. It keeps the schedules that somebody may have given it.
     """
-    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
     name = deployment.name_in(pool)
     try:
         present = client.read_deployment_by_name(f"{deployment.flow}/{name}")
-        # Not written anew without need: that takes away the schedules that somebody may have given it.
-        written = (present.entrypoint, present.work_pool_name, present.job_variables)
-        if written == (deployment.entrypoint, pool, deployment.job):
-            return present.id
     except ObjectNotFound:
-        pass
+        present = None
+    written = (present.entrypoint, present.work_pool_name, present.job_variables) if present else None
+    if present and written == (deployment.entrypoint, pool, deployment.job):
+        return present.id
     try:
         client.read_work_pool(pool)
     except ObjectNotFound:
         with contextlib.suppress(ObjectAlreadyExists):  # Another command or worker was first.
             client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    if present:  # To create it again would take away its schedules.
+        current = DeploymentUpdate(
+            entrypoint=deployment.entrypoint,
+            work_pool_name=pool,
+            job_variables=deployment.job,
+            description=deployment.description,
+        )
+        client.update_deployment(present.id, current)
+        return present.id
     return client.create_deployment(
         flow_id=client.create_flow_from_name(deployment.flow),
         name=name,

@@ -133,6 +133,8 @@ def _wait_for_end(home: Home, run_id: str, grace: float) -> str:
         if time.monotonic() > deadline:
             return _give_up(home, run_id)
         time.sleep(0.1)
+    if _is_submitted(state):  # Its worker was stopped at the same time, and gave it back to the queue.
+        return _cancel_submitted(home, state, grace)
     return ending(run_id, state.status)
 
 

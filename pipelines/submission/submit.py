@@ -94,8 +94,10 @@ def submit_document(
             register_runs(home, document, runs, durable=False)
             flow_run_ids = _create_flow_runs(client, deployment, queue, digest, runs)
             for run, flow_run_id in zip(runs, flow_run_ids, strict=True):
-                if status_of(home, run.run_id) != "running":
-                    RunState(home, run.run_id).submitted(flow_run_id, url)
+                state = RunState(home, run.run_id)
+                is_begun = state.record["flow_run_id"] == flow_run_id  # a worker may have done all of it by now
+                if not is_begun and status_of(home, run.run_id) != "running":
+                    state.submitted(flow_run_id, url)
                 link = flow_run_link(home, url, flow_run_id)
                 submitted.append(Submitted(run.run_id, flow_run_name(run), flow_run_id, link))
         _publish_page(client, home, document.experiment.name)

@@ -77,6 +77,11 @@ def flow_processes(home: Home) -> list[FlowProcess]:
     return flows
 
 
+def is_noted(home: Home, flow_run_id: str) -> bool:
+    """Whether a worker of this home, on any host, began the flow run, and no process of it is known to have ended."""
+    return (_directory(home) / f"{flow_run_id}.json").exists()
+
+
 def forget(home: Home, flow: FlowProcess) -> None:
     """Removes the note of a flow that has ended, unless it is another attempt's by now."""
     path = _directory(home) / f"{flow.flow_run_id}.json"
@@ -120,7 +125,7 @@ def main() -> None:
     if flow.is_orphan:  # The worker was stopped before it could know of this flow.
         process.terminate()
     code = process.wait()
-    if code >= 0:  # else reconciliation settles its flow run by this note
+    if code == 0:  # else reconciliation settles by this note what the server was not told
         forget(home, flow)
     sys.exit(max(code, 0))
 

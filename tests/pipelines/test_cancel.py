@@ -5,6 +5,8 @@ import signal
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from typing import NoReturn
+from uuid import uuid4
 
 import pytest
 from live import ELSEWHERE, Lab, finished, wait_for
@@ -13,6 +15,7 @@ from pipelines.home import Home
 from pipelines.processes import lease as leases
 from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.stop import Stop, clear_request, request_cancel
+from pipelines.running.flow import execute_run
 from pipelines.state import RunState
 from pipelines.submission import cancel
 from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_run
@@ -31,6 +34,30 @@ def test_a_request_is_for_one_run_and_carries_its_grace(tmp_path):
     assert stop.requested(home.run("run-2")) is None
     clear_request(home.run("run-1"))
     assert stop.requested(home.run("run-1")) is None
+
+
+def test_a_cancel_counts_for_more_than_the_end_of_the_worker(tmp_path):
+    stop, run = Stop(gives_back=True), Home(tmp_path).run("run-1")
+    stop.note(signal.SIGTERM)
+    assert (given_back := stop.requested(run)) is not None
+    assert given_back.status == "pending"
+    request_cancel(run, 0.5)
+    assert (cancelled := stop.requested(run)) is not None
+    assert (cancelled.status, cancelled.grace, cancelled.whole_command) == ("cancelled", 0.5, True)
+
+
+def test_a_signal_to_a_flow_that_is_not_prepared_yet_is_noted(monkeypatch):
+    noted = []
+
+    def prepare(_run_id: str, _document: str, _until: int, stop: Stop) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGTERM)
+        noted.append(stop.signalled)
+        raise InterruptedError
+
+    monkeypatch.setattr("pipelines.running.flow._prepare", prepare)
+    with pytest.raises(InterruptedError):
+        execute_run.fn("tiny", "tiny-s0", "digest")
+    assert noted == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -96,6 +123,19 @@ def test_a_run_that_is_asked_to_stop_ends_as_its_flow_says(tmp_path, status, wor
     flow = answering(home, "run-1", executing(home, "run-1", host=host), status=status)
     assert cancel_run(home, "run-1", 0.0) == words
     flow.join()
+
+
+def test_a_run_that_is_given_back_while_it_is_to_be_cancelled_is_cancelled_on_its_server(tmp_path):
+    home = Home(tmp_path)
+    lease = executing(home, "run-1")
+    nowhere = {"flow_run_id": str(uuid4()), "api_url": "http://127.0.0.1:1/api"}
+    RunState(home, "run-1", lease.fence).update(**nowhere)
+    answer = answering(home, "run-1", lease, status="pending")
+    with pytest.raises(
+        SpecError, match=r"the Prefect server at http://127\.0\.0\.1:1/api, which has the run, does not"
+    ):
+        cancel_run(home, "run-1", 0.0)
+    answer.join()
 
 
 def test_a_run_whose_host_fell_silent_is_taken_from_it_and_marked(tmp_path, monkeypatch):

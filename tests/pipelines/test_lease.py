@@ -21,6 +21,8 @@ from pipelines.planning.plan import make_plan
 from pipelines.processes import lease as leases
 from pipelines.processes.lease import Lease, RunBusyError, acquire
 from pipelines.processes.stop import request_cancel
+from pipelines.running.flow import _do_plainly, _hold_and_execute
+from pipelines.running.outbox import Outbox
 from pipelines.running.run import WORKER, RunExecution
 from rpg.files import read_json, write_json
 from rpg.processes.fence import SupersededError, lease_file
@@ -256,6 +258,24 @@ def test_a_request_to_stop_that_a_dead_flow_left_holds_for_a_worker_and_not_for_
         assert bool(execution.stop_requested()) is stops
     with execution.held():
         assert not execution.stop_requested(), "it was for the execution before"
+
+
+def test_a_second_process_of_a_flow_run_leaves_its_state_to_the_first_which_began_meanwhile(
+    tmp_path: Path, hold: Start, run: Path
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    document, home = load_document(tmp_path / "tiny.yaml"), Home(tmp_path)
+    execution = RunExecution(document, make_plan(document, home).runs[0].run_id, home)
+    execution.directory.parent.mkdir()
+    execution.directory.symlink_to(run)
+    assert said(hold()) == "held"
+    write_json(run / "state.json", {"status": "running", "flow_run_id": "ours"})
+    execution.outbox = Outbox(home, "ours")
+    assert _hold_and_execute(execution, _do_plainly) is None
+    execution.outbox = Outbox(home, "another")
+    busy = _hold_and_execute(execution, _do_plainly)
+    assert busy is not None
+    assert (busy.type.value, busy.name) == ("FAILED", "Busy")
 
 
 def test_a_run_of_an_earlier_version_is_held_by_the_process_in_its_state(run: Path) -> None:

@@ -11,20 +11,29 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
-from live import wait_for
+from live import SPEC, wait_for
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.states import Cancelling, Completed, Crashed, Running, State
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterId
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled, State
 
 from pipelines.home import Home
 from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.reap import ProcessRecord
-from pipelines.server.api import EmbeddedServer
+from pipelines.running import frozen, outbox
+from pipelines.running.outbox import unsent_file
+from pipelines.server.api import EmbeddedServer, client_settings
 from pipelines.server.client import prefect_client
-from pipelines.server.deployments import EXPERIMENTS, POOL, STUDIES, ensure_deployment
+from pipelines.server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, ensure_deployment
+from pipelines.state import RunState
+from pipelines.submission import submit
+from pipelines.workers import reconciliation
 from pipelines.workers.flow_process import FlowProcess
 from pipelines.workers.reconciliation import Reconciliation
 from rpg.files import read_json, write_json
+from specs.loader import load_document
 from storage.liveness import start_of
 
 BOOT = start_of(os.getpid()).partition(":")[0]
@@ -217,6 +226,165 @@ def test_the_note_of_a_dead_flow_is_kept_until_its_own_pool_has_settled_it(site:
     Reconciliation(site.home, "other").compare(site.client)
     assert site.state(flow_run_id) == "SCHEDULED"
     assert not note.exists()
+
+
+@pytest.mark.parametrize("status", ["pending", "running"])
+def test_a_run_whose_flow_failed_or_was_cancelled_before_it_could_record_that_ends_on_record(
+    site: Site, status: str
+) -> None:
+    endings = {"failed": Failed(message="a file has another content"), "cancelled": Cancelled()}
+    for ending, state in endings.items():
+        run_id, flow_run_id = site.flow_run(state)
+        directory = site.record(run_id, status, flow_run_id)
+        site.compare()
+        record = read_json(directory / "state.json")
+        assert (record["status"], record["flow_run_id"]) == (ending, str(flow_run_id))
+        assert record["reason"] == state.message or ending == "cancelled"
+
+
+def test_the_record_of_a_run_that_waits_is_executed_or_has_ended_elsewhere_stays(site: Site) -> None:
+    waiting, other = site.flow_run(Scheduled())[1], site.flow_run(Failed())[1]
+    directories = [site.record(f"tiny-s9-{number}", "pending", waiting) for number in range(2)]
+    done_elsewhere = site.record("tiny-s9-2", "pending", site.flow_run(Completed())[1])
+    with acquire(site.record("tiny-s9-3", "running", other)):
+        site.compare()
+    records = [*directories, done_elsewhere, site.home.run("tiny-s9-3")]
+    assert [read_json(path / "state.json")["status"] for path in records] == ["pending"] * 3 + ["running"]
+
+
+def test_records_of_runs_that_have_ended_are_read_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        run_id, flow_run_id = site.flow_run(Failed())
+        site.record(run_id, "failed", flow_run_id)
+    rounds, reads = Reconciliation(site.home, POOL), []
+    monkeypatch.setattr(reconciliation, "_ENDINGS_SECONDS", 0.0)
+    for _ in range(2):  # The first settles what is open, which changes records.
+        rounds.compare(site.client)
+    monkeypatch.setattr(reconciliation, "read_json", lambda path: reads.append(path) or read_json(path))
+    rounds.compare(site.client)
+    assert not reads
+
+
+def test_a_run_whose_flow_crashes_before_it_can_begin_is_scheduled_again_twice_and_then_fails(site: Site) -> None:
+    run_id, flow_run_id = site.flow_run(Crashed(message="terminated"))
+    directory = site.record(run_id, "pending", flow_run_id)
+    for _ in range(2):
+        site.compare()
+        assert site.state(flow_run_id) == "SCHEDULED"
+        assert read_json(directory / "state.json")["status"] == "pending"
+        site.client.set_flow_run_state(flow_run_id, Crashed(message="terminated"), force=True)
+    site.compare()
+    assert site.state(flow_run_id) == "FAILED"
+    record = read_json(directory / "state.json")
+    assert (record["status"], record["reason"]) == ("failed", "its flow could not begin: terminated")
+
+
+@pytest.mark.parametrize("state", [Running(), Cancelling()])
+def test_a_flow_run_that_a_worker_with_another_home_executes_is_left_alone_where_it_was_submitted(
+    site: Site, state: State[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, flow_run_id = site.flow_run(state)
+    directory = site.record(run_id, "pending", flow_run_id)
+    if state.is_running():
+        monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
+    site.compare()
+    assert site.state(flow_run_id) == state.type.value
+    # As where this home had it before, and gave it back.
+    site.dead_lease(directory, seconds_ago=3600)
+    site.compare()
+    assert site.state(flow_run_id) == state.type.value
+    assert read_json(directory / "state.json")["status"] == "pending"
+
+
+def test_a_flow_that_was_killed_before_it_took_its_run_is_scheduled_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, flow_run_id = site.flow_run(Running())
+    site.record(run_id, "pending", flow_run_id)
+    note = site.dead_process(flow_run_id)
+    site.compare()
+    assert site.state(flow_run_id) == "RUNNING", "it may have just begun"
+    assert note.exists(), "a later round settles it by its note"
+    monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
+    site.compare()
+    assert site.state(flow_run_id) == "SCHEDULED"
+    assert not note.exists()
+
+
+def test_a_message_that_makes_the_server_fail_does_not_keep_runs_from_being_settled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, flow_run_id = site.flow_run(Running())
+    site.dead_lease(site.record(run_id, "finished", flow_run_id))
+    unsent = unsent_file(site.home, str(flow_run_id))
+    write_json(unsent, {"messages": [{"kind": "log", "fields": {}}]})
+    request = httpx.Request("POST", "http://127.0.0.1/api/logs")
+    error = httpx.HTTPStatusError("in trouble", request=request, response=httpx.Response(500, request=request))
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(outbox, "send", fail)
+    with pytest.raises(httpx.HTTPStatusError):
+        site.compare()
+    assert site.state(flow_run_id) == "COMPLETED"
+    unsent.unlink()
+
+
+def test_a_text_is_sent_without_nul(site: Site) -> None:
+    fields = {"key": "page", "type": "markdown", "data": "loss\0 1"}
+    artifact = outbox.send(site.client, outbox.Message("artifact", fields))
+    of_key = ArtifactFilter(id=ArtifactFilterId(any_=[artifact]))
+    assert [page.data for page in site.client.read_artifacts(artifact_filter=of_key)] == ["loss 1"]
+
+
+def test_a_document_is_fetched_from_a_server_that_answers_only_later(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = frozen.send(site.client, {"experiment": "tiny"}, "tiny")
+    answer, calls = frozen._artifacts, []
+
+    def away_at_first(client: SyncPrefectClient, digest: str) -> list[Any]:
+        calls.append(digest)
+        if len(calls) < 3:
+            raise httpx.ConnectError("away")
+        return answer(client, digest)
+
+    monkeypatch.setattr(frozen, "_artifacts", away_at_first)
+    monkeypatch.setattr(frozen, "_PAUSE_SECONDS", 0.01)
+    with client_settings(site.home, str(site.client.api_url)):
+        assert frozen.fetch(digest) == {"experiment": "tiny"}
+
+
+def test_a_deployment_of_an_earlier_version_is_renewed_and_keeps_its_schedules(site: Site) -> None:
+    earlier = site.client.create_deployment(
+        flow_id=site.client.create_flow_from_name(SCHEDULES.flow),
+        name=SCHEDULES.name,
+        entrypoint="pipelines.earlier.submit",
+        work_pool_name=POOL,
+    )
+    site.client.create_deployment_schedules(earlier, [(CronSchedule(cron="0 3 * * *"), True)])
+    assert ensure_deployment(site.client, SCHEDULES) == earlier
+    renewed = site.client.read_deployment(earlier)
+    assert (renewed.entrypoint, renewed.job_variables) == (SCHEDULES.entrypoint, SCHEDULES.job)
+    assert [schedule.schedule.cron for schedule in renewed.schedules] == ["0 3 * * *"]
+
+
+def test_a_run_that_a_worker_finishes_before_it_is_recorded_as_submitted_stays_finished(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = submit._create_flow_runs
+
+    def create_and_execute(*arguments: Any) -> list[str]:
+        flow_run_ids = create(*arguments)
+        for run, flow_run_id in zip(arguments[-1], flow_run_ids, strict=True):
+            RunState(site.home, run.run_id).update(status="finished", flow_run_id=flow_run_id)
+        return flow_run_ids
+
+    monkeypatch.setattr(submit, "_create_flow_runs", create_and_execute)
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    (run,) = submit.submit_document(load_document(tmp_path / "tiny.yaml"), site.home, str(site.client.api_url))
+    assert RunState(site.home, run.run_id).status == "finished"
 
 
 def test_a_flow_that_was_stopped_runs_and_is_not_at_work() -> None:
