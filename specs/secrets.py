@@ -4,6 +4,7 @@ A spec holds `env:NAME` or `file:PATH` and never a secret itself: specs are shar
 needs the value reads it. Standard library only: nodes of a cluster import this.
 """
 
+import base64
 import json
 import os
 import re
@@ -20,9 +21,14 @@ NAMES = "RPG_SECRETS"
 _LEAST_LENGTH = 8
 """A shorter value is a flag or a number, not a secret; hiding it would hide ordinary text."""
 _REFERENCE = re.compile(r"env:(?P<variable>[A-Za-z_][A-Za-z0-9_]*)|file:(?P<file>(?!//)[/~].+)")
-_SECRET_NAME = re.compile(r"(TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET|APIKEY|AUTH_STRING|(^|_)KEY)(_|$)", re.IGNORECASE)
-_NAME_OF_OTHERS = re.compile(r"_(FILE|PATH|DIR|ID|NAME)$", re.IGNORECASE)
+_PASSWORDS = r"PASSWORD|PASSWD|PASSPHRASE|(?<!BY)PASS|(?<=_)PWD|SECRET|AUTH_STRING"
+_PASSWORD_NAME = re.compile(rf"({_PASSWORDS})(_|$)", re.IGNORECASE)
+"""Here digits alone are a secret too; in a variable called KEY or TOKEN they are a number. PWD is a directory."""
+_SECRET_NAME = re.compile(rf"({_PASSWORDS}|TOKEN|CREDENTIALS?|APIKEY|(^|_)KEY)(_|$)", re.IGNORECASE)
+_NAME_OF_OTHERS = re.compile(r"_(FILE|PATH|DIR|ID|NAME)$|^GOOGLE_APPLICATION_CREDENTIALS$", re.IGNORECASE)
 """A variable that says where a secret is, or whose."""
+_AUTH_NAME = re.compile(r"AUTH_STRING$", re.IGNORECASE)
+"""Its value is `user:password`, as Prefect has it."""
 _SHAPES = (
     r"hf_[A-Za-z0-9]{16,}",
     r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}",
@@ -81,7 +87,9 @@ def _resolved(name: str, value: str, environment: Mapping[str, str]) -> str:
 
 def looks_secret(name: str, value: str) -> bool:
     """Whether the value of a variable is likely a secret: by the variable's name, or by the value's shape."""
-    if is_reference(value) or len(value) < _LEAST_LENGTH or value.replace(".", "", 1).isdecimal():
+    if is_reference(value) or len(value) < _LEAST_LENGTH:
+        return False
+    if value.replace(".", "", 1).isdecimal() and not _PASSWORD_NAME.search(name):
         return False
     by_name = _SECRET_NAME.search(name) and not _NAME_OF_OTHERS.search(name)
     return bool(by_name or _TOKEN.search(value) or _URL_PASSWORD.search(value))
@@ -95,15 +103,18 @@ def masked(values: Mapping[str, str]) -> dict[str, str]:
 def secrets_in(environment: Mapping[str, str] = os.environ) -> list[str]:
     """The secrets that variables hold, in each way that they may be written; the longest first.
 
-    Those are the variables that RPG_SECRETS names, and those that look secret. Of a URL it is the password alone.
+    Those are the variables that RPG_SECRETS names, and those that look secret. Of URLs it is the passwords alone; of
+    `user:password` the password too, and both as a request's header has them.
     """
     named = environment.get(NAMES, "").split(",")
     values: set[str] = set()
     for name, value in environment.items():
-        if password := _URL_PASSWORD.search(value):
-            values.add(password["password"])
+        if passwords := {match["password"] for match in _URL_PASSWORD.finditer(value)}:
+            values |= passwords
         elif name in named or looks_secret(name, value):
             values.add(value)
+            if _AUTH_NAME.search(name):
+                values |= {value.partition(":")[2], base64.b64encode(value.encode()).decode("ascii")}
     return _spellings(value for value in values if len(value) >= _LEAST_LENGTH)
 
 

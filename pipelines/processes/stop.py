@@ -5,6 +5,8 @@ second, so that nothing is torn down from inside a signal handler.
 """
 
 import contextlib
+import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +18,11 @@ from rpg.files import now, read_json, write_json
 
 GRACE_SECONDS = 5.0
 """Between the request and the kill, where nobody chose another grace."""
+
+GIVE_BACK_SECONDS = 60.0
+"""As before, where the work is to go on later: a step of a large model and its checkpoint take longer."""
+WORKER_GRACE = "RPG_WORKER_GRACE"
+"""Environment variable with other seconds than `GIVE_BACK_SECONDS`; `rpg worker --grace`."""
 
 GIVEN_BACK = "given back by a worker that was stopped"
 
@@ -40,11 +47,13 @@ class Stop:
     Args:
         gives_back: SIGTERM, by which whoever starts and ends services stops a worker, gives the run back to the queue.
             SIGINT cancels it all the same.
+        grace: seconds that SIGTERM leaves before the kill.
     """
 
-    def __init__(self, *, gives_back: bool = False) -> None:
+    def __init__(self, *, gives_back: bool = False, grace: float = GRACE_SECONDS) -> None:
         self._signal: signal.Signals | None = None
         self._gives_back = gives_back
+        self._grace = grace
 
     @property
     def signalled(self) -> signal.Signals | None:
@@ -59,12 +68,13 @@ class Stop:
         """
         gives_back = self._signal is signal.SIGTERM and self._gives_back
         if self._signal is not None and not gives_back:
-            return StopRequest(f"interrupted by {self._signal.name}", GRACE_SECONDS, whole_command=True)
+            grace = self._grace if self._signal is signal.SIGTERM else GRACE_SECONDS
+            return StopRequest(f"interrupted by {self._signal.name}", grace, whole_command=True)
         # Before a give-back: a run that is to be cancelled must not be begun again by another worker.
         if run_directory is not None and (request := read_json(run_directory / "cancel.json")):
             return StopRequest("cancelled", float(request.get("grace", GRACE_SECONDS)), whole_command=gives_back)
         if gives_back:
-            return StopRequest(GIVEN_BACK, GRACE_SECONDS, whole_command=True, status="pending")
+            return StopRequest(GIVEN_BACK, self._grace, whole_command=True, status="pending")
         return None
 
     @property
@@ -91,6 +101,22 @@ class Stop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def give_back_grace() -> float:
+    """Seconds between the request and the kill of work that is to go on later."""
+    return float(os.environ.get(WORKER_GRACE, GIVE_BACK_SECONDS))
+
+
+def cancel_message(grace: float) -> str:
+    """What `rpg cancel` writes into the state of a flow run that it cancels on the server."""
+    return f"rpg cancel --grace {grace}"
+
+
+def cancel_grace(message: str | None) -> float:
+    """The seconds in `cancel_message`; the usual ones in any other message, as of the dashboard's button."""
+    chosen = re.fullmatch(r"rpg cancel --grace ([0-9]+\.[0-9]+)", message or "")
+    return float(chosen[1]) if chosen else GRACE_SECONDS
 
 
 def request_cancel(directory: Path, grace: float) -> None:

@@ -26,7 +26,7 @@ from prefect.states import Cancelled, Completed, Failed
 from pipelines.home import Home
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.lease import RunBusyError
-from pipelines.processes.stop import GIVEN_BACK, Stop
+from pipelines.processes.stop import GIVEN_BACK, Stop, give_back_grace
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running import dashboard, frozen
 from pipelines.running.failures import cause_of_error, may_retry, retry_difference
@@ -94,7 +94,7 @@ def execute_run(name: str, run_id: str, document: str | dict[str, Any], until: i
     """
     redact_log_records()
     handed_over = _handed_over.get()
-    stop = handed_over.stop if handed_over else Stop(gives_back=True)
+    stop = handed_over.stop if handed_over else Stop(gives_back=True, grace=give_back_grace())
     # First of all: to Prefect's own handler a signal is a crash, and the run would not be given back.
     with _signals_noted(stop):
         execution = handed_over or _prepare(run_id, document, until, stop)

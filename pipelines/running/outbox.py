@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID, uuid4
 
 from pipelines.home import Home
-from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, StopRequest
+from pipelines.processes.stop import GIVEN_BACK, StopRequest, cancel_grace, give_back_grace
 from pipelines.server.deployments import record_pages
 from rpg.files import read_json, write_json
 from specs.secrets import hide
@@ -215,10 +215,10 @@ def stop_request(flow_run: "FlowRun") -> StopRequest | None:
     """
     state = flow_run.state
     if state is not None and (state.is_cancelling() or state.is_cancelled()):
-        return StopRequest("cancelled", GRACE_SECONDS, whole_command=False)
+        return StopRequest("cancelled", cancel_grace(state.message), whole_command=False)
     if state is not None and state.is_paused():
         status: Literal["cancelled", "pending"] = "pending" if flow_run.deployment_id else "cancelled"
-        return StopRequest(SUSPENDED, GRACE_SECONDS, whole_command=False, status=status)
+        return StopRequest(SUSPENDED, give_back_grace(), whole_command=False, status=status)
     return None
 
 

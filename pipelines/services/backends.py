@@ -206,13 +206,18 @@ def _user() -> str:
 def _let_in(user: str, home: Home, data: Path) -> None:
     """Gives the user the directory, and the way through the home to it, which nobody else gets.
 
-    Raises ServiceError where a directory above the home keeps the user out.
+    Raises ServiceError where a directory above the home keeps the user out, or the home is another group's.
     """
     shutil.chown(data, user)
     group = pwd.getpwnam(user).pw_gid
     for directory in (home.root, home.services):
         mode = stat.S_IMODE(directory.stat().st_mode)
         if not mode & stat.S_IXOTH:
+            if mode & stat.S_IRWXG and directory.stat().st_gid != group:
+                way_out = f"run as another user than root, or let others pass: chmod o+x {directory}"
+                raise ServiceError(
+                    f"PostgreSQL runs as {user} where root starts it, and {directory} is for a group; {way_out}"
+                )
             os.chown(directory, -1, group)
             directory.chmod(mode | stat.S_IXGRP)
     if _run_as(user, ["ls", str(data)]).returncode != 0:

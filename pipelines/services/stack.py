@@ -13,6 +13,7 @@ import psutil
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end, reap
+from pipelines.processes.stop import GRACE_SECONDS
 from pipelines.server.api import (
     ServiceError,
     Services,
@@ -179,14 +180,19 @@ def down(home: Home) -> bool:
 
 def _cancel_runs(home: Home, supervisor: Supervisor) -> None:
     """Has the flows of the workers stop as a cancel does. A worker that ended in peace would give its runs back."""
-    workers = [psutil.Process(pid) for pid in supervisor.pids("worker")]
-    stopped = {identity(worker.pid) for worker in workers}
-    for worker in workers:
-        worker.suspend()
-    supervisor.stop("worker")  # so that none is started again
-    for worker in workers:
-        worker.kill()
-    stop_flows([flow for flow in flow_processes(home) if flow.supervisor in stopped or flow.is_orphan], signal.SIGINT)
+    workers: dict[str, psutil.Process] = {}
+    try:
+        for pid in supervisor.pids("worker"):
+            with contextlib.suppress(psutil.Error):  # It has ended since, as one does that cannot start.
+                workers[identity(pid)] = psutil.Process(pid)
+                workers[identity(pid)].suspend()
+        supervisor.stop("worker")  # so that none is started again
+    finally:
+        for worker in workers.values():
+            with contextlib.suppress(psutil.Error):
+                worker.kill()
+    flows = [flow for flow in flow_processes(home) if flow.supervisor in workers or flow.is_orphan]
+    stop_flows(flows, signal.SIGINT, GRACE_SECONDS)
 
 
 def _end_recorded(home: Home) -> bool:

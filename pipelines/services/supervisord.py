@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import math
 import os
 import shlex
 import signal
@@ -19,16 +20,17 @@ import psutil
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end
+from pipelines.processes.stop import give_back_grace
 from pipelines.processes.supervisor import log_tail, start
 from pipelines.server.api import START_SECONDS, ServiceError, answers
 from pipelines.server.credentials import password
 from rpg.files import replacing
 from storage.liveness import began_with, is_alive
 
-_STOP_SECONDS = 60.0
-"""How long a program has to end before it is killed: a worker's runs save a checkpoint."""
-_END_SECONDS = 180.0
-"""How long supervisord has to end all of them, one after another."""
+_CLOSING_SECONDS = 30.0
+"""How long a program has to end before it is killed, besides the time in which a worker's runs save a checkpoint."""
+_OTHERS_SECONDS = 120.0
+"""How long supervisord has to end all programs but the worker, one after another."""
 _POLL_SECONDS = 0.1
 
 
@@ -195,7 +197,7 @@ def _section(place: int, program: Program) -> str:
         "autorestart = true",
         "startretries = 1000000",
         f"stopsignal = {program.stop_signal.removeprefix('SIG')}",
-        f"stopwaitsecs = {_STOP_SECONDS:g}",
+        f"stopwaitsecs = {math.ceil(_stop_seconds())}",
         "killasgroup = true",
         "redirect_stderr = true",
         f"stdout_logfile = logs/{program.log_name}",
@@ -216,18 +218,22 @@ def end_supervisor(record: ProcessRecord) -> bool:
     """
     if is_alive(record.pid, record.started):
         os.kill(record.pid, signal.SIGTERM)
-        deadline = time.monotonic() + _END_SECONDS
+        deadline = time.monotonic() + _stop_seconds() + _OTHERS_SECONDS
         while is_alive(record.pid, record.started) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         end(record, grace=0.0)
         return True
     left = _session_members(record)
-    _, alive = psutil.wait_procs(left, timeout=_STOP_SECONDS)
+    _, alive = psutil.wait_procs(left, timeout=_stop_seconds())
     for process in alive:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(alive)
     return bool(left)
+
+
+def _stop_seconds() -> float:
+    return give_back_grace() + _CLOSING_SECONDS
 
 
 def _session_members(record: ProcessRecord) -> list[psutil.Process]:

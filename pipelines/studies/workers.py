@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.home import Home
 from pipelines.processes.lease import Lease
-from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, Stop, StopRequest
+from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, Stop, StopRequest, give_back_grace
 from pipelines.running.experiment import RunOutcome, execute_experiment
 from pipelines.running.outbox import Outbox
 from pipelines.running.progress import RunsReporter
@@ -45,7 +45,7 @@ class StudyStop(Stop):
     def __init__(
         self, home: Home, study: str, began: str = "", *, outbox: Outbox | None = None, lease: Lease | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(grace=GRACE_SECONDS if outbox is None else give_back_grace())
         self._request = home.study(study) / "cancel.json"
         self._began = began or now()
         self._outbox = outbox

@@ -11,7 +11,7 @@ from pipelines.home import Home
 from pipelines.launchers import launchers
 from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.processes.reap import end_left_process
-from pipelines.processes.stop import clear_request, request_cancel
+from pipelines.processes.stop import cancel_message, clear_request, request_cancel
 from pipelines.runs import experiment_runs
 from pipelines.server.api import is_healthy
 from pipelines.server.client import prefect_client
@@ -184,7 +184,7 @@ def _cancel_submitted(home: Home, state: RunState, grace: float) -> str:
             status, _ = _standing(client, flow_run_id)
             if status not in _UNDER_WAY:
                 raise SpecError(Issue(f"the run is not running but {status}", given=run_id))
-            status, began = _cancel_flow_run(client, flow_run_id, grace + _CLOSING_SECONDS + _NOTICE_SECONDS)
+            status, began = _cancel_flow_run(client, flow_run_id, grace)
         except ObjectNotFound:
             RunState(home, run_id).update(status="cancelled", reason="its flow run was deleted", ended_at=now())
             hint = "no worker will begin it any more; `rpg submit FILE` hands it over again"
@@ -203,16 +203,18 @@ def _cancel_submitted(home: Home, state: RunState, grace: float) -> str:
     return f"{run_id} is cancelled; submitted again, it goes on from its last checkpoint"
 
 
-def _cancel_flow_run(client: "SyncPrefectClient", flow_run_id: UUID, seconds: float) -> tuple[str, bool]:
-    """Sets a flow run Cancelling, which the server refuses where it has ended. Waits for its end, so long at most.
+def _cancel_flow_run(client: "SyncPrefectClient", flow_run_id: UUID, grace: float) -> tuple[str, bool]:
+    """Sets a flow run Cancelling, which the server refuses where it has ended. Waits for its end as long as that takes.
 
+    Args:
+        grace: seconds after which its flow kills what still runs.
     Returns:
         What `_standing` says of it then.
     """
     from prefect.states import Cancelling
 
-    client.set_flow_run_state(flow_run_id, Cancelling(message="rpg cancel"))
-    deadline = time.monotonic() + seconds
+    client.set_flow_run_state(flow_run_id, Cancelling(message=cancel_message(grace)))
+    deadline = time.monotonic() + grace + _CLOSING_SECONDS + _NOTICE_SECONDS
     while (standing := _standing(client, flow_run_id))[0] in _UNDER_WAY and time.monotonic() < deadline:
         time.sleep(0.5)
     return standing

@@ -28,8 +28,8 @@ from storage.liveness import is_alive, start_of
 SUPERVISOR = "RPG_SUPERVISOR"
 """Environment variable: `identity` of the process that supervises the worker."""
 _ENTRY = "execute"
-_END_SECONDS = 30.0
-"""How long a flow takes at most to stop its stage (5 s), to record that, and to tell the server (5 s)."""
+_CLOSING_SECONDS = 25.0
+"""How long a flow takes at most, after its stage has ended, to record that, and to tell the server (5 s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,18 @@ def forget(home: Home, flow: FlowProcess) -> None:
         path.unlink(missing_ok=True)
 
 
-def stop_flows(flows: Iterable[FlowProcess], number: signal.Signals, timeout: float = _END_SECONDS) -> None:
+def stop_flows(flows: Iterable[FlowProcess], number: signal.Signals, grace: float) -> None:
     """Asks flows to stop and waits until they have; kills those that have not when the seconds are over.
 
     Args:
         number: SIGTERM: each saves and gives its run back to the queue; SIGINT: each saves and is cancelled.
+        grace: seconds that a flow leaves its stage.
     """
     flows = [flow for flow in flows if flow.is_alive]
     for flow in flows:
         with contextlib.suppress(ProcessLookupError):
             os.kill(flow.process.pid, number)
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + grace + _CLOSING_SECONDS
     while any(flow.is_alive for flow in flows) and time.monotonic() < deadline:
         time.sleep(0.1)
     for flow in flows:

@@ -26,12 +26,17 @@ _SETTLED_SECONDS = 60.0
 class WorkerSupervisor:
     """Keeps a Prefect worker at work until SIGTERM or SIGINT. Main thread only."""
 
-    def __init__(self, home: Home, command: list[str], environment: dict[str, str]) -> None:
-        """`command`, `environment`: of Prefect's worker, which takes one flow run at a time."""
+    def __init__(self, home: Home, command: list[str], environment: dict[str, str], grace: float) -> None:
+        """
+        Args:
+            command, environment: of Prefect's worker.
+            grace: seconds that each flow has for its stage to save, once this process is asked to end.
+        """
         self._home = home
         self._command = command
         self._identity = identity(os.getpid())
         self._environment = os.environ | environment | {SUPERVISOR: self._identity}
+        self._grace = grace
         self._signalled = False
         self._worker: subprocess.Popen[bytes] | None = None
         self._started_at = self._start_at = 0.0
@@ -51,7 +56,7 @@ class WorkerSupervisor:
                 self._worker.kill()
                 self._worker.wait()
             while flows := self._flows():
-                stop_flows(flows, signal.SIGTERM)
+                stop_flows(flows, signal.SIGTERM, self._grace)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._signalled = True

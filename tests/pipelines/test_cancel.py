@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -10,15 +12,29 @@ from uuid import uuid4
 
 import pytest
 from live import ELSEWHERE, Lab, finished, wait_for
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import Cancelling, Suspended
 
 from pipelines.home import Home
 from pipelines.processes import lease as leases
 from pipelines.processes.lease import Lease, acquire
-from pipelines.processes.stop import Stop, clear_request, request_cancel
+from pipelines.processes.reap import ProcessRecord
+from pipelines.processes.stop import (
+    GRACE_SECONDS,
+    WORKER_GRACE,
+    Stop,
+    cancel_message,
+    clear_request,
+    give_back_grace,
+    request_cancel,
+)
 from pipelines.running.flow import execute_run
+from pipelines.running.outbox import stop_request
 from pipelines.state import RunState
 from pipelines.submission import cancel
 from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_run
+from pipelines.workers import flow_process
+from pipelines.workers.flow_process import FlowProcess, stop_flows
 from rpg.files import read_json, write_json
 from rpg.processes.fence import lease_file
 from specs.errors import SpecError
@@ -69,6 +85,48 @@ def test_a_signal_is_noted_and_stops_the_whole_command(tmp_path, number):
     assert request is not None
     assert request.whole_command
     assert request.reason == f"interrupted by {number.name}"
+
+
+@pytest.mark.parametrize(("chosen", "grace"), [("", 60.0), ("240", 240.0)])
+def test_work_that_is_to_go_on_later_has_a_longer_grace_which_can_be_chosen(tmp_path, monkeypatch, chosen, grace):
+    if chosen:
+        monkeypatch.setenv(WORKER_GRACE, chosen)
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGINT, GRACE_SECONDS)):
+        stop = Stop(gives_back=True, grace=give_back_grace())
+        stop.note(number)
+        request = stop.requested(tmp_path)
+        assert request is not None
+        assert (request.grace, request.status) == (seconds, "pending" if number == signal.SIGTERM else "cancelled")
+    suspended = stop_request(flow_run(Suspended()))
+    assert suspended is not None
+    assert suspended.grace == grace
+
+
+@pytest.mark.parametrize(
+    ("message", "grace"),
+    [(cancel_message(90.0), 90.0), (cancel_message(0.0), 0.0), ("Cancelled by a person", GRACE_SECONDS)],
+)
+def test_the_grace_of_a_cancel_reaches_a_flow_through_the_server(message, grace):
+    request = stop_request(flow_run(Cancelling(message=message)))
+    assert request is not None
+    assert (request.reason, request.grace) == ("cancelled", grace)
+
+
+def flow_run(state: State) -> FlowRun:
+    return FlowRun(id=uuid4(), flow_id=uuid4(), state=state)
+
+
+def test_a_flow_that_does_not_end_is_killed_when_its_grace_and_the_time_to_record_that_are_over(monkeypatch):
+    monkeypatch.setattr(flow_process, "_CLOSING_SECONDS", 0.2)
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        began = time.monotonic()
+        stop_flows([FlowProcess("flow-1", ProcessRecord.of(process.pid), "")], signal.SIGTERM, 1.0)
+        assert process.wait() == -signal.SIGKILL
+        assert time.monotonic() - began > 1.2
 
 
 def test_a_second_signal_interrupts_at_once():

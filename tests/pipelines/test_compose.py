@@ -11,7 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipelines.home import Home
+from pipelines.processes.stop import GIVE_BACK_SECONDS
 from pipelines.server.settings import API_PROCESSES, client_environment, server_environment
+from pipelines.workers import flow_process
 
 ROOT = Path(__file__).parents[2]
 SERVER = ("migrate", "server", "services")
@@ -99,6 +101,16 @@ def test_workers_of_a_machine_share_the_home_the_models_and_the_leases_of_gpus(c
     (device,) = services["gpu-worker"]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", "all", ["gpu"])
     assert services["gpu-worker"]["profiles"] == ["gpu"]
+
+
+def test_the_page_of_the_record_cannot_write_into_the_home(compose: dict[str, Any]) -> None:
+    assert compose["services"]["record"]["volumes"] == ["rpg-home:/var/lib/rpg:ro"]
+
+
+def test_a_worker_has_the_time_to_give_its_runs_back(compose: dict[str, Any]) -> None:
+    for name in WORKERS:
+        minutes = int(compose["services"][name]["stop_grace_period"].removesuffix("m"))
+        assert 60 * minutes > GIVE_BACK_SECONDS + flow_process._CLOSING_SECONDS
 
 
 def test_nothing_is_published_beyond_this_machine(compose: dict[str, Any]) -> None:

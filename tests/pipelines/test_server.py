@@ -1,5 +1,8 @@
 """The embedded API server: up while it is needed, gone with whoever started it."""
 
+import os
+import signal
+import stat
 import subprocess
 import sys
 from dataclasses import asdict
@@ -20,7 +23,9 @@ from pipelines.server.api import (
     services_file,
     wait_until_healthy,
 )
-from pipelines.services.stack import down
+from pipelines.services.backends import _let_in
+from pipelines.services.stack import _cancel_runs, down
+from pipelines.services.supervisord import Supervisor
 from rpg.files import read_json, write_json
 from storage.liveness import is_alive
 
@@ -39,6 +44,40 @@ def test_an_embedded_server_answers_and_is_gone_afterwards(tmp_path):
     assert not is_alive(pid, started)
     assert not list(tmp_path.glob("prefect/embedded-*.json"))
     assert (tmp_path / "prefect" / "prefect.db").is_file()
+
+
+class CrashLooping(Supervisor):
+    """A supervisord one of whose workers has just ended, and which then does not answer any more."""
+
+    def __init__(self, home: Home, pids: list[int]) -> None:
+        super().__init__(home, 9)
+        self._pids = pids
+
+    def pids(self, program: str) -> list[int]:
+        return self._pids if program == "worker" else []
+
+
+def test_a_worker_that_has_just_ended_is_passed_over_and_none_is_left_suspended(tmp_path):
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with pytest.raises(ServiceError, match="supervisord does not answer"):
+            _cancel_runs(Home(tmp_path), CrashLooping(Home(tmp_path), [2**22 - 1, worker.pid]))
+        assert worker.wait(timeout=10) == -signal.SIGKILL
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone starts PostgreSQL as another user")
+def test_a_home_that_is_for_a_group_stays_that_groups(tmp_path):
+    home = Home(tmp_path / "home")
+    data = home.services / "postgres"
+    data.mkdir(parents=True)
+    os.chown(home.root, -1, 4242)
+    home.root.chmod(0o2770)
+    with pytest.raises(ServiceError, match=r"is for a group; run as another user than root, or let others pass: chmod"):
+        _let_in("nobody", home, data)
+    assert (home.root.stat().st_gid, stat.S_IMODE(home.root.stat().st_mode)) == (4242, 0o2770)
 
 
 def test_a_server_that_dies_while_starting_is_an_error_with_the_end_of_its_log(tmp_path):

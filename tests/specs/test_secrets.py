@@ -1,5 +1,6 @@
 """What counts as a secret, how a spec refers to one, and that its value does not come out again."""
 
+import base64
 import json
 from urllib.parse import quote
 
@@ -38,6 +39,10 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         ("PGPASSWORD", CANARY),
         ("AWS_SECRET_ACCESS_KEY", CANARY),
         ("PREFECT_API_AUTH_STRING", "admin:" + CANARY),
+        ("SMTP_PASS", CANARY),
+        ("DB_PWD", CANARY),
+        ("AZURE_CREDENTIALS", CANARY),
+        ("DB_PASSWORD", "20261122"),
         ("anything", "hf_" + "a" * 34),
         ("anything", "ghp_" + "a" * 36),
         ("anything", "sk-proj-" + "a" * 40),
@@ -59,6 +64,10 @@ def test_names_and_shapes_of_secrets_are_known(name, value):
         ("HF_TOKEN_PATH", "/shared/token-of-the-lab"),
         ("AWS_ACCESS_KEY_ID", "not-secret-by-itself"),
         ("SORT_KEY", "12345678901"),
+        ("PWD", "/home/somebody/work"),
+        ("OLDPWD", "/home/somebody/work"),
+        ("GPU_BYPASS", "a-long-enough-value"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/run/secrets/google.json"),
         ("NCCL_SOCKET_IFNAME", "interface-0"),
         ("HF_TOKEN", "env:HF_TOKEN"),
         ("HF_TOKEN", "file:/run/secrets/hf"),
@@ -94,6 +103,16 @@ def test_every_way_to_write_a_secret_is_hidden():
     assert hide("psycopg: hunter22 refused", {"URL": "postgresql://rpg:hunter22@db/x"}) == f"psycopg: {HIDDEN} refused"
     assert hide("step 1 of 12345678", {"A_TOKEN": "1", "B_TOKEN": "12345678"}) == "step 1 of 12345678"
     assert secrets_in({"A_TOKEN": "short", "PATH": "/usr/bin:/bin"}) == []
+
+
+def test_each_password_of_a_value_is_hidden_by_itself_too():
+    auth = {"PREFECT_API_AUTH_STRING": f"admin:{CANARY}"}
+    header = base64.b64encode(f"admin:{CANARY}".encode()).decode()
+    for text in (f"refused {CANARY}", f"authorization: Basic {header}", f"admin:{CANARY}"):
+        assert CANARY not in hide(text, auth)
+        assert header not in hide(text, auth)
+    urls = {"BROKERS": "redis://:first-password@a/0,redis://rpg:second-password@b/0"}
+    assert hide("first-password and second-password", urls) == f"{HIDDEN} and {HIDDEN}"
 
 
 def test_a_secret_that_stands_in_the_spec_is_refused_at_its_line_and_not_repeated():

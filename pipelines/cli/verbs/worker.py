@@ -17,6 +17,15 @@ def worker(
         str,
         typer.Option(metavar="N|auto", help="Runs at once; auto: one a GPU slot of this machine, one without GPUs."),
     ] = "1",
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            envvar="RPG_WORKER_GRACE",
+            metavar="SECONDS",
+            help="How long a run has to save, once the worker is asked to end, or the run suspended.",
+        ),
+    ] = 60.0,
     profile: Profile = "",
 ) -> None:
     """Takes submitted runs from a pool and executes them here until it is interrupted.
@@ -31,4 +40,5 @@ def worker(
     if limit != "auto" and not (limit.isdecimal() and int(limit)):
         raise typer.BadParameter("must be a number from 1 on, or auto", param_hint="--limit")
     home = Home.from_environment()
-    run_worker(home, api_url(home, profile), pool, int(limit) if limit != "auto" else len(slots_here()) or 1)
+    runs_at_once = int(limit) if limit != "auto" else len(slots_here()) or 1
+    run_worker(home, api_url(home, profile), pool, runs_at_once, grace)
