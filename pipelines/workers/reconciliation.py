@@ -22,7 +22,7 @@ from uuid import UUID
 from pipelines.home import Home
 from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.remote.sharing import shared_run
-from pipelines.running.outbox import deliver, schedule_again
+from pipelines.running.outbox import SUSPENDED, deliver, schedule_again
 from pipelines.server.api import client_settings
 from pipelines.server.deployments import EXPERIMENTS, STUDIES
 from pipelines.state import Record, RunState
@@ -195,6 +195,8 @@ class Reconciliation:
             state = max(earlier, key=lambda before: before.timestamp, default=state)
         if not state.is_running() or is_noted(self._home, str(flow_run.id)):
             return False
+        if record["reason"] == SUSPENDED:
+            return False  # Resumed on the server, it is called running before any worker has it.
         times = [time for time in (record["ended_at"], lease.since if lease else None) if time]
         return all(datetime.fromisoformat(time) + _CLOCKS < state.timestamp for time in times)
 

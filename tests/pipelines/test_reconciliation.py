@@ -296,6 +296,18 @@ def test_a_flow_run_that_a_worker_with_another_home_executes_is_left_alone_where
     assert read_json(directory / "state.json")["status"] == "pending"
 
 
+def test_a_suspended_run_that_is_resumed_on_the_server_is_scheduled_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, flow_run_id = site.flow_run(Running())
+    directory = site.record(run_id, "pending", flow_run_id)
+    site.dead_lease(directory, seconds_ago=3600)
+    write_json(directory / "state.json", read_json(directory / "state.json") | {"reason": outbox.SUSPENDED})
+    monkeypatch.setattr(reconciliation, "_STARTING", timedelta(0))
+    site.compare()
+    assert site.state(flow_run_id) == "SCHEDULED"
+
+
 def test_a_flow_that_was_killed_before_it_took_its_run_is_scheduled_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
