@@ -18,7 +18,7 @@ from pipelines.server.client import prefect_client
 from pipelines.state import RunState
 from pipelines.submission.submit import flow_run_link
 from rpg.files import now, read_json
-from specs.errors import Issue, SpecError
+from specs.errors import Issue, SpecError, render_one
 from storage import liveness
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ _UNDER_WAY = ("pending", "running", "paused", "cancelling")
 
 class NotStoppedError(Exception):
     """A run was asked to stop and has not stopped yet."""
+
+
+class _EndedError(SpecError):
+    """The run is not running and waits nowhere any more; the issue says how it stands."""
 
 
 def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document":
@@ -73,7 +77,7 @@ def cancel_run(home: Home, run_id: str, grace: float) -> str:
     if _is_submitted(state):
         return _cancel_submitted(home, state, grace)
     if not _is_running(state):
-        raise SpecError(Issue(f"the run is not running but {state.status}", given=run_id))
+        raise _EndedError(Issue(f"the run is not running but {state.status}", given=run_id))
     request_cancel(home.run(run_id), grace)
     return _wait_for_end(home, run_id, grace)
 
@@ -86,8 +90,9 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
     Args:
         grace: seconds after which what still runs is killed.
     Raises:
-        SpecError: none of its runs is running or waits on a server.
-        NotStoppedError: at the end, where some were asked to stop and have not stopped yet; the message has them.
+        SpecError: none of its runs is running or waits on a server; or, at the end, some could not be asked to stop.
+        NotStoppedError: at the end, where some were asked to stop and have not stopped yet; the message has them, and
+            those that could not be asked.
     """
     states = {run_id: RunState(home, run_id) for run_id in experiment_runs(home, name)}
     running = [run_id for run_id, state in states.items() if _is_running(state)]
@@ -97,8 +102,12 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
     request_cancel(home.experiment(name), grace)
     for run_id in running:
         request_cancel(home.run(run_id), grace)
-    unstopped = []
+    unstopped: list[str] = []
+    refused: dict[Issue, str] = {}  # what kept runs from being asked -> the server that it concerns
     for run_id in [*submitted, *running]:
+        url: str = states[run_id].record.get("api_url", "")
+        if run_id in submitted and url in refused.values():
+            continue
         try:
             if run_id in running:
                 yield _wait_for_end(home, run_id, grace)
@@ -106,10 +115,14 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
                 yield _cancel_submitted(home, states[run_id], grace)
         except NotStoppedError as error:
             unstopped.append(str(error))
-        except SpecError as error:  # of this run alone: its server does not answer, or it has ended meanwhile
+        except _EndedError as error:
             yield f"{run_id}: {error.issues[0].message}"
+        except SpecError as error:
+            refused |= dict.fromkeys(error.issues, url)
     if unstopped:
-        raise NotStoppedError("\n".join(unstopped))
+        raise NotStoppedError("\n".join([*unstopped, *map(render_one, refused)]))
+    if refused:
+        raise SpecError(*refused, done="the runs that it has go on")
 
 
 def _is_running(state: RunState) -> bool:
@@ -176,19 +189,21 @@ def _cancel_submitted(home: Home, state: RunState, grace: float) -> str:
     """Has the server cancel the flow run that a run waits for. Result and errors are as of `cancel_run`."""
     run_id, url, flow_run_id = state.path.parent.name, state.record["api_url"], UUID(state.record["flow_run_id"])
     if not is_healthy(url, timeout=10.0):
-        raise SpecError(Issue(f"the Prefect server at {url}, which has the run, does not answer", given=run_id))
+        message = f"the Prefect server at {url}, which has the run, does not answer"
+        raise SpecError(Issue(message, given=run_id, hint="the same command works when it answers again"))
     with prefect_client(home, url) as client:
         from prefect.exceptions import ObjectNotFound
 
         try:
             status, _ = _standing(client, flow_run_id)
             if status not in _UNDER_WAY:
-                raise SpecError(Issue(f"the run is not running but {status}", given=run_id))
+                raise _EndedError(Issue(f"the run is not running but {status}", given=run_id))
             status, began = _cancel_flow_run(client, flow_run_id, grace)
         except ObjectNotFound:
             RunState(home, run_id).update(status="cancelled", reason="its flow run was deleted", ended_at=now())
             hint = "no worker will begin it any more; `rpg submit FILE` hands it over again"
-            raise SpecError(Issue("the run's flow run was deleted on the server", given=run_id, hint=hint)) from None
+            issue = Issue("the run's flow run was deleted on the server", given=run_id, hint=hint)
+            raise _EndedError(issue) from None
     if status in _UNDER_WAY:
         link = flow_run_link(home, url, str(flow_run_id))
         raise NotStoppedError(f"{run_id} was asked to stop and is still {status} on the server: {link}")

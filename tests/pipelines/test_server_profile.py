@@ -8,10 +8,9 @@ from server_profile import ServerLab
 
 
 def test_every_program_runs_and_two_processes_share_the_apis_port(server_lab: ServerLab) -> None:
-    states = server_lab.supervisor.states()
-    programs = [state.program for state in states]
+    programs = [state.program for state in server_lab.supervisor.states()]
     assert sorted(programs) == ["api", "api", "postgres", "record", "redis", "services", "studies", "worker"]
-    assert {state.state for state in states} == {"RUNNING"}
+    wait_for(lambda: {state.state for state in server_lab.supervisor.states()} == {"RUNNING"}, what="all programs")
     (worker,) = wait_for(lambda: server_lab.call("/work_pools/rpg/workers/filter", {}), what="the worker's heartbeat")
     assert worker["status"] == "ONLINE"
 

@@ -173,7 +173,7 @@ def test_without_the_password_a_command_says_where_to_put_it(
         f"the Prefect server at {server.url} lets nobody in without its user and password\n"
         "  given: no user and password\n"
         "  hint: set PREFECT_API_AUTH_STRING=user:password, or name a Prefect profile that has it with --profile\n"
-        "1 error; nothing was run\n"
+        f"1 error; {'the runs that it has go on' if verb == 'cancel' else 'nothing was run'}\n"
     )
 
 
@@ -236,7 +236,8 @@ def test_a_client_with_a_home_of_its_own_stops_a_worker_elsewhere_and_a_guard_th
         wait_for(lambda: machine.state(run["run_id"])["status"] == "cancelled", timeout=30, what="the record")
         assert machine.training_pid() == 0
         assert client.state(run["run_id"])["status"] == "cancelled"
-        assert f"| [{run['run_id']}](/v2/runs/flow-run/{run['flow_run_id']}) | pending | 0 |" in page(server, "tiny")
+        row = f"| [{run['run_id']}](/v2/runs/flow-run/{run['flow_run_id']}) | cancelled | 0 |"
+        wait_for(lambda: row in page(server, "tiny"), timeout=30, what="the experiment's page")
         wait_for(lambda: receiver.posted, timeout=60, what="the guard's notice")
         assert receiver.posted[0]["event"] == "guard"
         assert re.fullmatch(r"step \d: entropy .* is above 0", receiver.posted[0]["message"])
