@@ -17,6 +17,7 @@ from pipelines.running.gpu_slots import slot_environment, stage_slots
 from pipelines.running.run import RunExecution
 from pipelines.runs import status_of
 from pipelines.submission.cancel import frozen_document
+from pipelines.unrecorded import why_incomplete
 from rpg.checkpoints.checkpoint import MANIFEST, defect
 from rpg.files import digest, files_under, read_json, write_json
 from rpg.processes.exit_cause import STOPPED
@@ -107,8 +108,9 @@ def _scratch(home: Home, run_id: str, start: int, end: int) -> Iterator[Home]:
     source, copy = home.run(run_id), scratch.run(run_id)
     try:
         copy.mkdir(parents=True)
-        for name in ("run.json", "spec.json"):
-            shutil.copyfile(source / name, copy / name)
+        shutil.copyfile(source / "run.json", copy / "run.json")
+        # All rows: those that the run recorded are compared, whatever it left out or `rpg gc` has freed.
+        write_json(copy / "spec.json", read_json(source / "spec.json") | {"record": {}})
         inputs = read_json(source / "inputs.json")
         places = {name: os.path.relpath(source / inputs[name], copy) for name in ("data", "base")}
         inputs.pop("evaluation", None)  # what is evaluated on the way leaves training as it is
@@ -149,7 +151,11 @@ def _compare(home: Home, scratch: Home, run_id: str, start: int, end: int) -> tu
     with Store.open(home.root) as record, Store.open(scratch.root) as retrained:
         for table in _ROWS:
             before, again = (_rows(store, table, run_id, start, end) for store in (record, retrained))
-            compared.append(f"{len(before):,} {table}")
+            if cause := why_incomplete(home.run(run_id), table):
+                compared.append(f"{len(before):,} of {len(again):,} {table} ({cause})")
+                again = again.filter(pa.array(np.isin(_responses(again), _responses(before))))
+            else:
+                compared.append(f"{len(before):,} {table}")
             differences += _row_differences(table, before, again)
     for kind, folder in (("checkpoint", "checkpoints"), ("export", "weights")):
         for step in range(start + 1, end + 1):
@@ -173,6 +179,12 @@ def _rows(store: Store, table: str, run_id: str, start: int, end: int) -> pa.Tab
         query, parameters = f"{query} and not list_contains(?, name)", [*parameters, _NOT_REPEATABLE]
     rows = store.query(f"{query} order by {_ROWS[table]}", parameters).table
     return rows.drop_columns([name for name in _NOT_COMPARED if name in rows.column_names])
+
+
+def _responses(rows: pa.Table) -> np.ndarray:
+    """Of each row the response that it belongs to: one number for step and rollout_id. [N]"""
+    steps, numbers = (rows.column(name).to_numpy().astype(np.int64) for name in ("step", "rollout_id"))
+    return np.asarray((steps << 32) + numbers)
 
 
 def _row_differences(table: str, before: pa.Table, again: pa.Table) -> list[str]:

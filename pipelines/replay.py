@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pipelines.home import Home
+from pipelines.unrecorded import why_incomplete
 from rpg.batches.batch import StepRollouts
 from rpg.files import read_json
 from rpg.replay.comparison import Furthest, GradientComparison
@@ -48,7 +49,7 @@ _LOSSES = "SELECT step, value FROM metrics WHERE run_id = ? AND name = 'loss'"
 
 
 class NothingToReplayError(RpgError):
-    """The run has no recorded rollouts of the steps that were asked for."""
+    """The run has no recorded rollouts of the steps that were asked for, or not all of their tokens."""
 
 
 @dataclass(slots=True)
@@ -149,7 +150,7 @@ def replay_run(
         only: of these, the steps to take; empty: all.
     Raises:
         SpecError: the objective is wrong.
-        NothingToReplayError: no such steps are on record.
+        NothingToReplayError: no such steps are on record, or not with all of their tokens.
     """
     spec = read_json(home.run(run_id) / "spec.json")
     result = RunReplay(run_id, with_objective(spec, ""), with_objective(spec, objective, overrides))
@@ -159,7 +160,7 @@ def replay_run(
     recorded_tally, other_tally, gradients, furthest = Tally(), Tally(), GradientComparison(), Furthest()
     with Store.open(home.root) as store:
         losses = dict(store.query(_LOSSES, [run_id]).rows)
-        for step in _recorded_steps(store, run_id, first, last, only):
+        for step in _recorded_steps(home, store, run_id, first, last, only):
             recorded = replay_step(step, result.recorded.at_step(step.step))
             other = replay_step(step, result.replayed.at_step(step.step))
             entry = _step_entry(step.step, recorded, other, training.minibatches)
@@ -212,8 +213,10 @@ def _reproduce(
         reproduction.loss = max(reproduction.loss, abs(loss - entry["recorded"].get("loss", 0.0)))
 
 
-def _recorded_steps(store: Store, run_id: str, first: int, last: int, only: Sequence[int]) -> Iterator[RecordedStep]:
-    """The chosen steps that have rollouts on record."""
+def _recorded_steps(
+    home: Home, store: Store, run_id: str, first: int, last: int, only: Sequence[int]
+) -> Iterator[RecordedStep]:
+    """The chosen steps that have rollouts on record. Raises NothingToReplayError where tokens of one are missing."""
     for begin, end in _spans(store.query(_STEPS, [run_id]).rows, first, last, only):
         rollouts = store.query(_ROLLOUTS, [run_id, begin, end]).arrow()
         tokens = store.query(_TOKENS, [run_id, begin, end]).arrow()
@@ -221,7 +224,19 @@ def _recorded_steps(store: Store, run_id: str, first: int, last: int, only: Sequ
         for step in np.unique(rollout_steps).tolist():
             if only and step not in only:
                 continue
-            yield _recorded(step, _rows(rollouts, rollout_steps, step), _rows(tokens, token_steps, step))
+            responses, of_step = _rows(rollouts, rollout_steps, step), _rows(tokens, token_steps, step)
+            _require_all_tokens(home, run_id, step, len(of_step), int(responses.column("num_tokens").to_numpy().sum()))
+            yield _recorded(step, responses, of_step)
+
+
+def _require_all_tokens(home: Home, run_id: str, step: int, recorded: int, sampled: int) -> None:
+    if recorded == sampled:
+        return
+    cause = why_incomplete(home.run(run_id), "tokens") or "`rpg db check` says what is damaged"
+    raise NothingToReplayError(
+        f"a replay needs every token of a step; of step {step} of {run_id} {recorded:,} of {sampled:,} are on record:"
+        f" {cause}"
+    )
 
 
 def _spans(steps: Sequence[tuple[int, int]], first: int, last: int, only: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -277,7 +292,9 @@ def _recorded_range(home: Home, run_id: str) -> str:
     """Which steps are on record, as the end of a message."""
     with Store.open(home.root) as store:
         steps = [row[0] for row in store.query(_STEPS, [run_id]).rows]
-    return f"there are steps {steps[0]} to {steps[-1]}" if steps else "it has recorded no step yet"
+    if steps:
+        return f"there are steps {steps[0]} to {steps[-1]}"
+    return why_incomplete(home.run(run_id), "rollouts") or "it has recorded no step yet"
 
 
 def setting(experiment: Experiment) -> str:

@@ -27,7 +27,8 @@ from rpg.manifests import list_files
 from rpg.parts import Parts
 from rpg.processes import ranks
 from rpg.processes.fence import Fence
-from rpg.recording.rows import write_metrics, write_rollouts, write_tokens
+from rpg.recording.provenance import provenance_of
+from rpg.recording.rows import chosen_responses, write_metrics, write_rollouts, write_tokens
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.source import RolloutSource
 from specs.records import CheckpointRow, Int32
@@ -120,22 +121,26 @@ class Keeper:
         trained_version: int,
         reference_version: int,
     ) -> None:
-        """Records a step's responses and their tokens."""
-        table = ledger.gather()
+        """Records a step's responses and their tokens, as far as the spec's `record` says."""
+        record = self._parts.spec.record
+        table = ledger.gather() if record.share else {}
         if not self._first:
             return
-        if self._parts.reference is None:
-            table["ref_logprobs"] = table["old_logprobs"]
-        write_rollouts(
-            self._writer,
-            step,
-            rollouts,
-            self._parts.problems,
-            advantage,
-            trained_version=trained_version,
-            reference_version=reference_version,
-        )
-        write_tokens(self._writer, step, rollouts, table)
+        if record.rollouts == "all":
+            write_rollouts(
+                self._writer,
+                step,
+                rollouts,
+                self._parts.problems,
+                advantage,
+                trained_version=trained_version,
+                reference_version=reference_version,
+            )
+        if record.share:
+            if self._parts.reference is None:
+                table["ref_logprobs"] = table["old_logprobs"]
+            chosen = chosen_responses(self._writer.run_id, step, len(rollouts.lengths), record.share)
+            write_tokens(self._writer, step, rollouts, table, chosen)
         failed = [score.error for score in rollouts.scores if score.error]
         if failed:
             self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
@@ -225,7 +230,8 @@ class Keeper:
         run = self._parts.run
         if self._first:
             self._writer.flush()
-            self._writer = SegmentWriter(run.path, run.inputs()["run_id"], run.new_attempt(step, self._fence))
+            attempt = run.new_attempt(step, self._fence, **provenance_of(self._parts.spec))
+            self._writer = SegmentWriter(run.path, run.inputs()["run_id"], attempt)
         self.recall_evaluations(step)
         state.load(self._parts, self._source, self._checkpoints.path(step))
         self._copy, self._means, self._ending = None, Means(), False

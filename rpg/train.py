@@ -99,6 +99,7 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: 
     from rpg.processes import ranks
     from rpg.processes.fence import Fence
     from rpg.recording.progress import ProgressFile
+    from rpg.recording.provenance import provenance_of
     from rpg.recording.segments import SegmentWriter
     from rpg.samplers.out_of_memory import SamplerOutOfMemoryError
     from rpg.samplers.sentinel import StaleEngineError
@@ -109,7 +110,7 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: 
     checkpoints = Checkpoints(run.checkpoints, Retention.of(parts.spec.training.checkpoint), fence)
     state = TrainingState()
     resumed = checkpoints.latest()
-    attempt = ranks.from_first(run.new_attempt(resumed, fence) if first else 0)
+    attempt = ranks.from_first(run.new_attempt(resumed, fence, **provenance_of(parts.spec)) if first else 0)
     keeper = Keeper(parts, source, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt), fence)
     keeper.recall_evaluations(resumed)
     keeper.event(resumed, "resumed" if resumed else "started", f"attempt {attempt}, {ranks.world_size()} rank(s)")

@@ -19,12 +19,17 @@ class MetricRow:
     """One figure of one step."""
 
     run_id: str
+    """The run, as in `runs`."""
     attempt: Int32
+    """Which start of the trainer wrote the row, from 1; see `attempts`."""
     step: Int32
+    """Step of training, from 1."""
     name: str
-    """A name of specs/metrics.py."""
+    """A name of the page Metrics, such as `reward/mean`."""
     value: float
+    """In the metric's unit, see the page Metrics."""
     recorded_at: datetime
+    """When the step's figures were written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +37,40 @@ class RolloutRow:
     """One response."""
 
     run_id: str
+    """The run, as in `runs`."""
     attempt: Int32
+    """Which start of the trainer wrote the row, from 1; see `attempts`."""
     step: Int32
+    """Step of training that sampled it for its batch, from 1."""
     rollout_id: Int32
     """Position in the step's batch, from 0."""
     prompt_id: str
     """Content hash of the problem."""
     group_id: Int32
-    """Responses to one prompt share it; from 0 in each step."""
+    """Responses to one prompt share it; numbered from 0 in each step."""
     prompt: str
+    """The text that the policy was given."""
     response: str
+    """The text that followed: what the policy sampled and, in several turns, what its environment said."""
     reward: float
-    """Penalties included."""
+    """Reward units; penalties included."""
     correct: bool
-    """What the scorer says, penalties aside."""
+    """Whether the scorer takes the answer for right, penalties aside."""
     advantage: float
+    """Reward units: the mean advantage of its tokens."""
     num_tokens: Int32
-    """That the policy sampled; those that its environment gave it are rows of `tokens` and not counted here."""
+    """Tokens that the policy sampled. Those that its environment gave are rows of `tokens` and not counted here."""
     finish_reason: str
-    """stop: ended by itself; length: cut at the maximum."""
+    """stop: the response ended by itself; length: it was cut at the maximum length."""
     policy_version: Int32
-    """Number of weight loads before the policy that sampled it."""
+    """Version of the policy that sampled it: how many times weights had been loaded."""
     trained_version: Int32 | None
-    """The same count for the policy that the step began to train; less policy_version, the staleness in steps. NULL in
+    """Version of the policy that the step began to train; less policy_version, the staleness in steps. NULL in
     older records."""
     reference_version: Int32
-    """Number of moves of the reference before it."""
+    """Version of the reference at that step: how often it had moved."""
     reward_error: str | None
-    """Why the scorer failed, where it did."""
+    """Why the scorer failed; NULL where it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +78,34 @@ class TokenRow:
     """One response token. All logprobs in nats. Of a token that the policy did not sample none is known."""
 
     run_id: str
+    """The run, as in `runs`."""
     attempt: Int32
+    """Which start of the trainer wrote the row, from 1; see `attempts`."""
     step: Int32
+    """Step of training, from 1."""
     rollout_id: Int32
+    """The response, as in `rollouts`."""
     position: Int32
-    """From 0 within the response."""
+    """Place in the response, from 0; given tokens are counted."""
     token_id: Int32
+    """Number of the token in the tokenizer's vocabulary."""
     logprob: Float32 | None
-    """At the update that last trained on it; NULL if none did."""
+    """log π: of the policy at the update that last trained on the token, nats; NULL if none did."""
     old_logprob: Float32 | None
-    """Of the policy at the start of the step, by the learner."""
+    """log π_old: of the policy at the start of the step, by the learner, nats."""
     rollout_logprob: Float32 | None
-    """Of the same policy, by the engine that sampled."""
+    """Of the policy that sampled, by the engine, nats."""
     ref_logprob: Float32 | None
-    """Of the reference policy."""
+    """log π_ref: of the reference policy, nats."""
     ratio: Float32 | None
-    """exp(logprob - old_logprob); of the whole response where the objective takes it so."""
+    """exp(logprob - old_logprob), without a unit; of the whole response where the objective takes it so."""
     clipped: bool | None
-    """Whether a bound of the clip acted on it."""
+    """Whether a bound of the clip acted on the token."""
     entropy: Float32 | None
-    """Of the next token's distribution, nats."""
+    """Of the distribution of the next token, at the sampling temperature, nats."""
     sampled: bool
-    """False: given by the environment of several turns (what a tool returned, what a user said), and context alone.
-    True in older records."""
+    """Whether the policy sampled it. False: given by the environment of several turns (what a tool returned, what a
+    user said), and context alone. True in older records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +113,26 @@ class EvaluationRow:
     """One measure of one checkpoint on one set."""
 
     run_id: str
+    """The run, as in `runs`."""
     fingerprint: str
     """Of the evaluate stage whose settings it was measured with; the run's state names the current one."""
     step: Int32
+    """Step of training whose policy was measured; 0: the base model."""
     dataset: str
+    """Name of the evaluation set."""
     metric: str
-    """mean@k, pass@k or maj@k."""
+    """mean@k: share of right answers among k responses; pass@k: whether one of k is right; maj@k: whether the answer
+    that most of k give is right."""
     value: float
+    """Mean over the problems, 0 to 1."""
     ci_low: float
-    """Lower end of the interval, at the level of `evaluation.confidence`."""
+    """Lower end of the interval of the value, at the level of `evaluation.confidence`."""
     ci_high: float
-    """Upper end."""
+    """Upper end of that interval."""
     num_problems: Int32
+    """Problems of the set that were answered."""
     samples_per_problem: Int32
+    """Responses to each problem."""
     attempt: Int32 | None = None
     """Which start of the trainer measured it; NULL where the evaluate stage did."""
 
@@ -119,22 +142,37 @@ class EvaluationSampleRow:
     """One response of an evaluation."""
 
     run_id: str
+    """The run, as in `runs`."""
     fingerprint: str
+    """Of the evaluate stage, as in `evaluations`."""
     step: Int32
+    """Step of training whose policy answered; 0: the base model."""
     dataset: str
+    """Name of the evaluation set."""
     problem_id: str
+    """Content hash of the problem."""
     sample: Int32
+    """Number of the response to its problem, from 0."""
     prompt: str
+    """The text that the policy was given."""
     response: str
+    """The text that the policy sampled."""
     answer: str
+    """The right answer."""
     extracted: str | None
     """What the scorer read as the answer; responses that agree in it vote together in maj@k."""
     score: float
+    """What the scorer gives, reward units; no penalties."""
     correct: bool
+    """Whether the scorer takes the answer for right."""
     num_tokens: Int32
+    """Tokens that the policy sampled."""
     finish_reason: str
+    """stop: the response ended by itself; length: it was cut at the maximum length."""
     reward_error: str | None
+    """Why the scorer failed; NULL where it did not."""
     attempt: Int32 | None = None
+    """Which start of the trainer asked; NULL where the evaluate stage did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +180,19 @@ class CheckpointRow:
     """One saved state of a run."""
 
     run_id: str
+    """The run, as in `runs`."""
     attempt: Int32
+    """Which start of the trainer wrote the row, from 1; see `attempts`."""
     step: Int32
+    """Step of training after which it was saved."""
     path: str
-    """Relative to the run's directory."""
+    """Of its directory, relative to the run's directory."""
     kind: str
     """full: everything needed to go on; weights: the policy alone, as safetensors."""
     num_bytes: int
+    """Size, bytes."""
     recorded_at: datetime
+    """When it was saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +200,18 @@ class EventRow:
     """Something that happened to a run."""
 
     run_id: str
+    """The run, as in `runs`."""
     attempt: Int32
+    """Which start of the trainer wrote the row, from 1; see `attempts`."""
     step: Int32
+    """Step of training at which it happened; 0: before the first."""
     kind: str
     """started, resumed, reference_moved, checkpoint_saved, reward_failed, finished, ... A rolled_back counts even where
     the run later goes back to before its step."""
     message: str
+    """What happened, in words."""
     recorded_at: datetime
+    """When it happened."""
 
 
 TABLES = {

@@ -20,7 +20,7 @@ FORBIDDEN = {
 FLOORS = {
     "specs": [
         {"loader", "json_schema"},
-        {"study_document"},
+        {"study_document", "origins"},
         {"document"},
         {"cells"},
         {"rules", "reading"},
@@ -49,7 +49,7 @@ FLOORS = {
         {"store", "verify", "export"},
         {"ingest"},
         {"snapshot"},
-        {"catalogue", "database"},
+        {"catalogue", "database", "documentation"},
         {"segments"},
         {"columns", "liveness", "errors"},
     ],
@@ -62,7 +62,7 @@ FLOORS = {
         {"running"},
         {"server"},
         {"launchers", "report", "planning", "replay", "garbage"},
-        {"runs", "processes", "results", "remote"},
+        {"runs", "processes", "results", "remote", "unrecorded"},
         {"state"},
         {"home"},
     ],

@@ -3,14 +3,12 @@ schema, metrics.md, tables.md from the store, commands.md from the command line,
 equations, and the list of the decisions.
 """
 
-import ast
 import inspect
 import math
 import re
 import sys
 import tempfile
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -192,10 +190,10 @@ def _range(metric: Metric) -> str:
 
 def tables_page() -> str:
     """Every table and view that a query may name, with its columns."""
-    from specs import records
     from storage import Store
+    from storage.documentation import descriptions
 
-    described = _documented_in_sql() | _documented_in_classes(inspect.getsource(records), records.TABLES)
+    described = descriptions()
     lines = [
         "# Tables and views",
         MADE,
@@ -207,39 +205,11 @@ def tables_page() -> str:
     with tempfile.TemporaryDirectory() as empty, Store.open(Path(empty)) as store:
         listed = "select table_name from information_schema.tables where table_schema = 'main' order by table_name"
         for (name,) in store.query(listed).rows:
-            about, meanings = described[name]
-            lines += ["", f"## {name}", "", about, "", "| column | type | meaning |", "|---|---|---|"]
+            text = described[name]
+            lines += ["", f"## {name}", "", text.about, "", "| column | type | meaning |", "|---|---|---|"]
             for column, kind, *_ in store.query(f"describe {name}").rows:
-                lines.append(_table_row(f"`{column}`", kind, meanings.get(column, "")))
+                lines.append(_table_row(f"`{column}`", kind, text.columns.get(column, "")))
     return "\n".join(lines) + "\n"
-
-
-def _documented_in_sql() -> dict[str, tuple[str, dict[str, str]]]:
-    """Table or view -> what the comments of the store's SQL files say of it and of its columns."""
-    described = {}
-    folder = Path(__file__).parents[1] / "storage"
-    for file in (folder / "catalogue.sql", folder / "queries" / "views.sql"):
-        for statement in file.read_text().split("\n\n"):
-            if named := re.search(r"^CREATE (?:TABLE|VIEW) (\w+) ", statement, re.MULTILINE):
-                about = re.findall(r"^-- (.*)", statement[: named.start()], re.MULTILINE)
-                columns = re.findall(r'^    "?(\w+)"? .*?-- (.*)$', statement, re.MULTILINE)
-                described[named[1]] = " ".join(about), dict(columns)
-    return described
-
-
-def _documented_in_classes(source: str, tables: dict[str, type]) -> dict[str, tuple[str, dict[str, str]]]:
-    """Table -> what its row class and the texts under the class's fields say."""
-    described = {}
-    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
-    for table, kind in tables.items():
-        body = classes[kind.__name__].body
-        columns = {
-            field.target.id: _flat(text.value.value)
-            for field, text in pairwise(body)
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-        }
-        described[table] = _flat(kind.__doc__), columns
-    return described
 
 
 def objectives_page() -> str:

@@ -19,6 +19,7 @@ from pipelines.running.outbox import Outbox
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.state import Record, RunState, write_once
 from rpg.files import now, read_json, replacing, write_json
+from specs.origins import origins_of
 from storage.liveness import start_of
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class RunExecution:
 
 
 def register_run(home: Home, document: "Document", plan: RunPlan) -> None:
-    """Writes what a run is (run.json, once), the spec that its trainer reads and the document that it came from."""
+    """Writes what a run is (run.json, once), the spec that its trainer reads, the document that it came from, and where
+    each value of the spec comes from (provenance.json)."""
     register_runs(home, document, [plan], durable=True)
 
 
@@ -185,8 +187,11 @@ def register_runs(home: Home, document: "Document", plans: Iterable[RunPlan], *,
         directory = home.run(plan.run_id)
         write_once(directory / "run.json", record, durable=durable)
         write_json(directory / "spec.json", experiment.model_dump(mode="json"), durable=durable)
-        with replacing(directory / "document.json", durable=durable) as aside:
-            aside.write_text(frozen, encoding="utf-8")
+        origins = [origin.to_json() for origin in origins_of(document, plan.values, experiment)]
+        texts = {"document.json": frozen, "provenance.json": json.dumps({"origins": origins}, ensure_ascii=False)}
+        for name, text in texts.items():
+            with replacing(directory / name, durable=durable) as aside:
+                aside.write_text(text, encoding="utf-8")
 
 
 def register_experiment(

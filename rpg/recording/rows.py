@@ -1,5 +1,7 @@
 """The rows of one step: metrics, responses, tokens. Columns straight from arrays; no object a token."""
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -56,8 +58,28 @@ def write_rollouts(
     )
 
 
-def write_tokens(writer: SegmentWriter, step: int, rollouts: StepRollouts, ledger: Mapping[str, Tensor]) -> None:
-    """One row a response token; what the ledger does not know becomes NULL, and of a given token it knows nothing."""
+def chosen_responses(run_id: str, step: int, count: int, share: float) -> np.ndarray:
+    """Which of a step's responses have their tokens recorded: bool. [count]
+
+    A share of them, rounded up: those whose digests of run, step and number are the least. So the choice is the same
+    whenever the step is trained again, and no random state has a part in it.
+    """
+    chosen = np.ones(count, dtype=np.bool_)
+    if share < 1:
+        digests = [hashlib.sha256(f"{run_id} {step} {number}".encode()).digest() for number in range(count)]
+        chosen[sorted(range(count), key=digests.__getitem__)[math.ceil(share * count) :]] = False
+    return chosen
+
+
+def write_tokens(
+    writer: SegmentWriter, step: int, rollouts: StepRollouts, ledger: Mapping[str, Tensor], chosen: np.ndarray
+) -> None:
+    """One row a token of the chosen responses; what the ledger does not know becomes NULL, and of a given token it
+    knows nothing.
+
+    Args:
+        chosen: of which responses: bool. [B]
+    """
     lengths, sampled = rollouts.lengths, rollouts.sampled
     rollout_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     positions = np.arange(len(sampled)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -70,21 +92,22 @@ def write_tokens(writer: SegmentWriter, step: int, rollouts: StepRollouts, ledge
         spread[sampled] = values
         return spread
 
-    columns = {name: known(values.numpy()) for name, values in ledger.items()}
+    kept = chosen[rollout_ids]
+    columns = {name: known(values.numpy())[kept] for name, values in ledger.items()}
     writer.columns(
         TokenRow,
         {
             "step": step,
-            "rollout_id": rollout_ids,
-            "position": positions.astype(np.int32),
-            "token_id": rollouts.token_ids.astype(np.int32),
+            "rollout_id": rollout_ids[kept],
+            "position": positions[kept].astype(np.int32),
+            "token_id": rollouts.token_ids[kept].astype(np.int32),
             "logprob": pa.array(columns["logprobs"], from_pandas=True),
             "old_logprob": pa.array(columns["old_logprobs"], from_pandas=True),
-            "rollout_logprob": pa.array(known(rollouts.rollout_logprobs), mask=~sampled),
+            "rollout_logprob": pa.array(known(rollouts.rollout_logprobs)[kept], mask=~sampled[kept]),
             "ref_logprob": pa.array(columns["ref_logprobs"], from_pandas=True),
             "ratio": pa.array(columns["ratios"], from_pandas=True),
             "clipped": pa.array(columns["clipped"] > 0, mask=np.isnan(columns["clipped"])),
             "entropy": pa.array(columns["entropies"], from_pandas=True),
-            "sampled": sampled,
+            "sampled": sampled[kept],
         },
     )

@@ -58,9 +58,11 @@ class RunDirectory:
         """Whether training with this fingerprint is done."""
         return self.manifest.exists() and json.loads(self.manifest.read_bytes())["fingerprint"] == fingerprint
 
-    def new_attempt(self, resumed_from_step: int, fence: Fence) -> int:
+    def new_attempt(self, resumed_from_step: int, fence: Fence, **provenance: Any) -> int:
         """Notes that a trainer starts, before it writes any row. Returns its number, from 1, which no other has.
 
+        Args:
+            provenance: plain data on what the trainer works with and what it records.
         Raises:
             SupersededError: the run was taken over.
         """
@@ -71,7 +73,7 @@ class RunDirectory:
             number = 1 + max((int(file.stem) for file in attempts.glob("[0-9]*.json")), default=0)
             record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now("microseconds")}
             with suppress(FileExistsError):  # else a trainer that was taken over, or has taken over, was first
-                create_json(attempts / f"{number:04}.json", record | {"lease": fence.number})
+                create_json(attempts / f"{number:04}.json", record | {"lease": fence.number} | provenance)
                 return number
 
     def evaluated_steps(self) -> list[int]:

@@ -45,6 +45,7 @@ class SegmentWriter:
     """
 
     def __init__(self, run_dir: Path, run_id: str, attempt: int) -> None:
+        self.run_id = run_id
         self.attempt = attempt
         self._root = run_dir / "segments"
         self._constants = {"run_id": run_id, "attempt": attempt}

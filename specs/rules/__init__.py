@@ -261,6 +261,36 @@ def _idle_schedule(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def _record(experiment: Experiment) -> Iterator[Issue]:
+    record = experiment.record
+    if record.rollouts == "none" and record.tokens != "none":
+        yield Issue(
+            "token rows hold the responses that record.rollouts leaves out",
+            ("record", "tokens"),
+            given=f"{record.tokens} with rollouts none",
+            allowed="none",
+            hint="write tokens: none too, or leave rollouts out",
+        )
+
+
+def _idle_record(experiment: Experiment) -> Iterator[Issue]:
+    record = experiment.record
+    if record.tokens != "sampled" and "sampled_share" in record.model_fields_set:
+        yield Issue(
+            "the share has no effect",
+            ("record", "sampled_share"),
+            given=f"{record.sampled_share:g} with tokens {record.tokens}",
+            hint="write tokens: sampled, or leave sampled_share out",
+        )
+    if record.tokens == "none" and record.keep_days:
+        yield Issue(
+            "there are no token rows to free",
+            ("record", "keep_days"),
+            given=f"{record.keep_days:g} with tokens none",
+            hint="leave keep_days out",
+        )
+
+
 RULES = (
     _batch,
     _groups,
@@ -277,6 +307,7 @@ RULES = (
     *vllm.RULES,
     missing_files,
     _launcher,
+    _record,
     *training.RULES,
 )
 IDLE_KNOBS = (
@@ -285,6 +316,7 @@ IDLE_KNOBS = (
     _idle_groups,
     _idle_evaluation,
     _idle_schedule,
+    _idle_record,
     _unfinished_schedules,
     *objective.IDLE_KNOBS,
     *rollout.IDLE_KNOBS,

@@ -1,10 +1,10 @@
-"""What a run may use of a machine, and what happens when a stage fails. Nothing here changes a result."""
+"""What a run may use of a machine, what it records, what happens when a stage fails. Nothing here changes a result."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from specs.schema.base import Spec
+from specs.schema.base import Spec, execution
 
 
 class Resources(Spec):
@@ -18,6 +18,29 @@ class Resources(Spec):
     """Memory of one rank's device in GiB, against which the plan's estimate is held; 0: not checked."""
     threads: int = Field(0, ge=0)
     """CPU threads of a rank; 0: the machine's cores divided by the ranks, and by the runs at a time."""
+
+
+class Record(Spec):
+    """Which rows training records, and how long token rows stay. Metrics, events and evaluations always are recorded.
+
+    `rpg replay` needs all rows of `rollouts` and `tokens`.
+    """
+
+    rollouts: Literal["all", "none"] = execution("all")
+    """Table `rollouts`: a row for each response of training, with its text. none: no texts are kept, of tokens neither.
+    """
+    tokens: Literal["all", "sampled", "none"] = execution("all")
+    """Table `tokens`: a row for each token of all responses, of a share of each step's responses, or of none."""
+    sampled_share: float = execution(0.1, gt=0, lt=1)
+    """Of each step's responses, those whose tokens are recorded with `tokens: sampled`; rounded up. Which ones follows
+    from the run's id and the step alone."""
+    keep_days: float = execution(0.0, ge=0)
+    """Days from a run's end until `rpg gc` frees its token rows; 0: they are kept."""
+
+    @property
+    def share(self) -> float:
+        """Of a step's responses, those whose tokens are recorded: 0 to 1."""
+        return {"all": 1.0, "sampled": self.sampled_share, "none": 0.0}[self.tokens]
 
 
 _RETRIES = (

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from specs.schema.base import Spec, execution
 from specs.schema.data import Data
 from specs.schema.evaluation import Evaluation
-from specs.schema.execution import Resources, Stages
+from specs.schema.execution import Record, Resources, Stages
 from specs.schema.fields import choose
 from specs.schema.launchers import Launcher, LocalLauncher
 from specs.schema.model import Model, WarmUp
@@ -68,6 +68,8 @@ class Experiment(Spec):
     """Batch algebra, optimizer, and how the work is spread."""
     evaluation: Evaluation = Evaluation()
     """How checkpoints are measured."""
+    record: Record = execution(Record())
+    """Which rows are recorded, and how long they stay."""
     launcher: Launcher = LocalLauncher()
     """What starts the training ranks."""
     resources: Resources = Resources()
@@ -106,10 +108,10 @@ class Experiment(Spec):
     @classmethod
     def _complete(cls, data: Any) -> Any:
         """Advantage and reference take from the objective's published setting what they leave out."""
-        return _with_published(data) if isinstance(data, dict) else data
+        return with_published(data) if isinstance(data, dict) else data
 
 
-def _with_published(data: Mapping[str, Any]) -> dict[str, Any]:
+def with_published(data: Mapping[str, Any]) -> dict[str, Any]:
     """The experiment's data with each section of its objective's `published` laid under what is there.
 
     A section that takes another `source` than the published one stands alone: a schedule belongs to its source. Without

@@ -107,6 +107,7 @@ def test_a_change_reaches_the_stages_that_depend_on_it(spec: Path, home: Home, o
         "resources.threads=1",
         "stages.train.retries=3",
         "rollout.max_concurrent=2",
+        "record={tokens: sampled, keep_days: 30}",
     ],
 )
 def test_how_and_where_a_run_executes_is_no_part_of_its_identity(spec: Path, home: Home, override: str) -> None:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rpg.files import DiskError
+from rpg.recording.rows import chosen_responses
 from rpg.recording.segments import SegmentWriter, schema_of
 from specs.records import TABLES, MetricRow, RolloutRow, TokenRow
 
@@ -67,3 +68,15 @@ def test_a_half_written_segment_has_no_name_that_a_reader_looks_for(
     with pytest.raises(DiskError, match="no space is left on the device"):
         writer.flush()
     assert list((tmp_path / "segments" / "events").iterdir()) == []
+
+
+def test_the_choice_of_responses_follows_from_run_step_and_share_alone() -> None:
+    chosen = chosen_responses("run", 3, 64, 0.1)
+    assert chosen.sum() == 7, "a tenth of 64, rounded up"
+    assert (chosen == chosen_responses("run", 3, 64, 0.1)).all()
+    assert (chosen != chosen_responses("run", 4, 64, 0.1)).any()
+    assert (chosen != chosen_responses("other", 3, 64, 0.1)).any()
+    assert (chosen <= chosen_responses("run", 3, 64, 0.5)).all(), "a larger share holds the smaller one"
+    assert chosen_responses("run", 3, 64, 1.0).all()
+    counts = sum(chosen_responses("run", step, 8, 0.25).astype(int) for step in range(400))
+    assert 60 < counts.min() <= counts.max() < 140, "no place in the batch is preferred"

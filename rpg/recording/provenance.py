@@ -1,0 +1,120 @@
+"""What a training process works with: its code, its packages, its machine and the variables that steer it.
+
+Written with each attempt of a run, since a run may go on elsewhere with something else.
+"""
+
+import hashlib
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, distributions
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specs.schema.experiment import Experiment
+from specs.secrets import HIDDEN, NAMES, hide, masked
+
+DISTRIBUTION = "rpg-experiments"
+STEERING = ("RPG_", "CUDA_", "CUBLAS_", "NCCL_", "NVIDIA_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "DS_", "VLLM_")
+"""What the names of the recorded variables begin with."""
+_GIT_SECONDS = 20.0
+
+
+def provenance_of(experiment: Experiment) -> dict[str, Any]:
+    """What an attempt notes of itself: what this process works with, and which rows the spec has it record."""
+    return {**_process(), "record": experiment.record.model_dump(mode="json")}
+
+
+@cache
+def _process() -> dict[str, Any]:
+    """Code, packages, machine and variables of this process, looked up once.
+
+    Returns:
+        code: version; of a Git checkout also commit, and diff: SHA-256 of what is not committed, empty for nothing.
+        packages: name==version of every installed distribution, sorted; lock: SHA-256 of those lines.
+        machine: python, platform, cpu, cpus and, where there are any, gpu, gpus, cuda and driver.
+        environment: the variables whose names begin as `STEERING` says, secrets hidden.
+    """
+    packages = sorted({f"{package.name}=={package.version}" for package in distributions()}, key=str.lower)
+    return {
+        "code": _code(Path(__file__).parents[2]),
+        "packages": packages,
+        "lock": hashlib.sha256("".join(f"{line}\n" for line in packages).encode()).hexdigest(),
+        "machine": _machine(),
+        "environment": steering_variables(dict(os.environ)),
+    }
+
+
+def steering_variables(environment: dict[str, str]) -> dict[str, str]:
+    """The variables that steer training, without secrets."""
+    chosen = {name: value for name, value in sorted(environment.items()) if name.startswith(STEERING)}
+    secret = environment.get(NAMES, "").split(",")
+    return {name: HIDDEN if name in secret else hide(value, environment) for name, value in masked(chosen).items()}
+
+
+def _code(root: Path) -> dict[str, str]:
+    """The product's version, and the state of the Git checkout that it runs from, if it does from one."""
+    try:
+        code = {"version": distribution(DISTRIBUTION).version}
+    except PackageNotFoundError:
+        code = {"version": ""}
+    # An environment may lie in a checkout of something else: only a file that Git follows counts.
+    if _git(root, "ls-files", "--error-unmatch", "rpg/__init__.py") is None:
+        return code
+    commit, diff = _git(root, "rev-parse", "HEAD"), _git(root, "diff", "--no-ext-diff", "--no-textconv", "HEAD")
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
+    if commit is None or diff is None or untracked is None:
+        return code
+    digest = hashlib.sha256(diff)
+    names = sorted(name for name in untracked.decode(errors="surrogateescape").split("\0") if name.endswith(".py"))
+    for name in names:
+        digest.update(f"{name}\0".encode(errors="surrogateescape") + (root / name).read_bytes())
+    return code | {"commit": commit.decode().strip(), "diff": digest.hexdigest() if diff or names else ""}
+
+
+def _git(root: Path, *arguments: str) -> bytes | None:
+    """What Git prints; None where there is no Git, no checkout, or Git refuses."""
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, check=True, timeout=_GIT_SECONDS).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _machine() -> dict[str, Any]:
+    machine: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cpus": os.cpu_count() or 0,
+    }
+    if torch.cuda.is_available():
+        machine |= {
+            "gpu": torch.cuda.get_device_name(),
+            "gpus": torch.cuda.device_count(),
+            "cuda": torch.version.cuda or torch.version.hip or "",
+            "driver": _driver(),
+        }
+    return machine
+
+
+def _cpu() -> str:
+    """The processor's model; where Linux does not say it, its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _driver() -> str:
+    """Version of NVIDIA's driver; empty where it is not known."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").partition("\n")[0].split()
+    except OSError:
+        return ""
+    return next((word for word in words if word[:1].isdigit() and "." in word), "")

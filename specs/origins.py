@@ -1,0 +1,94 @@
+"""Where each value of a run's spec comes from: a line of a file, an override, the matrix, a published setting, a
+default.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specs.cells import cell_source
+from specs.document import Document
+from specs.errors import Path, Position, nearest_position
+from specs.schema.experiment import Experiment, with_published
+from specs.schema.fields import split
+
+_OVERRIDE = "--set"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one value of a run's spec comes from."""
+
+    path: Path
+    """Of the value in the spec. A list of plain values is one value."""
+    kind: Literal["file", "set", "matrix", "published", "default"]
+    """file: a spec file, one that it extends or a study's; set: `--set`; matrix: the run's cell or seed; published: the
+    setting that the objective was published with; default: the schema's."""
+    file: str = ""
+    """As the user named it; empty where no file says the value."""
+    line: int = 0
+    """From 1; 0: no line of a file."""
+
+    def to_json(self) -> list[Any]:
+        """[path, kind, file, line]"""
+        return [list(self.path), self.kind, self.file, self.line]
+
+
+def origins_of(document: Document, values: Mapping[str, Any], experiment: Experiment) -> list[Origin]:
+    """The origin of each value of a run's spec, in the spec's order.
+
+    Args:
+        values: those of the matrix in this run, by dotted path.
+        experiment: the run's spec.
+    """
+    given = cell_source(document.source, values)
+    completed = with_published(given)
+    in_matrix = [(split(path), place) for path, place in _matrix_places(document).items() if path in values]
+    origins = []
+    for path in _leaves(experiment.model_dump(mode="json", exclude={"matrix"}), ()):
+        if not _says(given, path):
+            origins.append(Origin(path, "published" if _says(completed, path) else "default"))
+            continue
+        place = next((place for varied, place in in_matrix if path[: len(varied)] == varied), None)
+        varies = place is not None or path[0] == "seeds"
+        place = place or nearest_position(path, document.positions) or Position("", 0, "")
+        if place.file.startswith(_OVERRIDE):
+            origins.append(Origin(path, "set"))
+        else:
+            origins.append(Origin(path, "matrix" if varies else "file", place.file, place.line))
+    return origins
+
+
+def _matrix_places(document: Document) -> dict[str, Position | None]:
+    """Path that the matrix varies -> where the matrix says so."""
+    matrix = document.experiment.matrix
+    axes = {"product": matrix.product, "zip": matrix.zip} if matrix else {}
+    return {path: nearest_position(("matrix", axis, path), document.positions) for axis in axes for path in axes[axis]}
+
+
+def _leaves(value: Any, path: Path) -> Iterator[Path]:
+    """The paths of the values; a list is a value of its own unless it holds mappings."""
+    if isinstance(value, Mapping) and value:
+        for key, child in value.items():
+            yield from _leaves(child, (*path, key))
+    elif isinstance(value, list) and any(isinstance(child, Mapping) for child in value):
+        for index, child in enumerate(value):
+            yield from _leaves(child, (*path, index))
+    else:
+        yield path
+
+
+def _says(data: Any, path: Path) -> bool:
+    """Whether the data gives a value at the path, itself or through a shorter form of a section around it."""
+    for part in path:
+        if isinstance(data, Mapping):
+            if part not in data:
+                return False
+            data = data[part]
+        elif isinstance(data, list) and isinstance(part, int):
+            if part >= len(data):
+                return False
+            data = data[part]
+        else:
+            return True
+    return True

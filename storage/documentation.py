@@ -1,0 +1,93 @@
+"""What every table, view and column means: one text for the pages of the documentation and the database's comments.
+
+The text of a recorded table stands in its row class in specs/records.py; that of another table, or of a view, in the
+SQL file that makes it: above the statement, and beside a column or above the statement as `--   column: text`.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from specs import records
+from storage.database import quoted, sql
+
+SQL_FILES = ("catalogue.sql", "queries/views.sql")
+SHARED = ("run_id", "experiment", "seed")
+"""Columns that mean everywhere what they mean in `runs`, unless they have a text of their own."""
+_STATEMENT = re.compile(r'^CREATE (?:TABLE|VIEW) "?(\w+)"? ', re.MULTILINE)
+_ABOVE = re.compile(r"^-- ?(.*)$", re.MULTILINE)
+_COLUMN_ABOVE = re.compile(r"^  (\w+): (.*)$")
+_COLUMN_BESIDE = re.compile(r'^ +"?(\w+)"? .*?-- (.*)$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a table or view is about, and what its columns mean."""
+
+    about: str
+    columns: dict[str, str]
+
+
+@cache
+def descriptions() -> dict[str, Description]:
+    """By table or view."""
+    texts = [text for file in SQL_FILES for text in _in_sql(sql(file))]
+    described = dict([*texts, *_in_classes(inspect.getsource(records))])
+    shared = {name: text for name, text in described["runs"].columns.items() if name in SHARED}
+    return {name: Description(text.about, shared | text.columns) for name, text in described.items()}
+
+
+def comments(columns: Iterable[tuple[str, str, bool]]) -> Iterator[str]:
+    """The SQL statements that comment tables, views and their columns in a database.
+
+    Args:
+        columns: of each column its table's or view's name, its own, and whether it is a view's; table by table.
+    """
+    commented = ""
+    for relation, column, is_view in columns:
+        text = descriptions().get(relation, Description("", {}))
+        if relation != commented and text.about:
+            kind = "VIEW" if is_view else "TABLE"
+            yield f'COMMENT ON {kind} "{relation}" IS {quoted(text.about)}'
+        commented = relation
+        if meaning := text.columns.get(column):
+            yield f'COMMENT ON COLUMN "{relation}"."{column}" IS {quoted(meaning)}'
+
+
+def _in_sql(text: str) -> Iterator[tuple[str, Description]]:
+    for statement in text.split("\n\n"):
+        if not (named := _STATEMENT.search(statement)):
+            continue
+        about: list[str] = []
+        columns: dict[str, str] = {}
+        for line in _ABOVE.findall(statement[: named.start()]):
+            if of_column := _COLUMN_ABOVE.match(line):
+                columns[of_column[1]] = of_column[2]
+            elif columns:
+                columns[list(columns)[-1]] += f" {line.strip()}"
+            else:
+                about.append(line)
+        columns |= dict(_COLUMN_BESIDE.findall(statement[named.end() :]))
+        yield named[1], Description(" ".join(about), columns)
+
+
+def _in_classes(source: str) -> Iterator[tuple[str, Description]]:
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    for table, kind in records.TABLES.items():
+        columns = {
+            field.target.id: _on_one_line(text.value.value)
+            for field, text in pairwise(classes[kind.__name__].body)
+            if isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        }
+        yield table, Description(_on_one_line(kind.__doc__), columns)
+
+
+def _on_one_line(text: object) -> str:
+    return " ".join(str(text or "").split())

@@ -1,0 +1,123 @@
+"""What a trainer records of its steps and of itself, as the spec's `record` says."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.home import Home
+from pipelines.replay import NothingToReplayError, replay_run
+from pipelines.unrecorded import why_incomplete
+from rpg.files import digest
+from rpg.recording.provenance import steering_variables
+from tests.rpg.tiny_run import make_inputs, make_run, rows, train
+
+TRAINING = {"steps": 2, "optimizer": {"learning_rate": 0.01}}
+RECORDS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "sampled": {"tokens": "sampled", "sampled_share": 0.1},
+    "none": {"tokens": "none", "rollouts": "none"},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One run, trained with each of the settings."""
+    place = tmp_path_factory.mktemp("recorded")
+    make_inputs(place)
+    runs = {}
+    for name, record in RECORDS.items():
+        runs[name] = make_run(place, place / name / "runs" / "tiny", training=TRAINING, record=record)
+        train(runs[name])
+    return runs
+
+
+def tokens_of(run_dir: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """The token rows by step and response."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in rows(run_dir, "tokens"):
+        found.setdefault((row["step"], row["rollout_id"]), []).append(row)
+    return found
+
+
+def test_what_is_recorded_changes_nothing_of_training(trained: dict[str, Path]) -> None:
+    digests = {name: digest(next(run.glob("weights/step-*/model.safetensors"))) for name, run in trained.items()}
+    assert len(set(digests.values())) == 1
+    losses = {
+        name: [row["value"] for row in rows(run, "metrics") if row["name"] == "loss"] for name, run in trained.items()
+    }
+    assert losses["all"] == losses["sampled"] == losses["none"] != []
+
+
+def test_the_sampled_tokens_are_those_of_some_responses_whole(trained: dict[str, Path]) -> None:
+    everything, few = tokens_of(trained["all"]), tokens_of(trained["sampled"])
+    assert len(everything) == 2 * 32
+    assert [sum(step == number for step, _ in few) for number in (1, 2)] == [4, 4], "a tenth of 32, rounded up"
+    for response, of_response in few.items():
+        assert of_response == everything[response]
+    assert len(rows(trained["sampled"], "rollouts")) == 2 * 32
+
+
+def test_none_are_recorded_where_none_are_wanted(trained: dict[str, Path]) -> None:
+    tables = {path.name for path in (trained["none"] / "segments").iterdir()}
+    assert tables == {"metrics", "events", "checkpoints"}
+
+
+def test_a_replay_says_which_rows_it_lacks_and_why(trained: dict[str, Path], tmp_path: Path) -> None:
+    def refused(name: str) -> str:
+        with pytest.raises(NothingToReplayError) as refusal:
+            replay_run(Home(trained[name].parents[1]), "tiny", "")
+        return str(refusal.value)
+
+    recorded = len(rows(trained["sampled"], "tokens")) - sum(
+        row["step"] == 2 for row in rows(trained["sampled"], "tokens")
+    )
+    of_step = sum(row["num_tokens"] for row in rows(trained["sampled"], "rollouts") if row["step"] == 1)
+    assert refused("sampled") == (
+        f"a replay needs every token of a step; of step 1 of tiny {recorded} of {of_step} are on record:"
+        " the run was trained with record.tokens: sampled, record.sampled_share: 0.1"
+    )
+    assert refused("none") == (
+        "tiny has no recorded rollouts of these steps; the run was trained with record.rollouts: none"
+    )
+    shutil.copytree(trained["all"].parents[1], tmp_path / "home")
+    directory = tmp_path / "home" / "runs" / "tiny"
+    assert why_incomplete(directory, "tokens") == why_incomplete(directory, "metrics") == ""
+    for segment in sorted((directory / "segments" / "tokens").iterdir())[1:]:
+        segment.unlink()
+    with pytest.raises(NothingToReplayError, match=r"step 2 of tiny 0 of .* are on record: `rpg db check` says what"):
+        replay_run(Home(tmp_path / "home"), "tiny", "")
+
+
+def test_an_attempt_notes_what_it_works_with(trained: dict[str, Path]) -> None:
+    (attempt,) = (json.loads(path.read_text()) for path in (trained["sampled"] / "attempts").iterdir())
+    assert attempt["record"] == {"rollouts": "all", "tokens": "sampled", "sampled_share": 0.1, "keep_days": 0.0}
+    assert attempt["code"]["version"]
+    assert any(line.startswith("torch==") for line in attempt["packages"])
+    assert len(attempt["lock"]) == 64
+    assert {"python", "platform", "cpu", "cpus"} <= attempt["machine"].keys()
+    assert attempt["environment"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_no_secret_is_among_the_noted_variables() -> None:
+    noted = steering_variables(
+        {
+            "RPG_HOME": "/home",
+            "RPG_SECRETS": "RPG_WORD",
+            "RPG_WORD": "abracadabra",
+            "RPG_API_TOKEN": "0123456789abcdef",
+            "RPG_PROFILE": "https://me:sesame-open@server/api",
+            "NCCL_DEBUG": "abracadabra and more",
+            "AWS_REGION": "elsewhere",
+        }
+    )
+    assert noted == {
+        "NCCL_DEBUG": "(hidden) and more",
+        "RPG_API_TOKEN": "(hidden)",
+        "RPG_HOME": "/home",
+        "RPG_PROFILE": "(hidden)",
+        "RPG_SECRETS": "RPG_WORD",
+        "RPG_WORD": "(hidden)",
+    }
