@@ -18,10 +18,9 @@ from storage.database import quoted, sql
 SQL_FILES = ("catalogue.sql", "queries/views.sql")
 SHARED = ("run_id", "experiment", "seed")
 """Columns that mean everywhere what they mean in `runs`, unless they have a text of their own."""
-_STATEMENT = re.compile(r'^CREATE (?:TABLE|VIEW) "?(\w+)"? ', re.MULTILINE)
-_ABOVE = re.compile(r"^-- ?(.*)$", re.MULTILINE)
-_COLUMN_ABOVE = re.compile(r"^  (\w+): (.*)$")
-_COLUMN_BESIDE = re.compile(r'^ +"?(\w+)"? .*?-- (.*)$', re.MULTILINE)
+_STATEMENT = re.compile(r'CREATE (?:TABLE|VIEW) "?([\w.]+)"? ')
+_COLUMN_ABOVE = re.compile(r"--   (\w+): (.*)")
+_COLUMN_BESIDE = re.compile(r' +"?(\w+)"? .*?-- (.*)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +58,37 @@ def comments(columns: Iterable[tuple[str, str, bool]]) -> Iterator[str]:
 
 
 def _in_sql(text: str) -> Iterator[tuple[str, Description]]:
-    for statement in text.split("\n\n"):
-        if not (named := _STATEMENT.search(statement)):
+    """What the comments of a SQL file say. A statement without any gives nothing."""
+    above: list[str] = []
+    name, about, columns = "", "", dict[str, str]()
+    for line in [*text.splitlines(), ";"]:
+        if line.startswith("--"):
+            above.append(line)
             continue
-        about: list[str] = []
-        columns: dict[str, str] = {}
-        for line in _ABOVE.findall(statement[: named.start()]):
-            if of_column := _COLUMN_ABOVE.match(line):
-                columns[of_column[1]] = of_column[2]
-            elif columns:
-                columns[list(columns)[-1]] += f" {line.strip()}"
-            else:
-                about.append(line)
-        columns |= dict(_COLUMN_BESIDE.findall(statement[named.end() :]))
-        yield named[1], Description(" ".join(about), columns)
+        if created := _STATEMENT.match(line):
+            name = created[1]
+            about, columns = _above(above)
+        elif beside := _COLUMN_BESIDE.match(line):
+            columns[beside[1]] = beside[2]
+        above = []
+        if line.endswith(";") and name:
+            if about or columns:
+                yield name, Description(about, columns)
+            name = ""
+
+
+def _above(lines: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """What the comment above a statement says of it and of its columns."""
+    about: list[str] = []
+    columns: dict[str, str] = {}
+    for line in lines:
+        if of_column := _COLUMN_ABOVE.match(line):
+            columns[of_column[1]] = of_column[2]
+        elif columns:
+            columns[list(columns)[-1]] += f" {line.lstrip('- ')}"
+        else:
+            about.append(line.lstrip("- "))
+    return " ".join(about), columns
 
 
 def _in_classes(source: str) -> Iterator[tuple[str, Description]]:

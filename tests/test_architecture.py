@@ -49,6 +49,7 @@ FLOORS = {
         {"store", "verify", "export"},
         {"ingest"},
         {"snapshot"},
+        {"provenance"},
         {"catalogue", "database", "documentation"},
         {"segments"},
         {"columns", "liveness", "errors"},

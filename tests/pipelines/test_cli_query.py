@@ -216,6 +216,20 @@ def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
     assert shown["files"]["log of train"].endswith("logs/train.log")
 
 
+def test_a_run_shows_where_its_values_come_from(call: Call, home: Path) -> None:
+    run = home / "runs/sums-s0-aaaa1111"
+    write_json(run / "spec.json", {"training": {"steps": 3}})
+    write_json(run / "provenance.json", {"origins": [[["training", "steps"], "file", "specs/sums.yaml", 12]]})
+    code, out, _ = call("show", "aaaa", "--origin")
+    assert code == 0
+    assert re.search(r"^spec +training.steps +3 +file +specs/sums.yaml +12", out, re.MULTILINE)
+    (row,) = json.loads(call("show", "aaaa", "--origin", "--json")[1])
+    assert row == {
+        **{"run_id": "sums-s0-aaaa1111", "kind": "spec", "name": "training.steps", "value": "3", "origin": "file"},
+        **{"file": "specs/sums.yaml", "line": 12, "attempt": None},
+    }
+
+
 def test_a_run_shows_its_certificate(call: Call, home: Path) -> None:
     assert json.loads(call("show", "aaaa", "--json")[1])["certificate"] == {}
     assert "Certificate" not in call("show", "aaaa")[1]

@@ -12,9 +12,11 @@ from pipelines.home import Home
 from pipelines.planning.fingerprint import base_identity, data_identity, evaluate_identity, fingerprint, flatten
 from pipelines.planning.plan import Plan, RunPlan, make_plan, plan_run
 from pipelines.results import manifest_of
+from pipelines.running.run import register_run
 from rpg.manifests import NOTES, list_files
 from specs.errors import SpecError
 from specs.loader import load_document
+from storage.provenance import provenance_rows
 
 SPEC = """\
 name: tiny
@@ -112,6 +114,20 @@ def test_a_change_reaches_the_stages_that_depend_on_it(spec: Path, home: Home, o
 )
 def test_how_and_where_a_run_executes_is_no_part_of_its_identity(spec: Path, home: Home, override: str) -> None:
     assert not changed(spec, home, override)
+
+
+def test_a_frozen_run_has_the_origin_of_each_value_of_its_spec(spec: Path, home: Home) -> None:
+    document = load_document(spec, ["training.steps=3"])
+    (run,) = make_plan(document, home).runs
+    register_run(home, document, run)
+    origins = {row["name"]: row for row in provenance_rows(home.root, home.run(run.run_id))}
+    assert origins["training.steps"] == {
+        **{"run_id": run.run_id, "kind": "spec", "name": "training.steps", "value": "3", "origin": "set"},
+    }
+    place = {"origin": "file", "file": str(spec), "line": 9}
+    assert place.items() <= origins["objective.kl_coef"].items()
+    resolved = flatten(run.experiment.model_dump(mode="json", exclude={"matrix"}))
+    assert all(any(path == name or path.startswith(f"{name}.") for name in origins) for path in resolved)
 
 
 def test_a_warm_up_makes_the_base_model_depend_on_the_training_problems(spec: Path, home: Home) -> None:

@@ -1,0 +1,106 @@
+"""Provenance: where a run's settings come from and what it was made with, as rows from the documents that say so.
+
+The trainer notes with each attempt what it works with (`attempts/`), whoever froze the run noted the origin of each
+value of its spec (`provenance.json`). The values themselves are in `spec.json`, the data's digests in the manifest of
+their artifact. Runs of earlier versions have fewer of these documents, and fewer rows.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from specs.errors import dotted
+from specs.secrets import HIDDEN, looks_secret
+from storage.catalogue import Row, read_document
+
+PACKAGES = (
+    "accelerate",
+    "datasets",
+    "deepspeed",
+    "flash-attn",
+    "math-verify",
+    "numpy",
+    "peft",
+    "pyarrow",
+    "reasoning-gym",
+    "safetensors",
+    "schedulefree",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "triton",
+    "vllm",
+)
+"""Those that a result may depend on; the attempt's document lists every installed one."""
+
+
+COLUMNS = ("run_id", "kind", "name", "value", "origin", "file", "line", "attempt")
+
+
+def provenance_rows(root: Path, directory: Path) -> list[Row]:
+    """A run's rows of the table `provenance`.
+
+    Args:
+        root: the home.
+        directory: the run's.
+    """
+    found = [*_spec(directory), *_data(root, directory), *_certificate(directory)]
+    for path in sorted((directory / "attempts").glob("[0-9]*.json")):
+        found += [row | {"attempt": int(path.stem)} for row in _attempt(read_document(path))]
+    return [row | {"run_id": directory.name} for row in found]
+
+
+def _spec(directory: Path) -> Iterator[Row]:
+    spec = read_document(directory / "spec.json")
+    for path, origin, file, line in read_document(directory / "provenance.json").get("origins") or ():
+        value = _text(_at(spec, path))
+        if "environment" in path[:-1] and looks_secret(str(path[-1]), value or ""):
+            value = HIDDEN
+        place = {"file": file, "line": line} if line else {}
+        yield _row("spec", dotted(tuple(path)), value) | {"origin": origin} | place
+
+
+def _data(root: Path, directory: Path) -> Iterator[Row]:
+    fingerprint = (read_document(directory / "run.json").get("fingerprints") or {}).get("data", "")
+    manifest = read_document(root / "artifacts" / "data" / fingerprint[:16] / "manifest.json") if fingerprint else {}
+    for name, entry in sorted((manifest.get("files") or {}).items()):
+        yield _row("data", name, entry.get("sha256") if isinstance(entry, dict) else entry)
+
+
+def _certificate(directory: Path) -> Iterator[Row]:
+    path = directory / "certificate.json"
+    if path.is_file():
+        yield _row("certificate", "sha256", hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _attempt(document: Mapping[str, Any]) -> Iterator[Row]:
+    for kind in ("code", "machine", "environment"):
+        for name, value in (document.get(kind) or {}).items():
+            yield _row(kind, name, value)
+    versions = dict(line.partition("==")[::2] for line in document.get("packages") or ())
+    for name in PACKAGES:
+        if name in versions:
+            yield _row("package", name, versions[name])
+    if "lock" in document:
+        yield _row("lock", "sha256", document["lock"])
+
+
+def _row(kind: str, name: str, value: Any) -> Row:
+    return {"kind": kind, "name": name, "value": _text(value)}
+
+
+def _at(tree: Any, path: list[str | int]) -> Any:
+    """The value at a path of a spec; None where it has none."""
+    for part in path:
+        try:
+            tree = tree[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return tree
+
+
+def _text(value: Any) -> str | None:
+    """A text as it is, anything else as JSON; None for none."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,85 @@
+"""Where a run's settings come from and what it was made with, as rows."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.provenance import provenance_rows
+from tests.storage.recording import RecordedRun, write_json
+
+ATTEMPT = {
+    "attempt": 2,
+    "resumed_from_step": 4,
+    "code": {"version": "0.1.0", "commit": "c" * 40, "diff": ""},
+    "packages": ["numpy==2.4.0", "torch==2.13.0", "zipp==4.0"],
+    "lock": "f" * 64,
+    "machine": {"cpu": "EPYC", "cpus": 2},
+    "environment": {"OMP_NUM_THREADS": "1"},
+}
+
+
+def record(root: Path) -> RecordedRun:
+    run = RecordedRun(root, "sums-s0")
+    run.start(1)
+    spec = {
+        "objective": {"type": "rpg", "kl_coef": 0.5},
+        "seeds": [0],
+        "launcher": {"environment": {"A_TOKEN": "hf_0123456789abcdefgh"}},
+    }
+    write_json(run.path / "spec.json", spec)
+    origins = [
+        [["objective", "type"], "default", "", 0],
+        [["objective", "kl_coef"], "file", "sums.yaml", 7],
+        [["seeds"], "matrix", "sums.yaml", 2],
+        [["launcher", "environment", "A_TOKEN"], "set", "", 0],
+        [["gone"], "file", "sums.yaml", 9],
+    ]
+    write_json(run.path / "provenance.json", {"origins": origins})
+    write_json(run.path / "attempts" / "0002.json", ATTEMPT)
+    write_json(run.path / "certificate.json", {"holds": True})
+    files = {"train.parquet": {"sha256": "1" * 64, "bytes": 3}, "prompt.txt": "2" * 64}
+    write_json(root / "artifacts" / "data" / ("d" * 16) / "manifest.json", {"files": files})
+    return run
+
+
+def test_each_value_stands_with_its_origin_and_each_attempt_with_what_it_ran_on(tmp_path: Path) -> None:
+    run = record(tmp_path)
+    rows = provenance_rows(tmp_path, run.path)
+    assert {row["run_id"] for row in rows} == {"sums-s0"}
+
+    def of(kind: str) -> list[tuple[Any, ...]]:
+        names = ("name", "value", "origin", "file", "line", "attempt")
+        return [tuple(row.get(name) for name in names) for row in rows if row["kind"] == kind]
+
+    assert of("spec") == [
+        ("objective.type", "rpg", "default", None, None, None),
+        ("objective.kl_coef", "0.5", "file", "sums.yaml", 7, None),
+        ("seeds", "[0]", "matrix", "sums.yaml", 2, None),
+        ("launcher.environment.A_TOKEN", "(hidden)", "set", None, None, None),
+        ("gone", None, "file", "sums.yaml", 9, None),
+    ]
+    assert of("data") == [("prompt.txt", "2" * 64, *[None] * 4), ("train.parquet", "1" * 64, *[None] * 4)]
+    digest = hashlib.sha256((run.path / "certificate.json").read_bytes()).hexdigest()
+    assert of("certificate") == [("sha256", digest, *[None] * 4)]
+    assert [row[:2] for row in of("code")] == [("version", "0.1.0"), ("commit", "c" * 40), ("diff", "")]
+    assert of("package") == [("numpy", "2.4.0", *[None] * 3, 2), ("torch", "2.13.0", *[None] * 3, 2)]
+    assert of("lock") == [("sha256", "f" * 64, *[None] * 3, 2)]
+    assert of("machine") == [("cpu", "EPYC", *[None] * 3, 2), ("cpus", "2", *[None] * 3, 2)]
+    assert of("environment") == [("OMP_NUM_THREADS", "1", *[None] * 3, 2)]
+
+
+def test_a_run_of_an_earlier_version_has_the_rows_that_its_documents_give(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "old-s0")
+    run.start(1)
+    assert provenance_rows(tmp_path, run.path) == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", '{"origins": null}', '{"packages": null, "code": null}'])
+def test_documents_of_any_content_give_rows(tmp_path: Path, content: str) -> None:
+    run = record(tmp_path)
+    for name in ("run.json", "spec.json", "provenance.json", "attempts/0002.json"):
+        (run.path / name).write_text(content)
+    (tmp_path / "artifacts" / "data" / ("d" * 16) / "manifest.json").write_text(content)
+    assert {row["kind"] for row in provenance_rows(tmp_path, run.path)} == {"certificate"}
