@@ -1,13 +1,20 @@
-"""Artifacts, the published results that several runs share: which of them no run uses any more, and their removal."""
+"""What `rpg gc` frees: artifacts, the published results that several runs share, once no run uses them any more, and
+token rows of runs that are to keep them for some days only.
+"""
 
 import contextlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipelines.home import Home
-from rpg.files import read_json
+from pipelines.unrecorded import FREED
+from rpg.files import now, read_json, write_json
+from storage import Store
+
+_ENDED = ("finished", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,58 @@ def remove(home: Home, artifacts: list[Artifact]) -> tuple[list[Artifact], list[
             shutil.rmtree(aside)
             removed.append(artifact)
     return removed, [artifact for artifact in artifacts if artifact not in removed]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """The token rows of a run, whose time is over."""
+
+    run: Path
+    """The run's directory."""
+    keep_days: float
+    """The run's `record.keep_days`."""
+    num_bytes: int
+
+    @property
+    def path(self) -> Path:
+        """Where the rows lie."""
+        return self.run / "segments" / "tokens"
+
+
+def expired_tokens(home: Home) -> list[TokenRows]:
+    """Token rows of runs that ended more than their `record.keep_days` ago."""
+    runs = (_expired(run) for run in sorted(home.root.glob("runs/*")))
+    return [rows for rows in runs if rows]
+
+
+def free_tokens(home: Home, expired: list[TokenRows]) -> list[TokenRows]:
+    """Deletes token rows. Returns those of runs that have not been begun again meanwhile.
+
+    What is freed is written down first: a process that is killed here leaves a record that says why rows are missing.
+    """
+    freed = []
+    with home.locked("ingest", waiting=lambda: None):  # neither indexed nor compacted meanwhile
+        for rows in expired:
+            if _expired(rows.run):
+                write_json(rows.run / FREED, {"tokens": {"freed_at": now(), "keep_days": rows.keep_days}})
+                for segment in rows.path.glob("*.parquet"):
+                    segment.unlink()
+                freed.append(rows)
+    if freed:
+        with Store.open(home.root) as store:
+            store.ingest()
+    return freed
+
+
+def _expired(run: Path) -> TokenRows | None:
+    keep_days = (read_json(run / "spec.json").get("record") or {}).get("keep_days", 0)
+    state = read_json(run / "state.json")
+    if not keep_days or state.get("status") not in _ENDED or not state.get("ended_at"):
+        return None
+    if datetime.fromisoformat(state["ended_at"]) + timedelta(days=keep_days) > datetime.now(UTC):
+        return None
+    num_bytes = _size(run / "segments" / "tokens")
+    return TokenRows(run, keep_days, num_bytes) if num_bytes else None
 
 
 class _InUseError(Exception):

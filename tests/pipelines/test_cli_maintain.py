@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
+from pipelines.unrecorded import why_incomplete
 from tests.storage.recording import RecordedRun, write_json
 
 Call = Callable[..., tuple[int, str, str]]
@@ -86,6 +87,24 @@ def test_export_overwrites_nothing(call: Call, tmp_path: Path) -> None:
     for target in (tmp_path / "full", tmp_path / "full" / "file"):
         code, _, err = call("export", "aaaa", str(target))
         assert (code, err) == (2, f"{target} exists and is not an empty directory\n")
+
+
+def test_gc_frees_token_rows_whose_days_are_over_and_the_record_says_so(call: Call, home: Path) -> None:
+    run = home / "runs" / "sums-s0-aaaa1111"
+    num_tokens = "select count(*) as n from tokens"
+    for keep_days, status, expired in ((0, "finished", 0), (1e5, "finished", 0), (1, "running", 0), (1, "failed", 1)):
+        write_json(run / "spec.json", {"name": "sums", "record": {"keep_days": keep_days}})
+        state = json.loads((run / "state.json").read_text()) | {"status": status}
+        write_json(run / "state.json", state)
+        listed = json.loads(call("gc", "--json")[1])
+        assert [row["path"].endswith("segments/tokens") for row in listed] == [False] * 2 + [True] * expired
+    assert json.loads(call("sql", num_tokens, "--format", "json")[1]) == [{"n": 18}]
+    code, _, err = call("gc", "--yes")
+    assert (code, err.partition(",")[0]) == (0, "removed 2 artifacts and the token rows of 1 run")
+    assert json.loads(call("sql", num_tokens, "--format", "json")[1]) == [{"n": 0}]
+    assert call("db", "check") == (0, "all is well\n", "")
+    assert why_incomplete(run, "tokens").startswith("`rpg gc` freed them on 20")
+    assert call("gc", "--yes") == (0, "", "every artifact is in use\n")
 
 
 def test_gc_lists_what_no_run_refers_to_and_removes_it_when_told(call: Call, home: Path) -> None:
