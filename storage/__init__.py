@@ -1,8 +1,8 @@
 """What happened: DuckDB over the segments and catalogues that runs leave behind."""
 
 from storage.errors import QueryError
-from storage.ingest import rebuild
+from storage.ingest import compact, rebuild
 from storage.store import Result, Store
 from storage.verify import check
 
-__all__ = ["QueryError", "Result", "Store", "check", "rebuild"]
+__all__ = ["QueryError", "Result", "Store", "check", "compact", "rebuild"]

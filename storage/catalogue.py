@@ -2,60 +2,66 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from storage.liveness import status_of
-from storage.segments import run_directories
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
+TABLES = ("experiments", "runs", "stages", "attempts", "studies", "trials", "confirmations", "artifacts")
 _ATTEMPT = re.compile(r"(\d+)\.json")
 
 
-def read_catalogue(root: Path) -> Rows:
-    """The rows of every catalogue table but `attempts`. A document that cannot be read gives NULLs, never an error."""
-    runs, stages = [], []
-    for directory in run_directories(root):
-        identity = read_document(directory / "run.json")
-        state = read_document(directory / "state.json")
-        runs.append(_run(directory, identity, state))
-        stages += _stages(directory.name, state, runs[-1]["status"])
-    studies = [read_document(path) | {"name": path.parent.name} for path in sorted(root.glob("studies/*/study.json"))]
-    return {
-        "experiments": [_experiment(path) for path in sorted(root.glob("experiments/*/experiment.json"))],
-        "runs": runs,
-        "stages": stages,
-        "studies": [study | {"num_trials": len(_trials(study))} for study in studies],
-        "trials": [trial | {"study": study["name"]} for study in studies for trial in _trials(study)],
-        "confirmations": [row for study in studies for row in _confirmations(study)],
-        "artifacts": list(_artifacts(root)),
-    }
+def read_unit(root: Path, unit: str, read_segments: Callable[[str], None]) -> Rows:
+    """The rows that the documents of a unit give. A document that cannot be read gives NULLs, never an error.
+
+    Args:
+        unit: path of its directory in the home: `runs/ID`, `artifacts/STAGE/FINGERPRINT`, ...
+        read_segments: called with the id of a run between its state and its attempts, whose order matters.
+    """
+    directory, kind = root / unit, unit.partition("/")[0]
+    rows: Rows
+    match kind:
+        case "runs":
+            state = read_document(directory / "state.json")
+            run = _run(directory, read_document(directory / "run.json"), state)
+            rows = {"runs": [run], "stages": _stages(directory.name, state, run["status"])}
+            rows["artifacts"] = list(_artifacts_of_run(root, directory))
+            read_segments(directory.name)
+            rows["attempts"] = read_attempts(directory)
+        case "experiments":
+            path = directory / "experiment.json"
+            rows = {"experiments": [_experiment(path)] if path.is_file() else []}
+        case "studies":
+            path = directory / "study.json"
+            rows = _study(read_document(path) | {"name": directory.name}) if path.is_file() else {}
+        case _:
+            path = directory / "manifest.json"
+            rows = {"artifacts": [_artifact(root, path, run_id=None)] if path.is_file() else []}
+    return {table: [row | {"unit": unit} for row in listed] for table, listed in rows.items()}
 
 
-def read_attempts(root: Path) -> list[Row]:
-    """The rows of `attempts`: every start of a run's trainer, and the last of its steps whose rows still count.
+def read_attempts(directory: Path) -> list[Row]:
+    """A run's rows of `attempts`: every start of its trainer, and the last of its steps whose rows still count.
 
     A row that attempt a recorded counts if no later attempt resumed from an earlier step than the row's. An attempt
     whose lease has a lower number than that of an earlier attempt began after the run was taken over from it: none of
     its rows counts, and it supersedes none.
     """
     rows = []
-    for directory in run_directories(root):
-        paths = [path for path in (directory / "attempts").glob("*.json") if _ATTEMPT.fullmatch(path.name)]
-        attempts = sorted((_attempt(path) for path in paths), key=lambda row: row["attempt"])
-        highest = list(accumulate((attempt["lease"] for attempt in attempts), max))
-        limit: int | None = None
-        for attempt, lease in zip(reversed(attempts), reversed(highest), strict=True):
-            fenced = (
-                0 < attempt["lease"] < lease
-            )  # 0: it was started by hand, or is a batch job, which outlives a lease
-            rows.append(attempt | {"run_id": directory.name, "valid_through": -1 if fenced else limit})
-            if not fenced:
-                resumed = attempt["resumed_from_step"]
-                limit = resumed if limit is None else min(limit, resumed)
+    paths = [path for path in (directory / "attempts").glob("*.json") if _ATTEMPT.fullmatch(path.name)]
+    attempts = sorted((_attempt(path) for path in paths), key=lambda row: row["attempt"])
+    highest = list(accumulate((attempt["lease"] for attempt in attempts), max))
+    limit: int | None = None
+    for attempt, lease in zip(reversed(attempts), reversed(highest), strict=True):
+        fenced = 0 < attempt["lease"] < lease  # 0: it was started by hand, or is a batch job, which outlives a lease
+        rows.append(attempt | {"run_id": directory.name, "valid_through": -1 if fenced else limit})
+        if not fenced:
+            resumed = attempt["resumed_from_step"]
+            limit = resumed if limit is None else min(limit, resumed)
     return rows
 
 
@@ -96,8 +102,13 @@ def _experiment(path: Path) -> Row:
     return document | {"name": path.parent.name, "num_runs": len(document.get("runs") or ())}
 
 
-def _trials(study: Row) -> list[Row]:
-    return _objects(study.get("trials"))
+def _study(study: Row) -> Rows:
+    trials = _objects(study.get("trials"))
+    return {
+        "studies": [study | {"num_trials": len(trials)}],
+        "trials": [trial | {"study": study["name"]} for trial in trials],
+        "confirmations": list(_confirmations(study)),
+    }
 
 
 def _confirmations(study: Row) -> Iterator[Row]:
@@ -122,13 +133,10 @@ def _attempt(path: Path) -> Row:
     }
 
 
-def _artifacts(root: Path) -> Iterator[Row]:
-    for path in sorted(root.glob("artifacts/*/*/manifest.json")):
-        yield _artifact(root, path, run_id=None)
-    for directory in run_directories(root):
-        for path in (directory / "train.json", *sorted(directory.glob("evaluate/*/manifest.json"))):
-            if path.is_file():
-                yield _artifact(root, path, run_id=directory.name)
+def _artifacts_of_run(root: Path, directory: Path) -> Iterator[Row]:
+    for path in (directory / "train.json", *sorted(directory.glob("evaluate/*/manifest.json"))):
+        if path.is_file():
+            yield _artifact(root, path, run_id=directory.name)
 
 
 def _artifact(root: Path, path: Path, run_id: str | None) -> Row:

@@ -1,7 +1,8 @@
--- The catalogue: what the JSON documents in the home directory say. Read again for every query and at every ingest.
+-- The catalogue: what the JSON documents in the home directory say. Each row belongs to a unit, the directory that it is from.
 
 -- One row per experiment: its file, frozen when it was last run or submitted.
 CREATE TABLE experiments (
+    unit VARCHAR NOT NULL,
     name VARCHAR,
     question VARCHAR,
     num_runs INTEGER,
@@ -12,6 +13,7 @@ CREATE TABLE experiments (
 
 -- One row per run: one cell of the matrix with one seed.
 CREATE TABLE runs (
+    unit VARCHAR NOT NULL,
     run_id VARCHAR,
     experiment VARCHAR,
     name VARCHAR,                           -- readable: cell and seed
@@ -34,6 +36,7 @@ CREATE TABLE runs (
 
 -- One row per run and stage.
 CREATE TABLE stages (
+    unit VARCHAR NOT NULL,
     run_id VARCHAR,
     stage VARCHAR,                          -- data base train evaluate report
     fingerprint VARCHAR,                    -- of everything that can change its result
@@ -47,6 +50,7 @@ CREATE TABLE stages (
 
 -- One row per start of the trainer. Rows that an attempt recorded after valid_through are superseded by a later attempt.
 CREATE TABLE attempts (
+    unit VARCHAR NOT NULL,
     run_id VARCHAR,
     attempt INTEGER,
     resumed_from_step INTEGER,
@@ -56,6 +60,7 @@ CREATE TABLE attempts (
 
 -- One row per study.
 CREATE TABLE studies (
+    unit VARCHAR NOT NULL,
     name VARCHAR,
     question VARCHAR,
     experiment VARCHAR,
@@ -78,6 +83,7 @@ CREATE TABLE studies (
 
 -- One row per trial of a study.
 CREATE TABLE trials (
+    unit VARCHAR NOT NULL,
     study VARCHAR,
     number INTEGER,
     state VARCHAR,                          -- finished pruned paused running pending failed
@@ -104,6 +110,7 @@ CREATE TABLE trials (
 
 -- One row per arm (the baseline or a candidate) and fresh seed.
 CREATE TABLE confirmations (
+    unit VARCHAR NOT NULL,
     study VARCHAR,
     label VARCHAR,                          -- baseline, or the trial
     trial INTEGER,
@@ -118,6 +125,7 @@ CREATE TABLE confirmations (
 
 -- One row per published result of a stage.
 CREATE TABLE artifacts (
+    unit VARCHAR NOT NULL,
     stage VARCHAR,
     fingerprint VARCHAR,
     run_id VARCHAR,                         -- NULL: shared by runs

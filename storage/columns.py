@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from specs.records import TABLES, Float32, Int32
 
-NATIVE = ("metrics", "events", "checkpoints", "evaluations")
+NATIVE = ("events", "checkpoints", "evaluations")
 """Tables whose rows are copied into the DuckDB file."""
-PARQUET = ("rollouts", "tokens", "evaluation_samples")
-"""Tables that stay in their segments: millions of rows, or long texts."""
+PARQUET = ("metrics", "rollouts", "tokens", "evaluation_samples")
+"""Tables whose rows stay in their segments: millions of them, or long texts."""
 EVALUATED = ("evaluations", "evaluation_samples")
 """Tables that the evaluate stage writes; the trainer writes all of them."""
 

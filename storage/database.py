@@ -16,6 +16,8 @@ from typing import Any
 import duckdb
 
 _HERE = Path(__file__).parent
+_ROWS_AT_ONCE = 20_000
+"""Of rows that are inserted as JSON, so that their text stays small."""
 
 
 def database_path(root: Path) -> Path:
@@ -37,7 +39,7 @@ def sql(name: str) -> str:
 @cache
 def schema_version() -> str:
     """Number and digest of the schema that this code writes."""
-    text = sql("schema.sql") + sql("catalogue.sql")
+    text = sql("schema.sql") + sql("catalogue.sql") + sql("queries/views.sql")
     number = re.search(r"^-- version: (\d+)$", text, re.MULTILINE)
     assert number, "schema.sql carries no version"
     return f"{number[1]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -75,10 +77,17 @@ def create(root: Path) -> duckdb.DuckDBPyConnection:
     """An empty database at the working path."""
     discard_working_copy(root)
     connection = connect(working_path(root))
-    connection.execute(sql("schema.sql"))
-    connection.execute(sql("catalogue.sql"))
+    create_tables(connection, "recorded")
     connection.execute("INSERT INTO recorded.version VALUES (?)", [schema_version()])
     return connection
+
+
+def create_tables(connection: duckdb.DuckDBPyConnection, schema: str) -> None:
+    """Makes the tables of schema.sql and catalogue.sql, empty, in a schema of their own."""
+    connection.execute(f"CREATE SCHEMA {schema}; SET schema = '{schema}'")
+    connection.execute(sql("schema.sql"))
+    connection.execute(sql("catalogue.sql"))
+    connection.execute("SET schema = 'main'")
 
 
 def open_copy(root: Path) -> duckdb.DuckDBPyConnection:
@@ -117,7 +126,8 @@ def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[di
     described = connection.execute(f"SELECT column_name, column_type FROM (DESCRIBE {table})").fetchall()
     structure = json.dumps([dict(described)])
     names = ", ".join(f's."{name}"' for name, _ in described)
-    connection.execute(
-        f"INSERT INTO {table} SELECT {names} FROM (SELECT unnest(from_json(?::JSON, ?)) AS s)",
-        [json.dumps(rows, default=str), structure],
-    )
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        connection.execute(
+            f"INSERT INTO {table} SELECT {names} FROM (SELECT unnest(from_json(?::JSON, ?)) AS s)",
+            [json.dumps(rows[start : start + _ROWS_AT_ONCE], default=str), structure],
+        )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from storage.database import connect, quoted
-from storage.snapshot import open_snapshot
+from storage.snapshot import Snapshot
 
 TABLES = (
     "metrics",
@@ -23,8 +23,9 @@ def export_run(home_root: Path, run_id: str, directory: Path) -> dict[str, int]:
 
     Rows that a later attempt or evaluation superseded are left out.
     """
-    connection, _ = open_snapshot(Path(home_root).absolute(), sandboxed=False)
-    counts = {}
+    snapshot = Snapshot(Path(home_root).absolute(), sandboxed=False)
+    snapshot.provide_all()
+    connection, counts = snapshot.connection, {}
     with connection:
         for table in TABLES:
             target = directory / f"{table}.parquet"

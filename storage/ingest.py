@@ -1,8 +1,6 @@
-"""The ingester, of which one works at a time: it loads whole segments into the database, each exactly once."""
+"""The ingester, of which one works at a time: it brings the index up to what the directories hold."""
 
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +8,26 @@ import duckdb
 import pyarrow as pa
 from filelock import FileLock
 
-from storage import database
-from storage.catalogue import Rows, read_attempts, read_catalogue
-from storage.columns import NATIVE, column_list
-from storage.segments import BadSegmentError, Segment, inspect, read, scan
-from storage.snapshot import LoadedSegment, SegmentChanges, find_changes, loaded_segments
+from storage import catalogue, database
+from storage.columns import NATIVE, PARQUET, column_list
+from storage.compaction import KEEP_SECONDS, compact_run
+from storage.relations import in_segments, views
+from storage.segments import BadSegmentError, read
+from storage.units import (
+    ENDED,
+    OF_UNITS,
+    KnownSegment,
+    Unit,
+    as_row,
+    known_segments,
+    known_stamps,
+    problems,
+    read_units,
+    unit_stamps,
+)
 
-SEGMENTS_AT_ONCE = 512
-"""Files read into memory together."""
+_UNITS_AT_ONCE = 256
+"""Units whose rows are in memory together."""
 
 
 @dataclass(frozen=True)
@@ -25,29 +35,32 @@ class Ingested:
     """What an ingest did."""
 
     segments: int = 0
-    """Segments loaded."""
-    rows: int = 0
-    """Rows copied into the database; those of the large tables stay in their segments."""
+    """Segments that the index did not have."""
     removed: int = 0
-    """Segments dropped because their files are gone or changed."""
+    """Segments that it had and that are gone: deleted, changed, or merged into others."""
+    merged: int = 0
+    """Segments that were merged."""
     skipped: tuple[str, ...] = ()
-    """A line for each new file that is damaged or of another run."""
+    """A line for each file that is damaged or of another run, of the runs that were read."""
 
 
-def ingest(home_root: Path, *, wait_seconds: float = -1) -> Ingested:
-    """Brings the database up to what is on disk.
+def ingest(home_root: Path, *, wait_seconds: float = -1, compact: str = "", whole: bool = False) -> Ingested:
+    """Brings the index up to what is on disk.
 
     One ingester works at a time, under a file lock held from before the database is opened until the new
     one is published; readers take no part in the lock. Killed at any moment, it has published all or nothing.
 
     Args:
         wait_seconds: how long to wait for another ingester; -1: as long as it takes.
+        compact: a run whose segments are merged first, where they are many.
+        whole: that run's trainer has ended: it is to have one file a table.
     Raises:
         filelock.Timeout: another ingester was at work all that time.
     """
     root = Path(home_root).absolute()
     with _lock(root, wait_seconds):
-        return _ingest(root, from_scratch=False)
+        merged = compact_run(root, compact, whole=whole) if compact else 0
+        return _ingest(root, merged)
 
 
 def rebuild(home_root: Path) -> Ingested:
@@ -55,6 +68,28 @@ def rebuild(home_root: Path) -> Ingested:
     root = Path(home_root).absolute()
     with _lock(root, -1):
         return _ingest(root, from_scratch=True)
+
+
+def compact(home_root: Path, run_ids: Collection[str] = (), *, keep_seconds: float = KEEP_SECONDS) -> Ingested:
+    """Merges the segments of runs that have ended into one file a table and run, and deletes what was merged before.
+
+    Args:
+        run_ids: of those runs; none: of all.
+        keep_seconds: how long merged segments stay for readers that know nothing newer.
+    """
+    root = Path(home_root).absolute()
+    with _lock(root, -1):
+        _ingest(root)
+        connection = database.connect()
+        with connection:
+            database.attach(connection, root)
+            ended = connection.execute(f"SELECT run_id FROM store.recorded.runs WHERE status IN {ENDED}").fetchall()
+        merged = sum(
+            compact_run(root, run_id, whole=True, keep_seconds=keep_seconds)
+            for (run_id,) in ended
+            if not run_ids or run_id in run_ids
+        )
+        return _ingest(root, merged)
 
 
 def _lock(root: Path, wait_seconds: float) -> FileLock:
@@ -65,119 +100,89 @@ def _lock(root: Path, wait_seconds: float) -> FileLock:
     return FileLock(path, timeout=wait_seconds)
 
 
-def _ingest(root: Path, *, from_scratch: bool) -> Ingested:
-    loaded, digest = ([], "") if from_scratch else _present_database(root)
-    catalogue = read_catalogue(root)
-    changes = find_changes(scan(root), loaded)
-    catalogue["attempts"] = read_attempts(root)
-    new_digest = hashlib.sha256(json.dumps(catalogue, sort_keys=True, default=str).encode()).hexdigest()
-    if digest == new_digest and not changes.new and not changes.gone:
-        return Ingested()
-    connection = database.open_copy(root) if digest else database.create(root)
+def _ingest(root: Path, merged: int = 0, *, from_scratch: bool = False) -> Ingested:
+    indexed = None if from_scratch else _indexed_stamps(root)
+    stamps = unit_stamps(root)
+    changed = {unit: stamp for unit, stamp in stamps.items() if indexed is None or indexed.get(unit) != stamp}
+    gone = [unit for unit in indexed or () if unit not in stamps]
+    if indexed is not None and not changed and not gone:
+        return Ingested(merged=merged)
+    connection = database.create(root) if indexed is None else database.open_copy(root)
     try:
         connection.execute("BEGIN")
-        _remove(connection, changes.gone)
-        result = _load(connection, root, changes)
-        _replace_catalogue(connection, catalogue, new_digest)
+        known = known_segments(connection, "recorded", OF_UNITS, [[*changed, *gone]])
+        _remove(connection, [*changed, *gone])
+        entries: list[KnownSegment] = []
+        names = sorted(changed)
+        for start in range(0, len(names), _UNITS_AT_ONCE):
+            some = {name: changed[name] for name in names[start : start + _UNITS_AT_ONCE]}
+            entries += _insert(connection, root, read_units(root, some, known))
+        _create_views(connection, root)
         connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
     finally:
         connection.close()
     database.publish(root)
-    return result
+    read = {entry.segment.key for entry in entries if not entry.problem}
+    left = known.keys() - {entry.segment.key for entry in entries}
+    return Ingested(len(read - known.keys()), len(left), merged, tuple(problems(entries)))
 
 
-def _present_database(root: Path) -> tuple[list[LoadedSegment], str]:
-    """The segments loaded before and the digest of the catalogue; ([], "") where the database cannot be used."""
+def _indexed_stamps(root: Path) -> dict[str, str | None] | None:
+    """The units that the index has, and their stamps; None where it cannot be used."""
     connection = database.connect()
-    try:
-        if database.attach(connection, root):
-            return [], ""
-        digest = connection.execute("SELECT digest FROM store.recorded.catalogue").fetchone()
-        return loaded_segments(connection, "store.recorded"), digest[0] if digest else ""
-    finally:
-        connection.close()
+    with connection:
+        return None if database.attach(connection, root) else known_stamps(connection, "store.recorded")
 
 
-def _remove(connection: duckdb.DuckDBPyConnection, gone: Sequence[int]) -> None:
-    if not gone:
-        return
-    for table in (*NATIVE, "segments"):
-        connection.execute(f"DELETE FROM recorded.{table} WHERE segment_id IN (SELECT unnest(?))", [list(gone)])
+def _remove(connection: duckdb.DuckDBPyConnection, units: list[str]) -> None:
+    for table in ("units", *catalogue.TABLES):
+        connection.execute(f"DELETE FROM recorded.{table} WHERE unit IN (SELECT unnest(?))", [units])
+    for table in ("segments", *NATIVE):
+        connection.execute(f"DELETE FROM recorded.{table} WHERE {OF_UNITS}", [units])
 
 
-def _load(connection: duckdb.DuckDBPyConnection, root: Path, changes: SegmentChanges) -> Ingested:
-    (next_id,) = connection.execute("SELECT coalesce(max(segment_id), 0) + 1 FROM recorded.segments").fetchone() or (1,)
-    num_rows, skipped = 0, []
-    for batch in _batches(changes.new):
-        entries: list[LoadedSegment] = []
-        tables: dict[str, list[pa.Table]] = {name: [] for name in NATIVE}
-        for segment in batch:
-            entry = _open(root, segment, next_id, tables)
-            if entry is None:
-                continue
+def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]) -> list[KnownSegment]:
+    """Adds what the units hold. Returns their segments, as they turned out to be."""
+    for table in catalogue.TABLES:
+        rows = [row for unit in units for row in unit.rows.get(table, ())]
+        database.insert_rows(connection, f"recorded.{table}", rows)
+    copied: dict[str, list[pa.Table]] = {table: [] for table in NATIVE}
+    entries = []
+    for entry in (entry for unit in units for entry in unit.segments):
+        try:
+            if entry.segment.table in NATIVE and not entry.problem:
+                copied[entry.segment.table].append(read(root, entry.segment))
             entries.append(entry)
-            next_id += 1
-            if entry.problem:
-                skipped.append(f"{segment.key}: {entry.problem}")
-        num_rows += sum(_insert(connection, name, parts) for name, parts in tables.items())
-        _insert_segments(connection, entries)
-    return Ingested(len(changes.new) - len(skipped), num_rows, len(changes.gone), tuple(skipped))
+        except BadSegmentError as error:
+            entries.append(KnownSegment(entry.segment, 0, False, str(error)))
+        except FileNotFoundError:
+            continue  # deleted meanwhile
+    for table, parts in copied.items():
+        _insert_copied(connection, table, parts)
+    database.insert_rows(connection, "recorded.segments", [as_row(entry) for entry in entries])
+    stamps = [{"unit": unit.path, "stamp": unit.stamp} for unit in units]
+    database.insert_rows(connection, "recorded.units", stamps)
+    return entries
 
 
-def _open(root: Path, segment: Segment, segment_id: int, tables: dict[str, list[pa.Table]]) -> LoadedSegment | None:
-    """Reads a segment, and adds the rows that are copied to `tables`. None if the file was deleted meanwhile."""
-    try:
-        num_rows, current = inspect(root, segment)
-        if segment.table in NATIVE:
-            rows = read(root, segment)
-            ids = pa.array([segment_id] * len(rows), pa.int64())
-            tables[segment.table].append(rows.append_column("segment_id", ids))
-        return LoadedSegment(segment_id, segment, num_rows, current, None)
-    except BadSegmentError as error:
-        return LoadedSegment(segment_id, segment, 0, False, str(error))
-    except FileNotFoundError:
-        return None
+def _insert_copied(connection: duckdb.DuckDBPyConnection, table: str, parts: list[pa.Table]) -> None:
+    if parts:
+        connection.register("incoming", pa.concat_tables(parts))
+        names = column_list(table)
+        connection.execute(f"INSERT INTO recorded.{table} ({names}) SELECT {names} FROM incoming")
+        connection.unregister("incoming")
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, table: str, parts: list[pa.Table]) -> int:
-    if not parts:
-        return 0
-    rows = pa.concat_tables(parts)
-    connection.register("incoming", rows)
-    names = f"segment_id, {column_list(table)}"
-    connection.execute(f"INSERT INTO recorded.{table} ({names}) SELECT {names} FROM incoming")
-    connection.unregister("incoming")
-    return len(rows)
-
-
-def _insert_segments(connection: duckdb.DuckDBPyConnection, entries: list[LoadedSegment]) -> None:
-    rows = [
-        {
-            "segment_id": entry.segment_id,
-            "key": entry.segment.key,
-            "table_name": entry.segment.table,
-            "run_id": entry.segment.run_id,
-            "num_bytes": entry.segment.num_bytes,
-            "modified_ns": entry.segment.modified_ns,
-            "num_rows": entry.num_rows,
-            "current_columns": entry.current_columns,
-            "problem": entry.problem,
-        }
-        for entry in entries
-    ]
-    database.insert_rows(connection, "recorded.segments", rows)
-
-
-def _replace_catalogue(connection: duckdb.DuckDBPyConnection, catalogue: Rows, digest: str) -> None:
-    """Replaces all catalogue rows: they are few, and rows of deleted documents must go."""
-    for table, rows in catalogue.items():
-        connection.execute(f"DELETE FROM {table}")
-        database.insert_rows(connection, table, rows)
-    connection.execute("DELETE FROM recorded.catalogue")
-    connection.execute("INSERT INTO recorded.catalogue VALUES (?)", [digest])
-
-
-def _batches(segments: list[Segment]) -> Iterator[list[Segment]]:
-    for start in range(0, len(segments), SEGMENTS_AT_ONCE):
-        yield segments[start : start + SEGMENTS_AT_ONCE]
+def _create_views(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
+    """Makes the contract's tables and views, for programs that open the file by themselves."""
+    resumed = connection.execute("SELECT DISTINCT run_id FROM recorded.attempts WHERE valid_through IS NOT NULL")
+    superseded = {run_id for (run_id,) in resumed.fetchall()}
+    for name in ("recorded.superseded", *views()):
+        for table in views()[name].tables.intersection(PARQUET):
+            entries = known_segments(connection, "recorded", "problem IS NULL AND table_name = ?", [table]).values()
+            current = [entry.segment for entry in entries if entry.current_columns]
+            other = [entry.segment for entry in entries if not entry.current_columns]
+            rows = in_segments(table, root, current, other, superseded)
+            connection.execute(f"CREATE OR REPLACE VIEW recorded.{table} AS {rows}")
+        connection.execute(f"CREATE OR REPLACE VIEW {name} AS {views()[name].select}")

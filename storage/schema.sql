@@ -1,18 +1,17 @@
--- What the DuckDB file holds: the rows of the segments that were loaded, and which segments those are.
--- The catalogue tables (catalogue.sql) stand beside them. A file whose version differs is made again from the run directories:
--- the version is the number below and a digest of both SQL files, so no change of a column can be forgotten.
--- version: 1
-CREATE SCHEMA recorded;
+-- What the DuckDB file holds beside the catalogue (catalogue.sql): which directories and segments it knows, and the rows of
+-- the small tables. Rows of the other tables stay in their segments. A file whose version differs is made again from the
+-- run directories: the version is the number below and a digest of all SQL files, so no change of a column can be forgotten.
+-- version: 2
+CREATE TABLE version (version VARCHAR NOT NULL);
 
-CREATE TABLE recorded.version (version VARCHAR NOT NULL);
+-- One row per directory with documents: a run, an experiment, a study, an artifact.
+CREATE TABLE units (
+    unit VARCHAR NOT NULL,              -- path relative to the home directory: runs/ID, artifacts/STAGE/FINGERPRINT
+    stamp VARCHAR                       -- its times of change when it was read, ns; NULL: to be read again in any case
+);
 
--- The digest of the catalogue documents at the last load: an ingest with nothing new leaves the file alone.
-CREATE TABLE recorded.catalogue (digest VARCHAR NOT NULL);
-
--- A segment is loaded in the transaction that adds its row here.
-CREATE TABLE recorded.segments (
-    segment_id BIGINT PRIMARY KEY,
-    key VARCHAR NOT NULL UNIQUE,        -- path relative to the home directory
+CREATE TABLE segments (
+    key VARCHAR NOT NULL,               -- path relative to the home directory
     table_name VARCHAR NOT NULL,
     run_id VARCHAR NOT NULL,
     num_bytes BIGINT NOT NULL,
@@ -22,18 +21,7 @@ CREATE TABLE recorded.segments (
     problem VARCHAR                     -- why it is skipped; NULL: it is good
 );
 
-CREATE TABLE recorded.metrics (
-    segment_id BIGINT NOT NULL,
-    run_id VARCHAR,
-    attempt INTEGER,
-    step INTEGER,
-    name VARCHAR,
-    value DOUBLE,
-    recorded_at TIMESTAMP WITH TIME ZONE
-);
-
-CREATE TABLE recorded.events (
-    segment_id BIGINT NOT NULL,
+CREATE TABLE events (
     run_id VARCHAR,
     attempt INTEGER,
     step INTEGER,
@@ -42,8 +30,7 @@ CREATE TABLE recorded.events (
     recorded_at TIMESTAMP WITH TIME ZONE
 );
 
-CREATE TABLE recorded.checkpoints (
-    segment_id BIGINT NOT NULL,
+CREATE TABLE checkpoints (
     run_id VARCHAR,
     attempt INTEGER,
     step INTEGER,
@@ -53,8 +40,7 @@ CREATE TABLE recorded.checkpoints (
     recorded_at TIMESTAMP WITH TIME ZONE
 );
 
-CREATE TABLE recorded.evaluations (
-    segment_id BIGINT NOT NULL,
+CREATE TABLE evaluations (
     run_id VARCHAR,
     fingerprint VARCHAR,
     step INTEGER,

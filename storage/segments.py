@@ -1,8 +1,10 @@
-"""Segments, the Parquet files that trainers and evaluators leave: listing, checking and reading them."""
+"""Segments, the Parquet files that hold a run's rows: listing, checking and reading them."""
 
+import json
 import os
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,10 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specs.records import TABLES
+from specs.segment_names import SegmentName, content_digest, parse_segment_name
 from storage.columns import EVALUATED, arrow_schema
 
-_TRAIN_NAME = re.compile(r"a(\d+)-s(\d+)-(\d+)\.parquet")
 _FINGERPRINT = re.compile(r"[0-9a-f]+")
+MERGED = b"rpg.merged"
+"""Key of a compacted segment's metadata: the names of all segments whose rows are in it."""
 
 
 class BadSegmentError(Exception):
@@ -24,7 +28,7 @@ class BadSegmentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file. A published segment never changes: while path, size and time are the same, so are the rows."""
+    """One file. A published segment never changes."""
 
     key: str
     """Path relative to the home directory, with forward slashes."""
@@ -32,35 +36,67 @@ class Segment:
     run_id: str
     num_bytes: int
     modified_ns: int
-    """Time of change, by the file system's clock: compared for equality only."""
+    """Time of change, by the file system's clock."""
 
     @property
-    def identity(self) -> tuple[str, int, int]:
-        """Differs between this file and another one that was written later under the same name."""
-        return self.key, self.num_bytes, self.modified_ns
+    def name(self) -> str:
+        """The file's name."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parsed(self) -> SegmentName:
+        """What the file's name says; that of an evaluate stage's file says nothing."""
+        return parse_segment_name(self.name) or SegmentName(False, 0, 0, 0, "")
+
+    @property
+    def is_of_evaluate_stage(self) -> bool:
+        """Whether an evaluate stage published it, and not the trainer."""
+        return "/evaluate/" in self.key
+
+    def is_as(self, other: "Segment") -> bool:
+        """Whether this file is the other one that was there before: by the digest in its name, else by its time."""
+        here, before = (self.key, self.num_bytes), (other.key, other.num_bytes)
+        return here == before and bool(self.parsed.digest or self.modified_ns == other.modified_ns)
 
 
-def run_directories(root: Path) -> list[Path]:
-    """Every run's directory, by name."""
-    return [Path(entry.path) for entry in _entries(root / "runs") if entry.is_dir()]
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a segment says of itself."""
+
+    num_rows: int
+    current_columns: bool
+    """Whether the columns are exactly today's."""
+    merged: frozenset[str] = frozenset()
+    """Names of the segments whose rows a compacted one holds."""
 
 
-def scan(root: Path) -> list[Segment]:
-    """Every segment on disk, ordered by path. Files that are not named like one: see `misnamed_files`."""
-    return [segment for segment, is_segment in _candidates(root) if is_segment]
+def run_segments(root: Path, run_id: str) -> list[Segment]:
+    """Every file of one run that is named like a segment, ordered by path; those that were merged into others too."""
+    return [segment for segment, is_named in _candidates(root, run_id) if is_named]
 
 
-def misnamed_files(root: Path) -> list[str]:
-    """Paths, relative to the home, of files that lie where segments lie and are not named like one."""
-    return [segment.key for segment, is_segment in _candidates(root) if not is_segment]
+def misnamed_files(root: Path, run_id: str) -> list[str]:
+    """Paths, relative to the home, of a run's files that lie where segments lie and are not named like one."""
+    return [segment.key for segment, is_named in _candidates(root, run_id) if not is_named]
+
+
+def merged_away(root: Path, segments: Iterable[Segment]) -> set[str]:
+    """Keys of those of a run's segments whose rows are in a compacted one: they count no more, and may be deleted."""
+    listed = list(segments)
+    merged: dict[str, set[str]] = {}
+    for segment in listed:
+        if segment.parsed.is_compacted:
+            try:
+                merged.setdefault(segment.table, set()).update(inspect(root, segment).merged)
+            except (BadSegmentError, FileNotFoundError):
+                continue  # what it replaced counts, where it is still there
+    return {s.key for s in listed if not s.is_of_evaluate_stage and s.name in merged.get(s.table, ())}
 
 
 @lru_cache(maxsize=2**17)
-def inspect(root: Path, segment: Segment) -> tuple[int, bool]:
+def inspect(root: Path, segment: Segment) -> Footer:
     """Reads a segment's footer; once in a process, as a segment never changes.
 
-    Returns:
-        The number of rows, and whether the columns are exactly today's.
     Raises:
         BadSegmentError: the file is truncated or no Parquet, or its columns or its run are wrong.
         FileNotFoundError: the file was deleted meanwhile.
@@ -69,44 +105,65 @@ def inspect(root: Path, segment: Segment) -> tuple[int, bool]:
         with pq.ParquetFile(root / segment.key) as file:
             _require_columns(file.schema_arrow, arrow_schema(segment.table))
             _require_run(file, segment.run_id)
-            return file.metadata.num_rows, _same_columns(file.schema_arrow, arrow_schema(segment.table))
+            metadata = file.schema_arrow.metadata or {}
+            merged = read_merged(metadata[MERGED]) if MERGED in metadata else frozenset()
+            current = _same_columns(file.schema_arrow, arrow_schema(segment.table))
+            return Footer(file.metadata.num_rows, current, merged)
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, zlib.error) as error:
         raise BadSegmentError(f"not a whole Parquet file: {_first_line(error)}") from error
 
 
+def write_merged(names: Iterable[str]) -> bytes:
+    """The value of `MERGED`."""
+    return zlib.compress(json.dumps(sorted(names)).encode())
+
+
+def read_merged(value: bytes) -> frozenset[str]:
+    """Raises ValueError or zlib.error where the value is none of `write_merged`."""
+    return frozenset(json.loads(zlib.decompress(value)))
+
+
 def read(root: Path, segment: Segment) -> pa.Table:
-    """All rows of a segment, with today's columns; a column that an older file lacks is NULL.
+    """All rows of a segment, as of `read_groups`."""
+    groups = list(read_groups(root, segment))
+    return pa.concat_tables(groups) if groups else arrow_schema(segment.table).empty_table()
+
+
+def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
+    """The rows of a segment, a row group at a time, with today's columns; a column that an older file lacks is NULL.
 
     Raises:
         BadSegmentError: as for `inspect`, or the data are damaged.
         FileNotFoundError: the file was deleted meanwhile.
     """
     inspect(root, segment)
-    expected = arrow_schema(segment.table)
     try:
+        if (digest := segment.parsed.digest) and content_digest(root / segment.key) != digest:
+            raise BadSegmentError("damaged: its content is not what was written")
         with pq.ParquetFile(root / segment.key) as file:
-            table = file.read()
-        arrays = [_column(table, field) for field in expected]
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group)
+                columns = [_column(rows, field) for field in arrow_schema(segment.table)]
+                yield pa.Table.from_arrays(columns, schema=arrow_schema(segment.table))
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise BadSegmentError(f"damaged: {_first_line(error)}") from error
-    return pa.Table.from_arrays(arrays, schema=expected)
 
 
-def _candidates(root: Path) -> Iterator[tuple[Segment, bool]]:
-    for run in run_directories(root):
-        for table in TABLES:
-            for entry in _entries(run / "segments" / table):
-                yield _segment(root, entry, table, run.name), bool(_TRAIN_NAME.fullmatch(entry.name))
-        for stage in _entries(run / "evaluate"):
-            if not _FINGERPRINT.fullmatch(stage.name):
-                continue  # a directory still being filled
-            for table in EVALUATED:
-                for entry in _entries(Path(stage.path) / "segments" / table):
-                    yield _segment(root, entry, table, run.name), entry.name.endswith(".parquet")
+def _candidates(root: Path, run_id: str) -> Iterator[tuple[Segment, bool]]:
+    run = root / "runs" / run_id
+    for table in TABLES:
+        for entry in entries(run / "segments" / table):
+            yield _segment(root, entry, table, run_id), parse_segment_name(entry.name) is not None
+    for stage in entries(run / "evaluate"):
+        if not _FINGERPRINT.fullmatch(stage.name):
+            continue  # a directory still being filled
+        for table in EVALUATED:
+            for entry in entries(Path(stage.path) / "segments" / table):
+                yield _segment(root, entry, table, run_id), entry.name.endswith(".parquet")
 
 
 def _segment(root: Path, entry: "os.DirEntry[str]", table: str, run_id: str) -> Segment:
@@ -118,11 +175,11 @@ def _segment(root: Path, entry: "os.DirEntry[str]", table: str, run_id: str) -> 
     return Segment(entry.path[len(str(root)) + 1 :].replace(os.sep, "/"), table, run_id, size, modified)
 
 
-def _entries(directory: Path) -> "list[os.DirEntry[str]]":
+def entries(directory: Path) -> "list[os.DirEntry[str]]":
     """A directory's entries by name, without hidden ones: those are still being written."""
     try:
-        with os.scandir(directory) as entries:
-            published = (e for e in entries if not e.name.startswith(".") and not e.name.endswith(".tmp"))
+        with os.scandir(directory) as scanned:
+            published = (e for e in scanned if not e.name.startswith(".") and not e.name.endswith(".tmp"))
             return sorted(published, key=_name)
     except (FileNotFoundError, NotADirectoryError):
         return []

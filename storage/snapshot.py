@@ -1,154 +1,159 @@
-"""One consistent look at everything recorded: the database as published, and from the segments what it lacks."""
+"""One consistent look at everything recorded: the index as published, and what changed since from the directories."""
 
 import logging
-from collections import defaultdict
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
 
-from storage import database
-from storage.catalogue import read_attempts, read_catalogue
-from storage.columns import NATIVE, PARQUET, column_list, columns
-from storage.segments import BadSegmentError, Segment, inspect, read, scan
+from storage import catalogue, database
+from storage.columns import NATIVE
+from storage.relations import UNIT_OF_RUN, in_segments, views
+from storage.segments import BadSegmentError, Segment, read
+from storage.units import OF_UNITS, KnownSegment, known_segments, known_stamps, problems, read_units, unit_stamps
 
 _log = logging.getLogger("storage")
-_ByTable = defaultdict[str, list[Segment]]
 
 
-@dataclass(frozen=True)
-class LoadedSegment:
-    """A segment, and what the database noted when it was loaded."""
+class Snapshot:
+    """A connection that has every table and view of one moment.
 
-    segment_id: int
-    segment: Segment
-    num_rows: int
-    current_columns: bool
-    problem: str | None
-
-
-@dataclass(frozen=True)
-class SegmentChanges:
-    """How the segments on disk differ from those that the database has loaded."""
-
-    unchanged: list[LoadedSegment]
-    """Loaded, and on disk as they were."""
-    new: list[Segment]
-    """On disk, and not loaded yet."""
-    gone: list[int]
-    """Ids of segments that were loaded and are no longer on disk as they were."""
-
-
-def loaded_segments(connection: duckdb.DuckDBPyConnection, schema: str) -> list[LoadedSegment]:
-    """Every segment that a database has loaded."""
-    rows = connection.execute(
-        "SELECT segment_id, key, table_name, run_id, num_bytes, modified_ns, num_rows, current_columns, problem"
-        f" FROM {schema}.segments"
-    ).fetchall()
-    return [LoadedSegment(row[0], Segment(*row[1:6]), *row[6:]) for row in rows]
-
-
-def find_changes(on_disk: list[Segment], loaded: list[LoadedSegment]) -> SegmentChanges:
-    """Which segments are unchanged, new or gone. A file that changed counts as gone and as new."""
-    present = {segment.identity for segment in on_disk}
-    before = {entry.segment.identity for entry in loaded}
-    return SegmentChanges(
-        unchanged=[entry for entry in loaded if entry.segment.identity in present],
-        new=[segment for segment in on_disk if segment.identity not in before],
-        gone=[entry.segment_id for entry in loaded if entry.segment.identity not in present],
-    )
-
-
-def open_snapshot(
-    root: Path, *, sandboxed: bool = True, thorough: bool = False
-) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
-    """A connection that has every table and view, and a line for each segment that they leave out.
+    Those whose rows lie in many files are made when a query first names them.
 
     Args:
         sandboxed: the connection reads nothing of this machine but what is recorded: for SQL that a user wrote.
-        thorough: every segment is read whole first, and left out if that fails; else only new footers are read.
+        damaged: keys of segments that turned out to be damaged, and how: they are left out.
     """
-    connection = database.connect()
-    warnings: list[str] = []
-    obstacle = database.attach(connection, root)
-    if obstacle and obstacle != "missing":
-        warnings.append(f"experiments.duckdb is {obstacle}; reading the segments (`rpg db rebuild` makes it again)")
-    loaded = [] if obstacle else loaded_segments(connection, "store.recorded")
-    # The order matters. States are read before segments, so that the evaluation that a state names is on disk.
-    # Segments are listed before attempts are read, so that every row's attempt is known: it may replace earlier rows.
-    catalogue = read_catalogue(root)
-    changes = find_changes(scan(root), loaded)
-    catalogue["attempts"] = read_attempts(root)
-    connection.execute(database.sql("catalogue.sql"))
-    for table, rows in catalogue.items():
-        database.insert_rows(connection, table, rows)
-    warnings += _create_recorded(connection, root, changes, attached=not obstacle, thorough=thorough)
-    connection.execute(database.sql("queries/views.sql"))
-    if sandboxed:
-        connection.execute(f"SET allowed_directories = [{database.quoted(root)}]")
-        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
-    for warning in warnings:
-        _log.warning(warning)
-    return connection, tuple(warnings)
 
+    def __init__(self, root: Path, *, sandboxed: bool = True, damaged: Mapping[str, str] | None = None) -> None:
+        self.root = root
+        self.connection = database.connect()
+        warnings = []
+        obstacle = database.attach(self.connection, root)
+        if obstacle and obstacle != "missing":
+            warnings.append(f"experiments.duckdb is {obstacle}; reading the segments (`rpg db rebuild` makes it again)")
+        self._attached = not obstacle
+        indexed = known_stamps(self.connection, "store.recorded") if self._attached else {}
+        stamps = unit_stamps(root)
+        changed = {unit: stamp for unit, stamp in stamps.items() if indexed.get(unit) != stamp}
+        self.num_unknown = sum(indexed.get(unit, "") is not None for unit in changed)
+        """How many units are not in the index as they are, those aside that change all the time."""
+        fresh = read_units(root, changed, self._known(OF_UNITS, [[*changed]]) if changed else {})
+        self._outdated = {*changed, *(indexed.keys() - stamps.keys())}
+        self._fresh = [entry for unit in fresh for entry in unit.segments]
+        self._damaged = dict(damaged or {})
+        self._create_catalogue([unit.rows for unit in fresh])
+        self._made: set[str] = set()
+        self._make(name for name, view in views().items() if not view.tables)
+        skipped = problems([*self._indexed("problem IS NOT NULL"), *self._fresh])
+        skipped += [f"{key}: {problem}" for key, problem in self._damaged.items()]
+        self.warnings = (*warnings, *(f"skipped {line}" for line in skipped))
+        for warning in self.warnings:
+            _log.warning(warning)
+        if sandboxed:
+            self._shut()
 
-def _create_recorded(
-    connection: duckdb.DuckDBPyConnection, root: Path, changes: SegmentChanges, *, attached: bool, thorough: bool
-) -> list[str]:
-    """Makes the views `recorded.<table>` over database and segments. Returns a line for each segment left out."""
-    connection.execute("CREATE SCHEMA recorded; CREATE TABLE recorded.gone (segment_id BIGINT)")
-    database.insert_rows(connection, "recorded.gone", [{"segment_id": number} for number in changes.gone])
-    current, other, skipped = _segments_to_read(root, changes, thorough=thorough)
-    for table in (*NATIVE, *PARQUET):
-        relation = _in_parquet(table, root, current[table], other[table])
-        if table in NATIVE and attached:
-            relation = f"{_stored(table, changes.gone)} UNION ALL BY NAME {relation}"
-        connection.execute(f"CREATE VIEW recorded.{table} AS {relation}")
-    return skipped
+    def close(self) -> None:
+        """Lets go of the files."""
+        self.connection.close()
 
-
-def _segments_to_read(root: Path, changes: SegmentChanges, *, thorough: bool) -> tuple[_ByTable, _ByTable, list[str]]:
-    """Of each table the segments with today's columns and those with other ones; and a line for each one left out."""
-    current, other = _ByTable(list), _ByTable(list)
-    skipped = [f"skipped {entry.segment.key}: {entry.problem}" for entry in changes.unchanged if entry.problem]
-    outside = [entry for entry in changes.unchanged if entry.segment.table in PARQUET and not entry.problem]
-    unread = [*(entry.segment for entry in outside), *changes.new] if thorough else changes.new
-    for entry in [] if thorough else outside:
-        (current if entry.current_columns else other)[entry.segment.table].append(entry.segment)
-    for segment in unread:
+    def provide(self, sql: str) -> None:
+        """Makes the tables and views that a query names; all of them where that cannot be told."""
         try:
-            if thorough:
-                read(root, segment)
-            _, is_current = inspect(root, segment)
-        except BadSegmentError as error:
-            skipped.append(f"skipped {segment.key}: {error}")
+            named = self.connection.get_table_names(sql)
+        except duckdb.Error:
+            named = set(views())
+        self._make(named & views().keys())
+
+    def provide_all(self) -> None:
+        """Makes all tables and views."""
+        self._make(views())
+
+    def segments_of(self, sql: str) -> list[Segment]:
+        """The segments that a query may read."""
+        named = set(re.findall(r"\w+", sql.lower())) & views().keys()
+        tables = {table for name in named for table in views()[name].tables}
+        return [entry.segment for table in sorted(tables) for entry in self._entries(table)]
+
+    def _create_catalogue(self, fresh: Collection[catalogue.Rows]) -> None:
+        connection = self.connection
+        database.create_tables(connection, "fresh")
+        for table in catalogue.TABLES:
+            database.insert_rows(connection, f"fresh.{table}", [row for rows in fresh for row in rows.get(table, ())])
+        connection.execute("CREATE SCHEMA recorded; CREATE TABLE fresh.outdated (unit VARCHAR)")
+        database.insert_rows(connection, "fresh.outdated", [{"unit": unit} for unit in sorted(self._outdated)])
+        for table in catalogue.TABLES:
+            stored = f"{self._stored(table, 'unit')} UNION ALL BY NAME" if self._attached else ""
+            connection.execute(f"CREATE VIEW recorded.{table} AS {stored} FROM fresh.{table}")
+
+    def _stored(self, table: str, unit: str) -> str:
+        """The rows of a table of the index that still hold. `unit`: SQL for the unit that a row belongs to."""
+        where = f" WHERE {unit} NOT IN (FROM fresh.outdated)" if self._outdated else ""
+        return f"SELECT * FROM store.recorded.{table}{where}"
+
+    def _make(self, names: Iterable[str]) -> None:
+        """Makes views, and what they are over."""
+        for name in dict.fromkeys(name for view in names for name in (*views()[view].over, view)):
+            if name in self._made:
+                continue
+            for table in views()[name].tables - self._made:
+                self.connection.execute(f"CREATE VIEW recorded.{table} AS {self._relation(table)}")
+                self._made.add(table)
+            self.connection.execute(f"CREATE VIEW {name} AS {views()[name].select}")
+            self._made.add(name)
+
+    def _relation(self, table: str) -> str:
+        """The rows of a table that is recorded in segments: those that the index has a copy of, and those in files."""
+        copied = table in NATIVE and self._attached
+        fresh = [entry for entry in self._fresh if entry.segment.table == table]
+        entries = fresh if copied else self._entries(table)
+        read = [entry for entry in entries if not entry.problem and entry.segment.key not in self._damaged]
+        current = [entry.segment for entry in read if entry.current_columns]
+        other = [entry.segment for entry in read if not entry.current_columns]
+        if table not in NATIVE:
+            return in_segments(table, self.root, current, other, self._resumed())
+        rows = in_segments(table, self.root, current, other)
+        return f"{self._stored(table, UNIT_OF_RUN)} UNION ALL BY NAME {rows}" if copied else rows
+
+    def _entries(self, table: str) -> list[KnownSegment]:
+        """A table's segments."""
+        indexed = self._indexed("table_name = ?", [table])
+        return [*indexed, *(entry for entry in self._fresh if entry.segment.table == table)]
+
+    def _indexed(self, condition: str, parameters: Sequence[object] = ()) -> list[KnownSegment]:
+        """The segments of the index that still hold and fulfil a condition in SQL."""
+        known = self._known(condition, parameters).values()
+        return [entry for entry in known if f"runs/{entry.segment.run_id}" not in self._outdated]
+
+    def _known(self, condition: str, parameters: Sequence[object]) -> dict[str, KnownSegment]:
+        return known_segments(self.connection, "store.recorded", condition, parameters) if self._attached else {}
+
+    def _resumed(self) -> set[str]:
+        """The runs of which some rows are superseded."""
+        return {row[0] for row in self.connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()}
+
+    def _shut(self) -> None:
+        # A directory of the home may be a link to another disk.
+        places = {os.path.realpath(self.root / part) for part in ("", "runs")} | {str(self.root)}
+        allowed = ", ".join(database.quoted(place) for place in sorted(places))
+        self.connection.execute(f"SET allowed_directories = [{allowed}]")
+        self.connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+
+
+def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, str]:
+    """Which segments are damaged where a query failed over a file, by key: the one that the error names, or whichever
+    of all that the query reads. A file that is not there is not damaged."""
+    segments = snapshot.segments_of(sql)
+    named = [segment for segment in segments if segment.key in str(error)]
+    damaged = {}
+    for segment in named or segments:
+        try:
+            read(snapshot.root, segment)
+        except BadSegmentError as problem:
+            damaged[segment.key] = str(problem)
         except FileNotFoundError:
-            continue  # deleted since the scan
-        else:
-            (current if is_current else other)[segment.table].append(segment)
-    return current, other, skipped
-
-
-def _in_parquet(table: str, root: Path, current: list[Segment], other: list[Segment]) -> str:
-    """A table's rows that lie in segments, as a SELECT.
-
-    Args:
-        current: segments with exactly today's columns: one file's footer is enough to bind the query.
-        other: segments of older or newer versions; missing columns are NULL, unknown ones left out.
-    """
-    # The first relation has no rows: it gives the columns that older files lack their place and type.
-    parts = ["SELECT " + ", ".join(f"NULL::{sql} AS {name}" for name, _, sql in columns(table)) + " WHERE false"]
-    if current:
-        parts.append(f"SELECT {column_list(table)} FROM read_parquet([{_paths(root, current)}])")
-    if other:
-        parts.append(f"SELECT * FROM read_parquet([{_paths(root, other)}], union_by_name = true)")
-    return f"SELECT {column_list(table)} FROM ({' UNION ALL BY NAME '.join(parts)})"
-
-
-def _paths(root: Path, segments: list[Segment]) -> str:
-    return ", ".join(database.quoted(root / segment.key) for segment in segments)
-
-
-def _stored(table: str, gone: list[int]) -> str:
-    select = f"SELECT {column_list(table)} FROM store.recorded.{table}"
-    return f"{select} WHERE segment_id NOT IN (FROM recorded.gone)" if gone else select
+            if named:
+                break
+    return damaged

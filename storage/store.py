@@ -1,5 +1,6 @@
 """The store as its readers see it: SQL in, rows out."""
 
+import contextlib
 import decimal
 import threading
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,17 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+from filelock import Timeout
 
 from storage.errors import QueryError, explain, is_about_files
 from storage.ingest import Ingested, ingest
-from storage.snapshot import open_snapshot
+from storage.snapshot import Snapshot, find_damage
 
 _READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.CALL}
+_ATTEMPTS = 8
+"""At a query: files may go away between the look at the directories and the reading."""
+_MOST_UNKNOWN = 20
+"""Units that a reader reads itself; where there are more, it has them ingested."""
 _MOVED = "a file was removed while it was being queried: earlier answers were of an earlier moment than this one"
 
 
@@ -56,9 +62,11 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root).absolute()
-        self._snapshot: tuple[duckdb.DuckDBPyConnection, tuple[str, ...]] | None = None
+        self._snapshot: Snapshot | None = None
         self._answered = False
         """Whether a query was answered since the store was opened or refreshed."""
+        self._moved = False
+        """Whether the snapshot was taken anew since then."""
         self._turn = threading.Lock()
 
     @classmethod
@@ -80,7 +88,7 @@ class Store:
         """From here on queries see a later moment: that of the next query."""
         with self._turn:
             self._drop_snapshot()
-            self._answered = False
+            self._answered = self._moved = False
 
     def query(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> Result:
         """Runs one statement that reads.
@@ -96,33 +104,44 @@ class Store:
         return ingest(self.root)
 
     def _query(self, sql: str, params: Sequence[object] | Mapping[str, object]) -> Result:
-        # Twice as it is: a file may go away between the look at the directories and the reading.
-        for thorough in (False, False, True):
+        damaged: dict[str, str] = {}
+        for _ in range(_ATTEMPTS):
+            snapshot = self._snapshot or self._take_snapshot(damaged)
             try:
-                connection, warnings = self._snapshot or self._take_snapshot(thorough=thorough)
-                table = _run(connection, sql, params)
+                table = _run(snapshot, sql, params)
             except duckdb.Error as error:
                 cause = error
+                # A file was deleted or merged meanwhile, and the directories say what holds now; or it is damaged.
+                damaged |= find_damage(snapshot, sql, error)
                 self._drop_snapshot()
             else:
                 self._answered = True
-                return Result(_plain_integers(table), warnings)
+                moved = (_MOVED,) if self._moved else ()
+                return Result(_plain_integers(table), (*snapshot.warnings, *moved))
         raise QueryError(f"{cause}\n  hint: `rpg db check` says what is damaged") from cause
 
-    def _take_snapshot(self, *, thorough: bool) -> tuple[duckdb.DuckDBPyConnection, tuple[str, ...]]:
-        connection, warnings = open_snapshot(self.root, thorough=thorough)
-        self._snapshot = connection, (*warnings, *([_MOVED] if self._answered else []))
-        return self._snapshot
+    def _take_snapshot(self, damaged: Mapping[str, str]) -> Snapshot:
+        snapshot = Snapshot(self.root, damaged=damaged)
+        if snapshot.num_unknown > _MOST_UNKNOWN:
+            with contextlib.suppress(Timeout, OSError, duckdb.Error):  # another one does, or the home is read-only
+                snapshot.close()
+                ingest(self.root, wait_seconds=0)
+            snapshot = Snapshot(self.root, damaged=damaged)
+        self._moved |= self._answered
+        self._snapshot = snapshot
+        return snapshot
 
     def _drop_snapshot(self) -> None:
         if self._snapshot:
-            self._snapshot[0].close()
+            self._snapshot.close()
             self._snapshot = None
 
 
-def _run(connection: duckdb.DuckDBPyConnection, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
+def _run(snapshot: Snapshot, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
     """Raises QueryError for what the statement gets wrong, duckdb.Error where a file may be at fault."""
+    connection = snapshot.connection
     try:
+        snapshot.provide(sql)
         # Rolled back, so that a type or a table that a statement makes on its way is not there for the next one.
         connection.begin()
         try:
@@ -134,6 +153,7 @@ def _run(connection: duckdb.DuckDBPyConnection, sql: str, params: Sequence[objec
     except duckdb.Error as error:
         if is_about_files(error):
             raise
+        snapshot.provide_all()
         raise QueryError(explain(connection, error)) from error
 
 

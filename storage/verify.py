@@ -1,87 +1,155 @@
-"""What is wrong with the database, or with the files that it is made from. Reads everything; changes nothing."""
+"""What is wrong with the index, or with the files that it is made from, and what that means. Changes nothing."""
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
 
 from storage import database
-from storage.catalogue import read_document
+from storage.catalogue import read_attempts, read_document
 from storage.columns import NATIVE
 from storage.liveness import STATUSES
-from storage.segments import BadSegmentError, Segment, misnamed_files, read, run_directories, scan
-from storage.snapshot import LoadedSegment, find_changes, loaded_segments
+from storage.segments import BadSegmentError, Segment, entries, inspect, merged_away, misnamed_files, read, run_segments
+from storage.units import ENDED, KnownSegment, known_segments
+
+_ANSWERS = {
+    "metrics": "learning curves, compare and report lack these steps",
+    "rollouts": "queries of rollouts, and replay, lack these steps",
+    "tokens": "queries of tokens, and replay, lack these steps",
+    "events": "what happened to the run is not whole",
+    "checkpoints": "the list of checkpoints is not whole; the checkpoints themselves are",
+    "evaluations": "accuracies in runs, compare, report and leaderboard are not of the steps that they seem to be of",
+    "evaluation_samples": "intervals of compare and report lack these problems",
+}
+"""Table -> what a lost segment of it means."""
+_EACH_STEP = ("metrics", "rollouts")
+"""Tables that have rows of every step."""
 
 
-def check(home_root: Path) -> list[str]:
+def check(home_root: Path, *, full: bool = False) -> list[str]:
     """A line for each thing that is wrong, with the file's path in the home; [] if nothing is.
 
-    Every segment is read whole. A segment that is not ingested yet is nothing wrong.
+    A segment that is not ingested yet is nothing wrong.
+
+    Args:
+        full: every segment is read whole; else those alone that changed since they were ingested, or were not yet.
     """
     root = Path(home_root).absolute()
-    segments = scan(root)
-    return [*_documents(root), *_segments(root, segments), *_database(root, segments)]
+    known, obstacle = _index(root)
+    lines = [line for run in entries(root / "runs") if run.is_dir() for line in _run(root, run.name, known, full=full)]
+    if obstacle:
+        return [*lines, f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"]
+    return [*lines, *_gone(root, known), *_copies(root)]
 
 
-def _documents(root: Path) -> Iterator[str]:
-    for directory in run_directories(root):
-        for name in ("run.json", "state.json"):
-            if not read_document(directory / name):
-                yield f"runs/{directory.name}/{name}: missing or not a JSON object"
-        status = read_document(directory / "state.json").get("status", "pending")
-        if status not in STATUSES:
-            yield f"runs/{directory.name}/state.json: status `{status}` is none of {', '.join(STATUSES)}"
-        for path in sorted((directory / "attempts").glob("*.json")):
-            if not isinstance(read_document(path).get("resumed_from_step"), int):
-                yield f"{path.relative_to(root)}: does not say which step it resumed from; what it replaced shows twice"
-
-
-def _segments(root: Path, segments: list[Segment]) -> Iterator[str]:
-    for key in misnamed_files(root):
-        yield f"{key}: not named like a segment; it is not read"
-    for segment in segments:
-        try:
-            rows = read(root, segment)
-        except BadSegmentError as error:
-            yield f"{segment.key}: {error}"
-            continue
-        except FileNotFoundError:
-            continue
-        for other in set(rows.column("run_id").unique().to_pylist()) - {segment.run_id}:
-            yield f"{segment.key}: foreign: it has rows of run `{other}`"
-
-
-def _database(root: Path, segments: list[Segment]) -> Iterator[str]:
+def _index(root: Path) -> tuple[dict[str, KnownSegment], str]:
+    """The segments that the index has, by key; and what is wrong with it, empty where nothing is or there is none."""
     connection = database.connect()
     try:
         obstacle = database.attach(connection, root)
-        if obstacle == "missing":
-            return
         if obstacle:
-            yield f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"
-            return
-        loaded = loaded_segments(connection, "store.recorded")
-        gone = set(find_changes(segments, loaded).gone)
-        for entry in loaded:
-            if entry.segment_id in gone:
-                yield f"{entry.segment.key}: is in experiments.duckdb, and the file is gone or another"
-        yield from _row_counts(connection, loaded)
+            return {}, "" if obstacle == "missing" else obstacle
+        return known_segments(connection, "store.recorded", "true"), ""
     except duckdb.Error as error:
-        yield f"experiments.duckdb: damaged: {str(error).splitlines()[0]}; `rpg db rebuild` makes it again"
+        return {}, f"damaged: {str(error).splitlines()[0]}"
     finally:
         connection.close()
 
 
-def _row_counts(connection: duckdb.DuckDBPyConnection, loaded: list[LoadedSegment]) -> Iterator[str]:
-    """Checks that the database has as many rows of each loaded segment as the segment itself."""
-    stored: Counter[int] = Counter()
-    for table in NATIVE:
-        rows = connection.execute(f"SELECT segment_id, count(*) FROM store.recorded.{table} GROUP BY 1").fetchall()
-        stored.update(dict(rows))
-    for entry in loaded:
-        expected = entry.num_rows if entry.segment.table in NATIVE else 0
-        if stored[entry.segment_id] != expected:
-            yield f"{entry.segment.key}: has {expected} rows, experiments.duckdb {stored[entry.segment_id]}"
-    for number in stored.keys() - {entry.segment_id for entry in loaded}:
-        yield f"experiments.duckdb: has {stored[number]} rows of no known segment"
+def _run(root: Path, run_id: str, known: dict[str, KnownSegment], *, full: bool) -> Iterator[str]:
+    yield from _documents(root / "runs" / run_id)
+    for key in misnamed_files(root, run_id):
+        yield f"{key}: not named like a segment; it is not read"
+    listed = run_segments(root, run_id)
+    merged = merged_away(root, listed)
+    segments = [segment for segment in listed if segment.key not in merged]
+    for segment in segments:
+        yield from _segment(root, segment, None if full else known.get(segment.key))
+    yield from _missing_steps(root / "runs" / run_id, segments)
+
+
+def _documents(directory: Path) -> Iterator[str]:
+    name = f"runs/{directory.name}"
+    for document in ("run.json", "state.json"):
+        if not read_document(directory / document):
+            yield f"{name}/{document}: missing or not a JSON object"
+    status = read_document(directory / "state.json").get("status", "pending")
+    if status not in STATUSES:
+        yield f"{name}/state.json: status `{status}` is none of {', '.join(STATUSES)}"
+    for path in sorted((directory / "attempts").glob("*.json")):
+        if not isinstance(read_document(path).get("resumed_from_step"), int):
+            yield f"{name}/attempts/{path.name}: does not say which step it resumed from; what it replaced shows twice"
+
+
+def _segment(root: Path, segment: Segment, known: KnownSegment | None) -> Iterator[str]:
+    if known and not known.problem and segment == known.segment:
+        return  # as it was when it was ingested
+    try:
+        rows = read(root, segment)
+    except BadSegmentError as error:
+        lost = "" if str(error).startswith("foreign") else f"; {_ANSWERS[segment.table]}"
+        yield f"{segment.key}: {error}{lost}"
+        return
+    except FileNotFoundError:
+        return
+    for other in set(rows.column("run_id").unique().to_pylist()) - {segment.run_id}:
+        yield f"{segment.key}: foreign: it has rows of run `{other}`"
+
+
+def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
+    """Of a run that has ended, the steps up to its last of which a table has no rows."""
+    if read_document(directory / "state.json").get("status") not in ENDED:
+        return
+    last = read_document(directory / "progress.json").get("step")
+    if not isinstance(last, int) or not read_attempts(directory):
+        return
+    for table in _EACH_STEP:
+        names = [s.parsed for s in segments if s.table == table and not s.is_of_evaluate_stage]
+        recorded = {step for name in names for step in range(name.first_step, name.last_step + 1)}
+        missing = [step for step in range(1, last + 1) if step not in recorded]
+        if missing:
+            steps = f"{len(missing)} of {last} steps, the first {missing[0]}"
+            yield f"runs/{directory.name}/segments/{table}: no rows of {steps}; {_ANSWERS[table]}"
+
+
+def _gone(root: Path, known: dict[str, KnownSegment]) -> Iterator[str]:
+    """Segments that the index has and that were not merged into others, but deleted."""
+    missing = [entry.segment for entry in known.values() if not (root / entry.segment.key).exists()]
+    for segment in missing:
+        present = run_segments(root, segment.run_id)
+        holders = (other for other in present if other.table == segment.table and other.parsed.is_compacted)
+        if not any(segment.name in _merged(root, holder) for holder in holders):
+            yield f"{segment.key}: is in experiments.duckdb, and the file is gone; {_ANSWERS[segment.table]}"
+
+
+def _merged(root: Path, holder: Segment) -> frozenset[str]:
+    try:
+        return inspect(root, holder).merged
+    except (BadSegmentError, FileNotFoundError):
+        return frozenset()
+
+
+def _copies(root: Path) -> Iterator[str]:
+    """Checks that the index has as many rows of the tables that it copies as their segments."""
+    connection = database.connect()
+    try:
+        if database.attach(connection, root):
+            return
+        for table in NATIVE:
+            expected = "SELECT run_id, sum(num_rows) AS n FROM store.recorded.segments WHERE table_name = ? GROUP BY 1"
+            copied = f"SELECT run_id, count(*) AS n FROM store.recorded.{table} GROUP BY 1"
+            differing = connection.execute(
+                "SELECT run_id, coalesce(e.n, 0)::BIGINT, coalesce(c.n, 0)"
+                f" FROM ({expected}) AS e FULL JOIN ({copied}) AS c USING (run_id)"
+                " WHERE coalesce(e.n, 0) <> coalesce(c.n, 0) ORDER BY run_id",
+                [table],
+            ).fetchall()
+            for run_id, in_segments, in_index in differing:
+                yield (
+                    f"experiments.duckdb: has {in_index} rows of {table} of run {run_id}, its segments {in_segments};"
+                    " `rpg db rebuild` makes it again"
+                )
+    except duckdb.Error as error:
+        yield f"experiments.duckdb: damaged: {str(error).splitlines()[0]}; `rpg db rebuild` makes it again"
+    finally:
+        connection.close()

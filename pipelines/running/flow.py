@@ -331,7 +331,7 @@ class _StageReporter:
     def close(self, outcome: StageOutcome | Literal["paused"]) -> None:
         """Shows on the dashboard what the stage recorded."""
         if outcome != "cached":
-            self._ingest()
+            self._ingest(whole=self._stage == "train")
         if self._stage == "train":
             if outcome == "done":
                 dashboard.publish_progress(self._execution, 100.0)
@@ -343,15 +343,19 @@ class _StageReporter:
         if self._guards is not None:
             _show(self._execution, self._guards.tell)
 
-    def _ingest(self) -> None:
-        """Brings the database up to date if no other ingester is at work: queries read the rest from the segments."""
+    def _ingest(self, *, whole: bool = False) -> None:
+        """Brings the database up to date if no other ingester is at work: queries read the rest from the segments.
+
+        Args:
+            whole: the run's trainer has ended.
+        """
         import duckdb
         from filelock import Timeout
 
         from storage.ingest import ingest
 
         try:
-            ingest(self._execution.home.root, wait_seconds=0)
+            ingest(self._execution.home.root, wait_seconds=0, compact=self._execution.run_id, whole=whole)
         except (Timeout, OSError, duckdb.Error) as error:
             self._warn(f"the database is behind, its rows stay in the segments: {error}")
 

@@ -1,7 +1,9 @@
 """Writes a run's rows as Parquet segments: whole files, durable before they have a name, never changed afterwards."""
 
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import NoneType
@@ -11,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rpg.files import replacing
+from rpg.files import aside_of, explained, sync
 from specs.records import TABLES, EventRow, Float32, Int32
 from specs.secrets import hide
+from specs.segment_names import DigestedFile, SegmentName
 
 _ARROW = {
     int: pa.int64(),
@@ -39,7 +42,7 @@ def _field(name: str, hint: Any) -> pa.Field:
 
 
 class SegmentWriter:
-    """Collects rows and writes them as `segments/<table>/a<attempt>-s<first step>-<last step>.parquet`.
+    """Collects rows and writes them as `segments/<table>/` under the names of `SegmentName`.
 
     Every row gets the run's id and the attempt. A table has at most one segment a flush; nothing is on disk before.
     """
@@ -91,8 +94,8 @@ class SegmentWriter:
         table, parts = pending
         whole = pa.concat_tables(parts)
         steps = pc.min_max(whole.column("step"))
-        name = f"a{self.attempt:04}-s{steps['min'].as_py():06}-{steps['max'].as_py():06}.parquet"
-        _publish(self._root / table / name, whole)
+        name = SegmentName(False, self.attempt, steps["min"].as_py(), steps["max"].as_py(), "")
+        _publish(self._root / table, name, whole)
 
 
 def _is_column(value: Any) -> bool:
@@ -105,9 +108,21 @@ def _array(value: Any, kind: pa.DataType, length: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, type=kind), length)
 
 
-def _publish(path: Path, table: pa.Table) -> None:
-    if path.exists():
-        raise FileExistsError(f"{path} is written already; a segment is never changed")
-    with replacing(path) as aside, aside.open("wb") as file:
-        compact = {"compression": "zstd", "use_dictionary": ["run_id"]}
-        pq.write_table(table, file, write_statistics=["run_id", "step"], **compact)
+def _publish(directory: Path, name: SegmentName, rows: pa.Table) -> None:
+    """Writes a segment aside, and gives it its name with the digest of its content."""
+    with explained(directory / str(name)):
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.glob(f"{str(name).removesuffix('.parquet')}*")):
+            raise FileExistsError(f"{directory / str(name)} is written already; a segment is never changed")
+        aside = aside_of(directory / str(name))
+        try:
+            with DigestedFile(aside) as file:
+                compact = {"compression": "zstd", "use_dictionary": ["run_id"]}
+                pq.write_table(rows, file, write_statistics=["run_id", "step"], **compact)
+                os.fsync(file.fileno())
+                digest = file.digest
+            aside.replace(directory / str(replace(name, digest=digest)))
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        sync(directory)

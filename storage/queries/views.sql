@@ -1,24 +1,25 @@
 -- What anyone may query: the recorded rows that count, under the names of the contract.
+-- `recorded` has the rows: of metrics, rollouts, tokens and evaluation_samples those alone that no later attempt superseded.
 -- A row counts unless a later attempt of its run resumed from a step before it; an evaluation's counts while the run's state names it.
 -- That a run was rolled back counts in any case: it happened to the run, and not in a step that another one stands for.
 CREATE VIEW recorded.superseded AS
-SELECT run_id, attempt, valid_through FROM attempts WHERE valid_through IS NOT NULL;
+SELECT run_id, attempt, valid_through FROM recorded.attempts WHERE valid_through IS NOT NULL;
 
-CREATE VIEW metrics AS
-SELECT run_id, step, name, value, recorded_at
-FROM recorded.metrics AS r
-WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
+CREATE VIEW experiments AS SELECT * EXCLUDE (unit) FROM recorded.experiments;
+CREATE VIEW runs AS SELECT * EXCLUDE (unit) FROM recorded.runs;
+CREATE VIEW stages AS SELECT * EXCLUDE (unit) FROM recorded.stages;
+CREATE VIEW attempts AS SELECT * EXCLUDE (unit) FROM recorded.attempts;
+CREATE VIEW studies AS SELECT * EXCLUDE (unit) FROM recorded.studies;
+CREATE VIEW trials AS SELECT * EXCLUDE (unit) FROM recorded.trials;
+CREATE VIEW confirmations AS SELECT * EXCLUDE (unit) FROM recorded.confirmations;
+CREATE VIEW artifacts AS SELECT * EXCLUDE (unit) FROM recorded.artifacts;
 
-CREATE VIEW rollouts AS
-SELECT r.* EXCLUDE (attempt)
-FROM recorded.rollouts AS r
-WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
+CREATE VIEW metrics AS SELECT * EXCLUDE (attempt) FROM recorded.metrics;
+
+CREATE VIEW rollouts AS SELECT * EXCLUDE (attempt) FROM recorded.rollouts;
 
 -- Records from before there were given tokens lack the column: all of theirs were sampled.
-CREATE VIEW tokens AS
-SELECT r.* EXCLUDE (attempt) REPLACE (coalesce(r.sampled, true) AS sampled)
-FROM recorded.tokens AS r
-WHERE NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through);
+CREATE VIEW tokens AS SELECT * EXCLUDE (attempt) REPLACE (coalesce(sampled, true) AS sampled) FROM recorded.tokens;
 
 CREATE VIEW checkpoints AS
 SELECT r.* EXCLUDE (attempt)
@@ -42,7 +43,6 @@ CREATE VIEW evaluation_samples AS
 SELECT e.* EXCLUDE (fingerprint, attempt)
 FROM recorded.evaluation_samples AS e
 WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
-AND NOT EXISTS (FROM recorded.superseded s WHERE s.run_id = e.run_id AND s.attempt = e.attempt AND e.step > s.valid_through)
 QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
 
 -- One row per run and step: what one plots first.

@@ -133,6 +133,17 @@ class RecordedRun:
             self.save()
 
 
+def segment(run: RecordedRun, table: str, first: int, last: int = 0) -> Path:
+    """The segment that the run's first attempt wrote of these steps."""
+    (path,) = (run.path / "segments" / table).glob(f"a0001-s{first:06}-{last or first:06}*.parquet")
+    return path
+
+
+def as_before(path: Path) -> Path:
+    """The segment under the name that it had when names had no digest."""
+    return path.rename(path.with_name(f"{path.name[:20]}.parquet"))
+
+
 def write_rows(path: Path, table: str, rows: Sequence[Any]) -> None:
     """Rows of one class as a Parquet file."""
     path.parent.mkdir(parents=True, exist_ok=True)

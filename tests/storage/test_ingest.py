@@ -12,7 +12,7 @@ import pytest
 from storage import Store, check, rebuild
 from storage.database import connect, database_path, working_path
 from storage.ingest import ingest
-from tests.storage.recording import RecordedRun, write_json
+from tests.storage.recording import RecordedRun, as_before, segment, write_json
 
 STEPS = "select step, value from metrics where name = 'reward/mean' order by all"
 TABLES = (
@@ -45,7 +45,7 @@ def test_each_segment_is_loaded_once(tmp_path: Path) -> None:
     run.start(1)
     run.steps(1, 5)
     first, second = ingest(tmp_path), ingest(tmp_path)
-    assert (first.segments, first.rows) == (20, 5 * 3 + 5)  # metrics and events are copied, rollouts and tokens stay
+    assert (first.segments, first.removed, first.skipped) == (20, 0, ())
     assert second.segments == 0
     run.steps(6, 6)
     assert ingest(tmp_path).segments == 4
@@ -176,14 +176,15 @@ def test_a_truncated_segment_is_skipped_and_said_so(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
     run.steps(1, 3)
+    names = []
     for table in ("metrics", "tokens"):
-        broken = run.path / "segments" / table / "a0001-s000002-000002.parquet"
+        broken = segment(run, table, 2)
         broken.write_bytes(broken.read_bytes()[:-40])
+        names.append(broken.relative_to(tmp_path))
     result = Store.open(tmp_path).query("select distinct step from metrics order by step")
     assert result.rows == [(1,), (3,)]
     assert [warning.partition(": not a whole Parquet file")[0] for warning in result.warnings] == [
-        "skipped runs/a-1/segments/metrics/a0001-s000002-000002.parquet",
-        "skipped runs/a-1/segments/tokens/a0001-s000002-000002.parquet",
+        f"skipped {name}" for name in names
     ]
     done = ingest(tmp_path)
     assert (done.segments, len(done.skipped)) == (10, 2)
@@ -198,15 +199,15 @@ def test_damage_between_whole_footers_is_found_when_it_is_read(tmp_path: Path, p
     run.start(1)
     run.steps(1, 2)
     ingest(tmp_path)
-    broken = run.path / "segments" / "tokens" / "a0001-s000001-000001.parquet"
+    broken = segment(run, "tokens", 1)
     entropy = pq.read_metadata(broken).row_group(0).column(12).data_page_offset
     with open(broken, "r+b") as file:
         file.seek(entropy + place)
         file.write(b"\xff" * 16)
-    assert "tokens/a0001-s000001-000001.parquet: damaged" in check(tmp_path)[0]
+    assert f"tokens/{broken.name}: damaged" in check(tmp_path)[0]
     result = Store.open(tmp_path).query("select sum(entropy), sum(token_id) from tokens")
     assert result.rows == [(6.0, 15)]
-    assert "tokens/a0001-s000001-000001.parquet: damaged" in result.warnings[0]
+    assert f"tokens/{broken.name}: damaged" in result.warnings[0]
 
 
 def test_foreign_files_are_skipped(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_foreign_files_are_skipped(tmp_path: Path) -> None:
     other.start(1)
     other.steps(1, 2)
     metrics = run.path / "segments" / "metrics"
-    shutil.copy(other.path / "segments/metrics/a0001-s000002-000002.parquet", metrics / "a0001-s000002-000002.parquet")
+    shutil.copy(segment(other, "metrics", 2), metrics / "a0001-s000002-000002.parquet")
     pq.write_table(pa.table({"x": [1]}), metrics / "a0001-s000003-000003.parquet")
     pq.write_table(pa.table({"run_id": ["a-1"], "step": [4], "name": [1.5]}), metrics / "a0001-s000004-000004.parquet")
     (metrics / "notes.txt").write_text("hello")
@@ -235,7 +236,7 @@ def test_a_segment_of_an_older_schema_has_nulls_in_the_columns_that_came_later(t
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
     run.steps(1, 2)
-    path = run.path / "segments" / table / "a0001-s000001-000001.parquet"
+    path = as_before(segment(run, table, 1))
     column = {"metrics": "recorded_at", "tokens": "entropy"}[table]
     old = pq.read_table(path).drop_columns([column]).append_column("forgotten", pa.nulls(6 if table == "tokens" else 3))
     old = old.set_column(old.column_names.index("step"), "step", old.column("step").cast(pa.int64()))
@@ -249,7 +250,7 @@ def test_the_tokens_of_older_records_were_all_sampled(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, "a-1")
     run.start(1)
     run.steps(1, 2)
-    path = run.path / "segments" / "tokens" / "a0001-s000001-000001.parquet"
+    path = as_before(segment(run, "tokens", 1))
     pq.write_table(pq.read_table(path).drop_columns(["sampled"]), path)
     assert seen(
         tmp_path, "select step, count(*), count(*) filter (sampled) from tokens group by step order by step"
@@ -319,7 +320,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
     run.start(1)
     for step, seconds in enumerate((4e9, 0.0, 2e9, 1e9), start=1):
         run.steps(step, step)
-        path = run.path / "segments" / "metrics" / f"a0001-s{step:06}-{step:06}.parquet"
+        path = segment(run, "metrics", step)
         os.utime(path, (seconds, seconds))
         ingest(tmp_path)
     assert seen(tmp_path) == [(step, 0.5) for step in range(1, 5)]

@@ -1,12 +1,14 @@
-"""`rpg db`: the DuckDB file made again, or checked."""
+"""`rpg db`: the DuckDB file made again or checked, and segments merged."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
 from pipelines.cli.options import AsJson
 
-group = typer.Typer(help="The DuckDB file: made again, or checked.", no_args_is_help=True)
+group = typer.Typer(help="The record: made again, checked, compacted.", no_args_is_help=True)
 
 
 @group.command()
@@ -18,22 +20,42 @@ def rebuild() -> None:
     done = rebuild_store(Home.from_environment().root)
     for line in done.skipped:
         typer.echo(f"skipped {line}", err=True)
-    typer.echo(
-        f"{done.segments} segments, {done.rows} rows" + (f", {len(done.skipped)} skipped" if done.skipped else "")
-    )
+    typer.echo(f"{done.segments} segments" + (f", {len(done.skipped)} skipped" if done.skipped else ""))
 
 
 @group.command()
-def check(as_json: AsJson = False) -> None:
-    """Says what is wrong with the DuckDB file, the files it is made from or published results; exit code 1 if anything
-    is. Reads every file."""
+def compact(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="None: all.")] = None,
+) -> None:
+    """Merges the segments of runs that have ended into one file a table and run, so that queries open few files.
+
+    Runs do so themselves at their end; this is for those of earlier versions, and frees at once what was merged."""
+    from pipelines.home import Home
+    from pipelines.runs import find_runs
+    from storage import compact as compact_store
+
+    home = Home.from_environment()
+    run_ids = [run_id for name in runs or () for run_id in find_runs(home, name)]
+    done = compact_store(home.root, run_ids, keep_seconds=0.0)
+    for line in done.skipped:
+        typer.echo(f"skipped {line}", err=True)
+    typer.echo(f"{done.merged} segments were merged")
+
+
+@group.command()
+def check(
+    full: Annotated[bool, typer.Option(help="Read every file, and not those alone that changed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Says what is wrong with the DuckDB file, the files it is made from or published results, and what it means for
+    answers; exit code 1 if anything is."""
     from pipelines.cli.output import print_json
     from pipelines.home import Home
     from pipelines.results import check_results
     from storage import check as check_store
 
     home = Home.from_environment()
-    defects = [*check_store(home.root), *check_results(home)]
+    defects = [*check_store(home.root, full=full), *check_results(home)]
     if as_json:
         print_json(defects)
     else:

@@ -1,0 +1,159 @@
+"""Compaction: a run's many small segments become one large file a table, sorted by step.
+
+A trainer writes a segment a table and step. They are merged into files of growing size while the run goes on, and into
+one a table when it has ended. A compacted file says in its own metadata which segments its rows are from; from the
+rename that publishes it those count no more, for whoever reads the directory. They are deleted some minutes later:
+readers' snapshots name them until then.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specs.records import TABLES
+from specs.segment_names import DigestedFile, SegmentName, content_digest
+from storage.columns import arrow_schema
+from storage.segments import (
+    MERGED,
+    BadSegmentError,
+    Segment,
+    inspect,
+    merged_away,
+    read_groups,
+    run_segments,
+    write_merged,
+)
+
+MOST_SMALL = 32
+"""A table of a run under way is merged when it has as many segments of the trainer's own."""
+LARGEST_BYTES = 1 << 30
+"""A compacted file of that size is merged with nothing more."""
+KEEP_SECONDS = 600.0
+"""How long segments stay that were merged."""
+_ROWS_A_GROUP = 262_144
+_STALE_SECONDS = 86_400.0
+"""After so long, what a killed writer left aside belongs to nobody."""
+
+
+def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = KEEP_SECONDS) -> int:
+    """Merges a run's segments, and deletes those that were merged before. Returns how many were merged.
+
+    One process at a time does this in a home: the caller has the ingester's lock. Killed at any moment, it leaves every
+    row in place once: in the segments, or in the file that replaces them.
+
+    Args:
+        whole: the run's trainer has ended, so that everything becomes one file a table; else only what is many is
+            merged, into files that grow geometrically, so that a row is written again a few times at most.
+        keep_seconds: how long merged segments stay.
+    Raises:
+        OSError: the disk refused. What was there is whole.
+    """
+    listed = [segment for segment in run_segments(root, run_id) if not segment.is_of_evaluate_stage]
+    gone = merged_away(root, listed)
+    _delete_merged(root, [segment for segment in listed if segment.key in gone], listed, keep_seconds)
+    _delete_stale(root / "runs" / run_id / "segments")
+    live = [segment for segment in listed if segment.key not in gone and _is_good(root, segment)]
+    return sum(_merge(root, _to_merge([s for s in live if s.table == table], whole=whole)) for table in TABLES)
+
+
+def _to_merge(segments: Sequence[Segment], *, whole: bool) -> list[Segment]:
+    """Which of a table's segments become one."""
+    growing = [segment for segment in segments if segment.num_bytes < LARGEST_BYTES]
+    if whole:
+        return growing if len(growing) > 1 else []
+    chosen = [segment for segment in growing if not segment.parsed.is_compacted]
+    if len(chosen) < MOST_SMALL:
+        return []
+    size = sum(segment.num_bytes for segment in chosen)
+    for segment in sorted((s for s in growing if s.parsed.is_compacted), key=lambda s: s.num_bytes):
+        if segment.num_bytes > 2 * size:
+            break
+        chosen.append(segment)
+        size += segment.num_bytes
+    return chosen
+
+
+def _merge(root: Path, segments: Sequence[Segment]) -> int:
+    """Writes one file with the rows of all. Returns how many there were; 0 where a damaged one stands in the way."""
+    if not segments:
+        return 0
+    in_order = sorted(segments, key=lambda s: (s.parsed.first_step, s.parsed.number))
+    names = {segment.name for segment in segments}.union(*(inspect(root, segment).merged for segment in segments))
+    schema = arrow_schema(segments[0].table).with_metadata({MERGED: write_merged(names)})
+    directory = (root / segments[0].key).parent
+    parsed = [segment.parsed for segment in segments]
+    generation = 1 + max((name.number for name in parsed if name.is_compacted), default=0)
+    first, last = min(name.first_step for name in parsed), max(name.last_step for name in parsed)
+    aside = directory / f".c{generation:04}.{os.getpid()}.partial"
+    try:
+        with DigestedFile(aside) as file:
+            _write(file, schema, (rows for segment in in_order for rows in read_groups(root, segment)))
+            os.fsync(file.fileno())
+            name = SegmentName(True, generation, first, last, file.digest)
+        aside.replace(directory / str(name))
+    except BadSegmentError:
+        return 0  # `check` names it; what can be read is read from where it is
+    finally:
+        aside.unlink(missing_ok=True)
+    _sync(directory)
+    return len(segments)
+
+
+def _write(file: DigestedFile, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Writes the rows in groups of one size, whatever the sizes of the tables."""
+    with pq.ParquetWriter(
+        file, schema, compression="zstd", use_dictionary=["run_id", "name"], write_statistics=["run_id", "step"]
+    ) as writer:
+        pending: list[pa.Table] = []
+        for table in tables:
+            pending.append(table)
+            if sum(map(len, pending)) >= _ROWS_A_GROUP:
+                writer.write_table(pa.concat_tables(pending).replace_schema_metadata(None), _ROWS_A_GROUP)
+                pending = []
+        if pending:
+            writer.write_table(pa.concat_tables(pending).replace_schema_metadata(None), _ROWS_A_GROUP)
+
+
+def _delete_merged(root: Path, merged: Sequence[Segment], listed: Sequence[Segment], keep_seconds: float) -> None:
+    """Deletes segments whose rows are in a compacted file that is old enough, and whole."""
+    now, whole = time.time(), dict[str, bool]()
+    holders = [segment for segment in listed if segment.parsed.is_compacted and segment not in merged]
+    for segment in merged:
+        for holder in holders:
+            if holder.table != segment.table or segment.name not in inspect(root, holder).merged:
+                continue
+            if holder.key not in whole:
+                is_old = now - holder.modified_ns / 1e9 >= keep_seconds
+                whole[holder.key] = is_old and content_digest(root / holder.key) == holder.parsed.digest
+            if whole[holder.key]:
+                (root / segment.key).unlink(missing_ok=True)
+
+
+def _delete_stale(directory: Path) -> None:
+    """Deletes what killed writers left aside."""
+    for path in directory.glob("*/.*.partial"):
+        try:
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
+        except FileNotFoundError:
+            continue
+
+
+def _is_good(root: Path, segment: Segment) -> bool:
+    try:
+        inspect(root, segment)
+    except (BadSegmentError, FileNotFoundError):
+        return False
+    return True
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

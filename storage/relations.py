@@ -1,0 +1,80 @@
+"""What the views of a connection read: each recorded table as a SELECT over its segments, and the views over those."""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from storage import database
+from storage.columns import NATIVE, PARQUET, column_list, columns
+from storage.segments import Segment
+
+_STATEMENT = re.compile(r"^CREATE VIEW ([\w.]+) AS\s(.*?);$", re.DOTALL | re.MULTILINE)
+_NOT_SUPERSEDED = (
+    "NOT EXISTS (FROM recorded.superseded AS s"
+    " WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through)"
+)
+UNIT_OF_RUN = "'runs/' || run_id"
+"""SQL: the unit of the run that a row is of."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A view of views.sql."""
+
+    select: str
+    over: tuple[str, ...]
+    """The views that must be made before it, in that order."""
+    tables: frozenset[str]
+    """The tables recorded in segments that it reads in the end."""
+
+
+@cache
+def views() -> dict[str, View]:
+    """The views by name, in an order in which they can be made."""
+    made: dict[str, View] = {}
+    for name, select in _STATEMENT.findall(database.sql("queries/views.sql")):
+        words = re.findall(r"[\w.]+", select)
+        direct = [other for other in made if other in words]
+        over = dict.fromkeys(inner for other in direct for inner in (*made[other].over, other))
+        tables = {table for table in (*NATIVE, *PARQUET) if f"recorded.{table}" in words}
+        made[name] = View(select, tuple(over), frozenset(tables.union(*(made[other].tables for other in direct))))
+    return made
+
+
+def in_segments(
+    table: str,
+    root: Path,
+    current: Collection[Segment],
+    other: Collection[Segment],
+    resumed: Collection[str] = (),
+) -> str:
+    """A table's rows that lie in segments, as a SELECT.
+
+    Args:
+        current: segments with exactly today's columns: one file's footer is enough to bind the query.
+        other: segments of older or newer versions; missing columns are NULL, unknown ones left out.
+        resumed: runs of which some rows may be superseded; those are left out.
+    """
+    # The first relation has no rows: it gives the columns that older files lack their place and type.
+    parts = ["SELECT " + ", ".join(f"NULL::{sql} AS {name}" for name, _, sql in columns(table)) + " WHERE false"]
+    for segments, options in ((current, ""), (other, ", union_by_name = true")):
+        whole = [segment for segment in segments if segment.run_id not in resumed]
+        partly = [segment for segment in segments if segment.run_id in resumed]
+        if whole:
+            parts.append(f"SELECT * FROM {_read(root, whole, options)}")
+        if partly:
+            parts.append(f"SELECT * FROM {_read(root, partly, options)} AS r WHERE {_NOT_SUPERSEDED}")
+    return f"SELECT {column_list(table)} FROM ({' UNION ALL BY NAME '.join(parts)})"
+
+
+def _read(root: Path, segments: Iterable[Segment], options: str) -> str:
+    """A relation with the rows of the files.
+
+    The run is taken from the file's path, so that DuckDB opens only the files of the runs that a query asks for.
+    """
+    paths = ", ".join(database.quoted(root / segment.key) for segment in segments)
+    run_id = f"split_part(substring(filename, {len(f'{root}/runs/') + 1}), '/', 1)"
+    source = f"read_parquet([{paths}], filename = true, hive_partitioning = false{options})"
+    return f"(SELECT * EXCLUDE (filename) REPLACE ({run_id} AS run_id) FROM {source})"

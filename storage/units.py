@@ -1,0 +1,173 @@
+"""Units, the directories with documents that a home consists of: runs, experiments, studies and artifacts.
+
+Documents are replaced by renaming, so that a unit's directory changes its time whenever one of its documents does. A
+reader compares that time with the one in the index and reads what differs: looking at 5,000 unchanged runs costs one
+listing of `runs/`.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from storage.catalogue import Rows, read_unit
+from storage.segments import BadSegmentError, Segment, entries, inspect, merged_away, run_segments
+
+_SETTLED_NS = 2_000_000_000
+"""A directory that changed less than so long ago may change again without its time showing it."""
+ENDED = ("finished", "failed", "cancelled")
+"""Statuses of a run that nobody executes."""
+OF_UNITS = "'runs/' || run_id IN (SELECT unnest(?))"
+"""SQL: whether a row with a `run_id` is of one of these units."""
+
+
+@dataclass(frozen=True)
+class KnownSegment:
+    """A segment, and what its footer says."""
+
+    segment: Segment
+    num_rows: int
+    current_columns: bool
+    problem: str | None
+    """Why it is skipped; None: it is good."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a unit's directory holds."""
+
+    path: str
+    """Relative to the home directory: `runs/ID`, `artifacts/STAGE/FINGERPRINT`."""
+    stamp: str | None
+    """When the directory had changed before it was read; None: it is to be read again in any case."""
+    rows: Rows
+    """Of the catalogue's tables."""
+    segments: tuple[KnownSegment, ...]
+
+
+def unit_stamps(root: Path) -> dict[str, str]:
+    """Every unit's directory, by its path relative to the home, and what changes whenever its content does.
+
+    That is its time of change; of a run also those of two directories in it, where a trainer that was started by hand
+    writes, and nothing else.
+    """
+    stamps = {path: str(time) for kind in ("experiments", "studies") for path, time in _directories(root, kind)}
+    for path, changed in _directories(root, "runs"):
+        inner = (_time_of(f"{root}/{path}/{part}") for part in ("attempts", "segments/metrics"))
+        stamps[path] = " ".join(map(str, (changed, *inner)))
+    for stage, _ in _directories(root, "artifacts"):
+        stamps |= {path: str(changed) for path, changed in _directories(root, stage)}
+    return stamps
+
+
+def read_units(root: Path, stamps: dict[str, str], known: dict[str, KnownSegment]) -> list[Unit]:
+    """Reads units.
+
+    Args:
+        stamps: the units to read, and their stamps.
+        known: key -> segment that was read before, whose footer need not be read again.
+    """
+    return [_read_unit(root, path, stamp, known) for path, stamp in stamps.items()]
+
+
+def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]) -> Unit:
+    # The order matters. States are read before segments, so that the evaluation that a state names is on disk.
+    # Segments are listed before attempts are read, so that every row's attempt is known: it may replace earlier rows.
+    segments: list[KnownSegment] = []
+    rows = read_unit(root, path, lambda run_id: segments.extend(_read_segments(root, run_id, known)))
+    settled = stamp if _is_settled(stamp) and _is_closed(path, rows, segments) else None
+    return Unit(path, settled, rows, tuple(segments))
+
+
+def _read_segments(root: Path, run_id: str, known: dict[str, KnownSegment]) -> list[KnownSegment]:
+    listed = run_segments(root, run_id)
+    merged = merged_away(root, listed)
+    return [entry for s in listed if s.key not in merged and (entry := _inspected(root, s, known.get(s.key)))]
+
+
+def _inspected(root: Path, segment: Segment, before: KnownSegment | None) -> KnownSegment | None:
+    """None if the file was deleted meanwhile."""
+    if before is not None and not before.problem and segment.is_as(before.segment):
+        return before
+    try:
+        footer = inspect(root, segment)
+    except BadSegmentError as error:
+        return KnownSegment(segment, 0, False, str(error))
+    except FileNotFoundError:
+        return None
+    return KnownSegment(segment, footer.num_rows, footer.current_columns, None)
+
+
+def _is_settled(stamp: str) -> bool:
+    """Whether a later change of the directory will have another time, whatever the clock's steps are."""
+    return max(map(int, stamp.split())) < time.time_ns() - _SETTLED_NS
+
+
+def _is_closed(path: str, rows: Rows, segments: list[KnownSegment]) -> bool:
+    """Whether nothing changes in the unit unless its directory's time does.
+
+    While a run is executed, segments come that leave its directory's time alone, and that it crashes changes no file.
+    """
+    if not path.startswith("runs/"):
+        return True
+    (run,) = rows["runs"]
+    waits = run["status"] == "pending" and not segments and not rows["attempts"]
+    return run["status"] in ENDED or waits
+
+
+def _directories(root: Path, parent: str) -> Iterator[tuple[str, int]]:
+    """The directories in a directory of the home, by name: path in the home, and time of change in ns."""
+    for entry in entries(root / parent):
+        with suppress(OSError):
+            if entry.is_dir():
+                yield f"{parent}/{entry.name}", entry.stat().st_mtime_ns
+
+
+def _time_of(path: str) -> int:
+    """A file's or directory's time of change, in ns; 0 where there is none."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def problems(entries: Iterable[KnownSegment]) -> list[str]:
+    """A line for each segment that is skipped."""
+    return [f"{entry.segment.key}: {entry.problem}" for entry in entries if entry.problem]
+
+
+def known_stamps(connection: duckdb.DuckDBPyConnection, schema: str) -> dict[str, str | None]:
+    """The units of an index and their stamps."""
+    return dict(connection.execute(f"SELECT unit, stamp FROM {schema}.units").fetchall())
+
+
+def known_segments(
+    connection: duckdb.DuckDBPyConnection, schema: str, condition: str, parameters: Sequence[object] = ()
+) -> dict[str, KnownSegment]:
+    """The segments of an index that fulfil a condition in SQL, by key."""
+    rows = connection.execute(
+        "SELECT key, table_name, run_id, num_bytes, modified_ns, num_rows, current_columns, problem"
+        f" FROM {schema}.segments WHERE {condition}",
+        list(parameters),
+    ).fetchall()
+    return {row[0]: KnownSegment(Segment(*row[:5]), *row[5:]) for row in rows}
+
+
+def as_row(entry: KnownSegment) -> dict[str, Any]:
+    """A row of the table `segments`."""
+    segment = entry.segment
+    return {
+        "key": segment.key,
+        "table_name": segment.table,
+        "run_id": segment.run_id,
+        "num_bytes": segment.num_bytes,
+        "modified_ns": segment.modified_ns,
+        "num_rows": entry.num_rows,
+        "current_columns": entry.current_columns,
+        "problem": entry.problem,
+    }
