@@ -49,24 +49,31 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ho
 
 
 def test_rebuild_says_what_it_loaded_and_check_finds_nothing(call: Call, home: Path) -> None:
-    assert call("db", "rebuild") == (0, "18 segments, 18 rows\n", "")
+    assert call("db", "rebuild") == (0, "18 segments\n", "")
     assert (home / "experiments.duckdb").is_file()
     assert call("db", "check") == (0, "all is well\n", "")
 
 
+def test_compact_leaves_one_file_a_table_and_run(call: Call, home: Path) -> None:
+    rows = call("sql", "from metrics order by all", "--format", "csv")
+    assert call("db", "compact") == (0, "16 segments were merged\n", "")
+    assert call("sql", "from metrics order by all", "--format", "csv") == rows
+    assert len(list((home / "runs/sums-s0-aaaa1111/segments/metrics").iterdir())) == 1
+
+
 def test_check_names_every_problem_and_exits_with_1(call: Call, home: Path) -> None:
     call("db", "rebuild")
-    broken = home / "runs/sums-s0-aaaa1111/segments/metrics/a0001-s000001-000001.parquet"
+    broken = next((home / "runs/sums-s0-aaaa1111/segments/metrics").glob("a0001-s000001-000001-*.parquet"))
+    name = broken.relative_to(home).as_posix()
     broken.write_bytes(b"PAR1")
     code, out, _ = call("db", "check")
     assert code == 1
-    assert [line.split(": ")[0] for line in out.splitlines()] == [broken.relative_to(home).as_posix()] * 2
-    assert len(json.loads(call("db", "check", "--json")[1])) == 2
+    assert [line.split(": ")[0] for line in out.splitlines()] == [name]
+    assert out.endswith("; learning curves, compare and report lack these steps\n")
+    assert json.loads(call("db", "check", "--full", "--json")[1]) == out.splitlines()
     code, out, err = call("db", "rebuild")
-    assert (code, out) == (0, "17 segments, 15 rows, 1 skipped\n")
-    assert (
-        "skipped runs/sums-s0-aaaa1111/segments/metrics/a0001-s000001-000001.parquet: not a whole Parquet file" in err
-    )
+    assert (code, out) == (0, "17 segments, 1 skipped\n")
+    assert f"skipped {name}: not a whole Parquet file" in err
 
 
 def test_export_writes_the_rows_that_count_spec_and_weights(call: Call, tmp_path: Path) -> None:

@@ -124,11 +124,11 @@ def test_a_mistake_is_told_in_words_with_exit_code_2(call: Call, arguments: tupl
 
 
 def test_a_damaged_segment_is_warned_of_on_stderr(call: Call, home: Path) -> None:
-    broken = home / "runs/sums-s0-aaaa1111/segments/tokens/a0001-s000001-000001.parquet"
+    broken = next((home / "runs/sums-s0-aaaa1111/segments/tokens").glob("a0001-s000001-000001-*.parquet"))
     broken.write_bytes(broken.read_bytes()[:100])
     code, out, err = call("sql", "select count(*) as n from tokens", "--format", "csv")
     assert (code, out) == (0, "n\n30\n")
-    assert "warning: skipped runs/sums-s0-aaaa1111/segments/tokens/a0001-s000001-000001.parquet" in err
+    assert f"warning: skipped {broken.relative_to(home)}" in err
 
 
 def test_a_response_cannot_command_the_terminal(call: Call) -> None:

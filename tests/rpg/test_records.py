@@ -13,6 +13,7 @@ from rpg.files import DiskError
 from rpg.recording.rows import chosen_responses
 from rpg.recording.segments import SegmentWriter, schema_of
 from specs.records import TABLES, MetricRow, RolloutRow, TokenRow
+from specs.segment_names import content_digest
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -36,7 +37,7 @@ def test_rows_come_back_as_they_were_added(tmp_path: Path) -> None:
         writer.columns(MetricRow, values)
     writer.flush()
     (file,) = (tmp_path / "segments" / "metrics").iterdir()
-    assert file.name == "a0003-s000007-000008.parquet"
+    assert file.name == f"a0003-s000007-000008-{content_digest(file)}.parquet"
     table = pq.read_table(file)
     assert table.schema.equals(schema_of(MetricRow))
     assert table.to_pylist()[3] == {

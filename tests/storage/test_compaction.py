@@ -21,7 +21,7 @@ TABLES = ("metrics", "rollouts", "tokens", "events", "evaluations", "evaluation_
 
 def everything(home: Path) -> dict[str, list[tuple[object, ...]]]:
     with Store.open(home) as store:
-        return {table: store.query(f"from {table} order by all").rows for table in (*TABLES, "runs", "run_summary")}
+        return {table: store.query(f"from {table} order by all").rows for table in (*TABLES, "runs")}
 
 
 def files(run: RecordedRun) -> list[str]:
