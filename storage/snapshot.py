@@ -15,6 +15,8 @@ from storage.segments import BadSegmentError, Segment, read
 from storage.units import OF_UNITS, KnownSegment, known_segments, known_stamps, problems, read_units, unit_stamps
 
 _log = logging.getLogger("storage")
+_ABOUT_TABLES = re.compile(r"\b(show|information_schema|pg_catalog|sqlite_master|duckdb_\w+)\b", re.IGNORECASE)
+"""What a query says that asks which tables there are."""
 
 
 class Snapshot:
@@ -62,7 +64,7 @@ class Snapshot:
     def provide(self, sql: str) -> None:
         """Makes the tables and views that a query names; all of them where that cannot be told."""
         try:
-            named = self.connection.get_table_names(sql)
+            named = set(views()) if _ABOUT_TABLES.search(sql) else self.connection.get_table_names(sql)
         except duckdb.Error:
             named = set(views())
         self._make(named & views().keys())

@@ -28,7 +28,7 @@ FLOORS = {
         {"schema"},
         {"extensions"},
         {"secrets"},
-        {"errors", "metrics", "records"},
+        {"errors", "metrics", "records", "segment_names"},
     ],
     "rpg": [
         {"train", "stage"},
@@ -47,11 +47,10 @@ FLOORS = {
     ],
     "storage": [
         {"store", "verify", "export"},
-        {"ingest"},
-        {"snapshot"},
+        {"ingest", "snapshot"},
+        {"compaction", "relations", "units"},
         {"provenance"},
-        {"catalogue", "database", "documentation"},
-        {"segments"},
+        {"catalogue", "database", "documentation", "segments"},
         {"columns", "liveness", "errors"},
     ],
     "pipelines": [

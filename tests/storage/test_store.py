@@ -121,6 +121,12 @@ def test_an_empty_home_has_all_tables_and_no_rows(tmp_path: Path) -> None:
         assert Store.open(tmp_path / "nothing").query(f"from {name}").rows == []
 
 
+@pytest.mark.parametrize("query", ["show tables", "select table_name from information_schema.tables"])
+def test_the_list_of_tables_has_all_of_them(home: Path, query: str) -> None:
+    names = {row[0] for row in Store.open(home).query(query).rows}
+    assert {*TABLES, "runs", "learning_curves", "leaderboard"} <= names
+
+
 def test_times_are_utc(home: Path) -> None:
     ((recorded_at, started_at),) = (
         Store.open(home)
