@@ -1,6 +1,5 @@
 """Spec files, and a run's spec under another objective: what they describe, or SpecError with every issue."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -108,7 +107,7 @@ def with_objective(spec: Mapping[str, Any], given: str, overrides: Iterable[str]
     Raises:
         SpecError: every issue with what was given.
     """
-    own = _tree(json.dumps(spec), "the run's spec")
+    own = YamlNode.of(spec, Position("the run's spec", 0, ""))
     assert isinstance(own.value, dict)
     sections = _given(given) if given else {}
     kept = dict(own.value)
@@ -126,7 +125,8 @@ def with_objective(spec: Mapping[str, Any], given: str, overrides: Iterable[str]
 def _given(text: str) -> dict[str, YamlNode]:
     """The sections that a mapping or a file gives."""
     if text.lstrip().startswith("{"):
-        return {"objective": _tree(text, f"--objective {text}")}
+        at = Position(f"--objective {text}", 0, "")
+        return {"objective": parse_text(text, lambda _line: at) or YamlNode({}, at)}
     if os.path.isfile(text):
         with open(text, "rb") as file:
             root = parse_bytes(file.read(), text)
@@ -139,12 +139,6 @@ def _given(text: str) -> dict[str, YamlNode]:
             Issue("has no objective", file=text, allowed="an experiment's spec, or the fields of an objective")
         )
     return {name: root.value[name] for name in _SECTIONS if name in root.value}
-
-
-def _tree(text: str, name: str) -> YamlNode:
-    at = Position(name, 0, "")
-    node = parse_text(text, lambda _line: at)
-    return node if node else YamlNode({}, at)
 
 
 def _type(objective: YamlNode) -> Any:

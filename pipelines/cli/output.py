@@ -43,18 +43,18 @@ def write_result(result: "Result", chosen: Format | None, output: Path | None) -
         text = csv_text(result.columns, result.rows)
     else:
         text = json_text(as_objects(result.columns, result.rows))
-    _write(text.encode("utf-8", "surrogateescape"), output)
+    write_bytes(text.encode("utf-8", "surrogateescape"), output)
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
     """What a verb lists: a table, or with `--json` a list of objects."""
     text = json_text(as_objects(columns, rows)) if as_json else table_text(columns, rows)
-    _write(text.encode("utf-8", "surrogateescape"), None)
+    write_bytes(text.encode("utf-8", "surrogateescape"), None)
 
 
 def print_json(value: Any) -> None:
     """One JSON document."""
-    _write(json_text(value).encode("utf-8", "surrogateescape"), None)
+    write_bytes(json_text(value).encode("utf-8", "surrogateescape"), None)
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None = None) -> str:
@@ -163,10 +163,10 @@ def _write_parquet(result: "Result", output: Path | None) -> None:
         raise RpgError("Parquet is not for a terminal; give -o FILE")
     buffer = io.BytesIO()
     pq.write_table(result.arrow(), buffer, compression="zstd")
-    _write(buffer.getvalue(), output)
+    write_bytes(buffer.getvalue(), output)
 
 
-def _write(content: bytes, output: Path | None) -> None:
+def write_bytes(content: bytes, output: Path | None) -> None:
     """Whole to a file (written aside, renamed), or to stdout, whose reader may leave early."""
     if output is None:
         try:

@@ -14,6 +14,8 @@ from markupsafe import Markup
 
 Point = tuple[float, float]
 
+PALETTE = 8
+"""Colours in the style sheet; a chart of more lines uses them again."""
 MOST_POINTS = 240
 """That one line is drawn with; a line of more is averaged in bins of neighbours."""
 
@@ -169,8 +171,8 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 
 def color_class(index: int) -> str:
-    """The style sheet's class for an index into the palette, which has eight colours and then repeats."""
-    return f"c{index % 8}"
+    """The style sheet's class for an index into the palette, which repeats."""
+    return f"c{index % PALETTE}"
 
 
 def _band(line: Line, frame: Frame) -> str:

@@ -3,9 +3,6 @@
 Each rank fills in the tokens it trains on.
 """
 
-from collections.abc import Mapping
-from typing import Self
-
 import torch
 from torch import Tensor
 
@@ -21,14 +18,6 @@ class TokenLedger:
     def __init__(self, num_tokens: int) -> None:
         self._values = torch.full((len(self.COLUMNS), num_tokens), torch.nan)
         self._mine = torch.zeros(num_tokens, dtype=torch.bool)
-
-    @classmethod
-    def of(cls, columns: Mapping[str, Tensor]) -> Self:
-        """A ledger of columns that were recorded. [M] each"""
-        ledger = cls(len(next(iter(columns.values()))))
-        for name, values in columns.items():
-            ledger._values[cls.COLUMNS.index(name)] = values
-        return ledger
 
     def write(self, batch: Microbatch, **columns: Tensor) -> None:
         """Fills in columns for a pass's tokens, [n] each. A pass that does not count is left out."""

@@ -121,6 +121,17 @@ def load(engine: Any, model: nn.Module, directory: Path) -> None:
             group.update(saved)
 
 
+def load_weights(model: nn.Module, directory: Path) -> None:
+    """Restores the trained weights that `save` wrote, without an optimizer, into a module that no engine has cut up."""
+    files = PieceFiles(directory, _STEM)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                whole = torch.empty(parameter.numel(), dtype=torch.float32)
+                files.fill(Piece(f"{name}|{_WEIGHT}", 0, whole))
+                parameter.copy_(whole.view_as(parameter))
+
+
 def _fill(stepped: Stepped, files: PieceFiles, keys: set[str]) -> None:
     """Fills the weights and the states of one stepped tensor; a state that is there already in place."""
     for piece in stepped.pieces(_WEIGHT, stepped.values):

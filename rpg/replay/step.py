@@ -9,6 +9,7 @@ responses.
 Of the entropy bonus the value alone is on record: its gradient follows from the whole distribution of each token.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from rpg.advantages import response_means
 from rpg.batches.batch import Microbatch, StepRollouts
-from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut
 from rpg.batches.step_loss import pass_loss, step_advantages
 from rpg.objectives import TokenBatch
@@ -34,9 +34,9 @@ class RecordedStep:
 
     step: int
     rollouts: StepRollouts
-    """Without prompts and given tokens, which no loss depends on."""
+    """For the losses alone prompts and given tokens may be left out, since no loss depends on them."""
     positions: npt.NDArray[np.int64]
-    """Where each token stands in its response, given tokens counted. [M]"""
+    """Where each sampled token stands in its response, given tokens counted. [M]"""
     ledger: dict[str, Tensor]
     """Columns of the token ledger, NaN where a token was not trained on. [M] each"""
     advantages: npt.NDArray[np.float64]
@@ -45,8 +45,7 @@ class RecordedStep:
     @property
     def trained(self) -> Tensor:
         """Which tokens were trained on, so that all of their logprobs are recorded: bool. [M]"""
-        logprobs = [self.ledger[name] for name in ("logprobs", "old_logprobs", "ref_logprobs")]
-        return torch.stack(logprobs).isfinite().all(0)
+        return _trained(self.ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,11 @@ class ReplayedStep:
     kl_behaviour: Tensor
 
 
+def _trained(columns: Mapping[str, Tensor]) -> Tensor:
+    logprobs = [columns[name] for name in ("logprobs", "old_logprobs", "ref_logprobs")]
+    return torch.stack(logprobs).isfinite().all(0)
+
+
 def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
     """A recorded step under an experiment's objective, advantage, correction, minibatches and aggregation.
 
@@ -94,8 +98,7 @@ def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
     Raises:
         ValueError: as `token_advantages`.
     """
-    trained, ledger = recorded.trained, TokenLedger.of(recorded.ledger)
-    advantages = _advantages(recorded, experiment)
+    trained, advantages = recorded.trained, replayed_advantages(recorded, experiment)
     columns = {
         field.name: torch.zeros(len(trained), dtype=torch.bool if "clipped" in field.name else torch.float32)
         for field in fields(ReplayedStep)
@@ -106,18 +109,33 @@ def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
         for batch in minibatch.passes:
             if not batch.counts:
                 continue
-            names = ("logprobs", "old_logprobs", "ref_logprobs", "entropies")
-            of_pass = {name: torch.where(trained[batch.tokens], ledger.read(name, batch), 0.0) for name in names}
-            entropies = of_pass.pop("entropies")
-            tokens = TokenBatch(
-                **{name: batch.spread(values) for name, values in of_pass.items()},
-                advantages=batch.spread(advantages[batch.tokens]),
-                response_mask=batch.spread(trained[batch.tokens].float()),
-            )
+            tokens, entropies = recorded_tokens(recorded, batch, advantages)
             untrained = tokens.response_mask == 0
             for name, values in _replayed(experiment, minibatch, batch, tokens, entropies).items():
                 columns[name][batch.tokens] = batch.pick(values.detach().masked_fill(untrained, 0))
     return ReplayedStep(trained=trained, advantages=advantages, **columns)
+
+
+def recorded_tokens(recorded: RecordedStep, batch: Microbatch, advantages: Tensor) -> tuple[TokenBatch, Tensor]:
+    """A pass's tokens with their logprobs on record [b, T], and the recorded entropies [n], on the pass's device.
+
+    Tokens that were not trained on are masked.
+
+    Args:
+        advantages: of every token of the step. [M]
+    """
+    columns = {
+        name: recorded.ledger[name][batch.tokens] for name in ("logprobs", "old_logprobs", "ref_logprobs", "entropies")
+    }
+    trained = _trained(columns)
+    columns = {name: torch.where(trained, values, 0.0).to(batch.targets.device) for name, values in columns.items()}
+    entropies = columns.pop("entropies")
+    tokens = TokenBatch(
+        **{name: batch.spread(values) for name, values in columns.items()},
+        advantages=batch.spread(advantages[batch.tokens].to(entropies)),
+        response_mask=batch.spread(trained.to(entropies)),
+    )
+    return tokens, entropies
 
 
 def _replayed(
@@ -143,7 +161,7 @@ def _replayed(
     }
 
 
-def _advantages(recorded: RecordedStep, experiment: Experiment) -> Tensor:
+def replayed_advantages(recorded: RecordedStep, experiment: Experiment) -> Tensor:
     """Of every token, from the recorded rewards; no penalty is on record of a token that was not trained on. [M]"""
     old_logprobs, ref_logprobs = (recorded.ledger[name].nan_to_num(0.0) for name in ("old_logprobs", "ref_logprobs"))
     return step_advantages(experiment, recorded.rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)

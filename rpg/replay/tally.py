@@ -33,6 +33,7 @@ class Tally:
         for name in ("ratio", "weight", "gradient", "penalty_weight"):
             self._add(f"{name}_squared", float(wide[name].square().sum()))
         self._add("weight_size", float(wide["weight"].abs().sum()))
+        self._add("active", float((wide["weight"] != 0).sum()))
         if len(wide["ratio"]):
             self.largest_ratio = max(self.largest_ratio, float(wide["ratio"].max()))
 
@@ -40,9 +41,9 @@ class Tally:
         """By the names of the metrics that a run records; and beside these:
 
         loss/divergence, loss/entropy: the divergence's and the entropy bonus's part of the loss. weight/mean: of the
-        gradient weights m of the tokens, before the correction and the aggregation. weight/ess: the share of the tokens
-        that |m| is spread over, (Σ|m|)² / (tokens · Σm²). weight/divergence: the size of the divergence's part of m
-        beside the whole of m.
+        gradient weights m of the tokens, before the correction and the aggregation. weight/size: the mean of |m|.
+        weight/active: the share of the tokens whose m is not 0. weight/ess: the share of the tokens that |m| is spread
+        over, (Σ|m|)² / (tokens · Σm²). weight/divergence: the size of the divergence's part of m beside the whole of m.
 
         Empty where no token was trained on.
         """
@@ -54,6 +55,8 @@ class Tally:
             "loss/divergence": sums["penalty"] / self.updates,
             "loss/entropy": sums["bonus"] / self.updates,
             "weight/mean": sums["weight"] / tokens,
+            "weight/size": sums["weight_size"] / tokens,
+            "weight/active": sums["active"] / tokens,
             "weight/ess": _share(sums["weight_size"] ** 2, tokens * sums["weight_squared"]),
             "weight/divergence": _share(sums["penalty_weight_squared"], sums["weight_squared"]) ** 0.5,
             **token_metrics(sums, tokens),

@@ -41,6 +41,15 @@ class YamlNode:
     value: "Scalar | dict[str, YamlNode] | list[YamlNode]"
     at: Position
 
+    @classmethod
+    def of(cls, data: Any, at: Position) -> "YamlNode":
+        """Plain data as a tree, every value at one position."""
+        if isinstance(data, Mapping):
+            return cls({key: cls.of(item, at) for key, item in data.items()}, at)
+        if isinstance(data, list):
+            return cls([cls.of(item, at) for item in data], at)
+        return cls(data, at)
+
     def plain(self) -> Any:
         """The value as plain data."""
         if isinstance(self.value, dict):

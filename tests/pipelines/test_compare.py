@@ -44,6 +44,19 @@ def test_single_runs_are_compared_by_problem_and_have_no_seed_interval(home: Hom
     assert all(measure.value.low != measure.value.low for measure in comparison.measures)
 
 
+def test_brackets_in_values_are_shown_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path)
+    names = [
+        record_run(home, f"sums-{number}", values={"objective.type": kind})
+        for number, kind in enumerate(("[red]rpg[/red]", "[/]grpo", "\\[a]"))
+    ]
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = CliRunner().invoke(app, ["compare", *names])
+    assert shown.exit_code == 0, shown.output
+    for kind in ("[red]rpg[/red]", "[/]grpo", "\\[a]"):
+        assert kind in shown.stdout
+
+
 def test_one_seed_a_group_marks_no_difference_and_says_that_it_cannot_tell(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

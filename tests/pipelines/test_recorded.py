@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from pipelines.home import Home
-from pipelines.replay import NothingToReplayError, replay_run
+from pipelines.replay.objectives import own_objective
+from pipelines.replay.rows import NothingToReplayError
+from pipelines.replay.run import replay_run
 from pipelines.unrecorded import why_incomplete
 from rpg.files import digest
 from rpg.recording.provenance import steering_variables
@@ -65,10 +67,15 @@ def test_none_are_recorded_where_none_are_wanted(trained: dict[str, Path]) -> No
     assert tables == {"metrics", "events", "checkpoints"}
 
 
+def replay(home: Home) -> None:
+    own = own_objective(json.loads((home.run("tiny") / "spec.json").read_text()))
+    replay_run(home, "tiny", [own])
+
+
 def test_a_replay_says_which_rows_it_lacks_and_why(trained: dict[str, Path], tmp_path: Path) -> None:
     def refused(name: str) -> str:
         with pytest.raises(NothingToReplayError) as refusal:
-            replay_run(Home(trained[name].parents[1]), "tiny", "")
+            replay(Home(trained[name].parents[1]))
         return str(refusal.value)
 
     recorded = len(rows(trained["sampled"], "tokens")) - sum(
@@ -88,7 +95,7 @@ def test_a_replay_says_which_rows_it_lacks_and_why(trained: dict[str, Path], tmp
     for segment in sorted((directory / "segments" / "tokens").iterdir())[1:]:
         segment.unlink()
     with pytest.raises(NothingToReplayError, match=r"step 2 of tiny 0 of .* are on record: `rpg db check` says what"):
-        replay_run(Home(tmp_path / "home"), "tiny", "")
+        replay(Home(tmp_path / "home"))
 
 
 def test_an_attempt_notes_what_it_works_with(trained: dict[str, Path]) -> None:

@@ -20,7 +20,9 @@ from transformers import AutoModelForCausalLM
 
 from pipelines.home import Home
 from pipelines.launchers.local import local_command
-from pipelines.replay import replay_run
+from pipelines.replay.gradients import Moment
+from pipelines.replay.objectives import alternatives
+from pipelines.replay.run import RunReplay, replay_run
 from rpg.batches.batch import StepRollouts
 from rpg.checkpoints.pieces import StateCopy
 from rpg.evaluation.stage import evaluate
@@ -141,15 +143,23 @@ def test_logprobs_are_those_of_sampled_tokens_behind_all_that_stands_before_them
                 assert token["old_logprob"] == pytest.approx(expected[token["token_id"]].item(), abs=1e-4)
 
 
+def replay(home: Home, run: str, objective: str = "", **options: Any) -> RunReplay:
+    spec = json.loads((home.run(run) / "spec.json").read_text())
+    return replay_run(home, run, alternatives(spec, [objective]), **options)[0]
+
+
 @pytest.mark.parametrize("run", ["turns", "in-the-reward"])
 def test_a_replay_gives_back_what_training_recorded(home: Home, run: str) -> None:
-    replayed = replay_run(home, run, "").as_json()
+    replayed = replay(home, run, gradients=Moment.start).as_json()
+    (gradient,) = replayed["gradients"]
+    assert gradient["step"] == 5
+    assert gradient["logprob_change"] < 1e-5, "behind the same prompts and given tokens"
     assert replayed["reproduced"]["holds"]
-    assert replayed["reproduced"]["loss"] < 1e-5
+    assert replayed["reproduced"]["loss"] < 1e-6
     assert len(replayed["steps"]) == 6
     sampled = sum(rollout["num_tokens"] for rollout in rows(home.run(run), "rollouts"))
     assert sum(entry["tokens"] for entry in replayed["steps"]) == sampled
-    other = replay_run(home, run, "{type: grpo}").as_json()
+    other = replay(home, run, "{type: grpo}").as_json()
     places = {(row["step"], row["rollout_id"], row["position"]): row for row in rows(home.run(run), "tokens")}
     for token in other["furthest"]:
         place = places[token["step"], token["rollout_id"], token["position"]]

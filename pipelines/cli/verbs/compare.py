@@ -61,7 +61,7 @@ def _spec_table(comparison: RunComparison) -> Table:
 
     table = _table("spec", *(group.label for group in comparison.groups))
     for path, values in comparison.spec.items():
-        table.add_row(path, *map(show, values))
+        _add(table, path, *map(show, values))
     return table
 
 
@@ -82,12 +82,12 @@ def _result_table(comparison: RunComparison) -> Table:
         rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first)
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in comparison.groups]
     table = _table("result", *labels)
-    table.add_row("seeds", *seeds)
+    _add(table, "seeds", *seeds)
     steps = {outcome.label: outcome.step for outcome in comparison.outcomes}
     if len(set(steps.values())) > 1:  # a run that paused or ended early is not what it would be at the end
-        table.add_row("evaluated at step", *(str(steps.get(label, "-")) for label in labels))
+        _add(table, "evaluated at step", *(str(steps.get(label, "-")) for label in labels))
     for name, cells in rows.items():
-        table.add_row(name, *(cells.get(label, "-") for label in labels))
+        _add(table, name, *(cells.get(label, "-") for label in labels))
     return table
 
 
@@ -100,14 +100,22 @@ def _cell(value: Interval, against: Interval | None, *, mark: str = "") -> str:
 
 def _interval(value: Interval, sign: str) -> str:
     ends = f" [{value.low:{sign}.4g}, {value.high:{sign}.4g}]" if value.low == value.low else ""
-    return f"{value.value:{sign}.4g}{ends}".replace("[", "\\[")
+    return f"{value.value:{sign}.4g}{ends}"
 
 
 def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(Text(column), overflow="fold")
     return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """A row of plain text: brackets in names and values are no markup."""
+    from rich.text import Text
+
+    table.add_row(*map(Text, cells))

@@ -1,6 +1,8 @@
-"""rpg replay: recorded rollouts under another objective."""
+"""rpg replay: recorded rollouts under other objectives."""
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +10,7 @@ import typer
 from pipelines.cli.options import AsJson, RunId
 
 if TYPE_CHECKING:
-    from pipelines.replay import RunReplay
+    from pipelines.replay.run import RunReplay
 
 _STEP_METRICS = ("loss", "weight/variance", "weight/ess")
 _FURTHEST = ("step", "rollout_id", "position", "token_id", "advantage", "ratio", "weight")
@@ -17,47 +19,88 @@ _FURTHEST = ("step", "rollout_id", "position", "token_id", "advantage", "ratio",
 def replay(
     run: RunId,
     objective: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="A mapping (`{type: grpo}`), a file that holds one, or an experiment's spec file;"
-            " without it, the run's own objective."
+            help="A mapping (`{type: grpo}`), a file that holds one, or an experiment's spec file; may be given several"
+            " times. Without it, the run's own objective."
         ),
-    ] = "",
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="objective.FIELD or advantage.FIELD.")
     ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=VALUES",
+            help="Each value in turn: objective.clip.low=0.1,0.2,0.3; of several sweeps every combination.",
+        ),
+    ] = None,
     step: Annotated[list[int] | None, typer.Option(help="Only this step; may be given several times.")] = None,
     steps: Annotated[str, typer.Option(metavar="FIRST-LAST", help="Only these steps, both included.")] = "",
+    gradients: Annotated[
+        bool,
+        typer.Option(
+            "--gradients",
+            help="Also the gradients by the model's parameters, at the weights of kept checkpoints: of the last step"
+            " that has one, or of the chosen ones. Runs the model.",
+        ),
+    ] = False,
+    at: Annotated[
+        str,
+        typer.Option(
+            metavar="start|end",
+            help="With --gradients: at the weights with which the step started, or at those with which it ended, where"
+            " ratios are not 1 and clips act.",
+        ),
+    ] = "start",
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Writes an HTML page with the figures over what is swept.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute the loss and its gradient weights on recorded rollouts under another objective.
+    """Recompute the loss and its gradient weights on recorded rollouts under other objectives.
 
-    No model is run. Logprobs, rewards and the reference are those on record; advantages are computed anew from the
-    rewards: as a spec file says, else as the run's own where the objective is of the run's type, else as the objective
-    was published. Each token counts at the policy of the update that last trained on it.
+    No model is run but for `--gradients`. Logprobs, rewards and the reference are those on record; advantages are
+    computed anew from the rewards: as a spec file says, else as the run's own where the objective is of the run's type,
+    else as the objective was published. Each token counts at the policy of the update that last trained on it.
     """
     import sys
 
     import torch
 
-    from pipelines.cli.output import print_json
+    from pipelines.cli.output import print_json, write_bytes
     from pipelines.home import Home
-    from pipelines.replay import replay_run
+    from pipelines.replay.gradients import Moment
+    from pipelines.replay.objectives import alternatives
+    from pipelines.replay.page import page
+    from pipelines.replay.rows import ChosenSteps
+    from pipelines.replay.run import replay_run
     from pipelines.runs import find_run
+    from rpg.files import read_json
 
-    torch.set_num_threads(1)
-    first, last = _range(steps)
+    if not gradients:
+        torch.set_num_threads(1)
+    if at not in tuple(Moment):
+        raise typer.BadParameter("start or end", param_hint="--at")
+    chosen = ChosenSteps(*_range(steps), tuple(step or ()))
     home = Home.from_environment()
-    replayed = replay_run(
-        home, find_run(home, run), objective, overrides=overrides or (), first=first, last=last, only=step or ()
-    )
-    if not replayed.reproduction.holds:
-        print(f"warning: the run's own objective does not give back what was recorded: {replayed.reproduction}; other"
+    run_id = find_run(home, run)
+    spec = read_json(home.run(run_id) / "spec.json")
+    others = alternatives(spec, objective or (), overrides=overrides or (), sweeps=sweep or ())
+    replays = replay_run(home, run_id, others, chosen=chosen, gradients=Moment(at) if gradients else None)
+    if not replays[0].reproduction.holds:
+        print(f"warning: the run's own objective does not give back what was recorded: {replays[0].reproduction}; other"
               " code wrote it, or its spec was changed", file=sys.stderr)  # fmt: skip
+    if plot:
+        write_bytes(page(replays).encode(), plot)
+    several = bool(sweep) or len(objective or ()) > 1
     if as_json:
-        print_json(replayed.as_json())
+        documents = [replayed.as_json() for replayed in replays]
+        print_json(documents if several else documents[0])
+    elif several:
+        _print_table(replays)
     else:
-        _print(replayed)
+        _print(replays[0])
 
 
 def _range(steps: str) -> tuple[int, int]:
@@ -68,15 +111,33 @@ def _range(steps: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _print(replayed: "RunReplay") -> None:
-    from pipelines.cli.output import table_text
-    from pipelines.replay import setting
-
+def _print_heading(replayed: "RunReplay") -> None:
     tokens = sum(entry["tokens"] for entry in replayed.steps)
     untrained = sum(entry["untrained_tokens"] for entry in replayed.steps)
     print(f"{replayed.run_id}: {len(replayed.steps)} steps, {tokens} tokens", end="")
     print(f" ({untrained} more were not trained on and are left out)" if untrained else "")
-    print(f"recorded  {setting(replayed.recorded)}\nreplayed  {setting(replayed.replayed)}")
+    print(f"recorded  {replayed.recorded.setting}")
+
+
+def _print_table(replays: Sequence["RunReplay"]) -> None:
+    """A row an objective."""
+    from pipelines.cli.output import table_text
+    from pipelines.replay.page import FIGURES, table
+
+    _print_heading(replays[0])
+    sentences = dict.fromkeys(sentence for replayed in replays for sentence in replayed.left_out)
+    print("".join(f"left out  {sentence}\n" for sentence in sentences))
+    rows = [[label, *("" if value is None else value for value in figures)] for label, figures in table(replays)]
+    print(table_text(["objective", *FIGURES], rows), end="")
+    _print_gradients(replays)
+
+
+def _print(replayed: "RunReplay") -> None:
+    """Two objectives side by side."""
+    from pipelines.cli.output import table_text
+
+    _print_heading(replayed)
+    print(f"replayed  {replayed.replayed.setting}")
     print("".join(f"left out  {sentence}\n" for sentence in replayed.left_out))
     recorded, other = replayed.overall["recorded"], replayed.overall["replayed"]
     print(table_text(("overall", "recorded", "replayed"), [[name, recorded[name], other[name]] for name in recorded]))
@@ -93,6 +154,18 @@ def _print(replayed: "RunReplay") -> None:
         columns = [*_FURTHEST, *(f"replayed_{name}" for name in ("advantage", "ratio", "weight")), "apart"]
         print("\nFurthest apart, by a token's share of its step's gradient")
         print(table_text(columns, [[token[name] for name in columns] for token in replayed.furthest]), end="")
+    _print_gradients([replayed])
+
+
+def _print_gradients(replays: Sequence["RunReplay"]) -> None:
+    from pipelines.cli.output import table_text
+
+    entries = [(replayed.replayed.label, entry) for replayed in replays for entry in replayed.gradients or ()]
+    if entries:
+        columns = list(entries[0][1])
+        rows = [[label, *("" if entry[name] is None else entry[name] for name in columns)] for label, entry in entries]
+        print("\nGradients by the parameters, at the weights of the checkpoint")
+        print(table_text(["objective", *columns], rows), end="")
 
 
 def _gradient_sentence(replayed: "RunReplay") -> str:

@@ -1,0 +1,126 @@
+"""Parameter gradients of several objectives on recorded steps, at the weights of kept checkpoints."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipelines.replay.objectives import Alternative
+from pipelines.replay.rows import ChosenSteps, RunRows
+from rpg.checkpoints.checkpoint import defect
+from rpg.data.loading import encode_prompts
+from rpg.processes.device import choose_device
+from rpg.recording.run_directory import RunDirectory
+from rpg.replay.gradient import KeptPolicy, ParameterGradient, parameter_gradient
+from specs.errors import RpgError
+from specs.schema.experiment import Experiment
+
+StepGradients = dict[str, Any]
+"""What one step's gradients under two objectives come to, see `objective_gradients`."""
+
+
+class NoWeightsError(RpgError):
+    """The weights at which gradients are to be taken are not at hand."""
+
+
+class Moment(StrEnum):
+    """Of a step: which of its policies a gradient is taken at."""
+
+    start = "start"
+    """The policy that sampled the step's responses, before its first update: ratios are 1, unless the sampler's own
+    logprobs stand for the old ones, and no clip acts."""
+    end = "end"
+    """The policy after the step's last update: where one more pass over its responses would lead. Clips act."""
+
+
+def objective_gradients(
+    rows: RunRows,
+    chosen: ChosenSteps,
+    own: Alternative,
+    others: Sequence[Alternative],
+    *,
+    moment: Moment,
+) -> list[list[StepGradients]]:
+    """Of each other objective, an entry a step:
+
+        step; checkpoint: the step of the weights, 0 for the base model; logprob_change: largest difference between
+        these weights' logprobs and the recorded old ones, nats; recorded_norm, replayed_norm: of the two gradients;
+        cosine: between them, None where one is 0; grad_norm: the one on record, None where it is not of these weights,
+        see `records_gradient_of`.
+
+    Holds two gradients at a time. What several ranks or a ZeRO stage cut up is put together on one device.
+
+    Raises:
+        NoWeightsError: of no chosen step the weights are kept.
+    """
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    run, experiment = RunDirectory(rows.home.run(rows.run_id)), own.experiment
+    base = run.path / run.inputs()["base"]
+    entries: list[list[StepGradients]] = [[] for _ in others]
+    before = 1 if moment is Moment.start else 0
+    steps = _steps(run, base, rows.steps(), chosen, before)
+    norms = rows.metric("grad_norm") if before and records_gradient_of(experiment) else {}
+    encode = partial(encode_prompts, AutoTokenizer.from_pretrained(base), data=experiment.data)
+    for step in steps:
+        recorded = rows.whole_step(step, encode)
+        checkpoint = _checkpoint(run, step - before) if step > before else None
+        policy = KeptPolicy.load(base, checkpoint, experiment, choose_device(experiment.resources))
+        first = parameter_gradient(policy, recorded, experiment.at_step(step))
+        for alternative, of_alternative in zip(others, entries, strict=True):
+            other = parameter_gradient(policy, recorded, alternative.experiment.at_step(step))
+            of_alternative.append(
+                {
+                    "step": step,
+                    "checkpoint": step - before,
+                    "logprob_change": first.logprob_change,
+                    **_compared(first, other),
+                    "grad_norm": norms.get(step),
+                }
+            )
+    return entries
+
+
+def records_gradient_of(experiment: Experiment) -> bool:
+    """Whether the metric grad_norm is the norm of one gradient at the weights with which the step started.
+
+    Else it is a mean over several updates, of which the first alone started there, or the gradient was taken elsewhere,
+    as schedule_free_adamw does.
+    """
+    training = experiment.training
+    return training.minibatches * training.epochs == 1 and training.optimizer.type == "adamw"
+
+
+def _compared(first: ParameterGradient, other: ParameterGradient) -> dict[str, float | None]:
+    recorded, replayed = first.norm, other.norm
+    product = recorded * replayed
+    cosine = first.dot(other) / product if product else None
+    return {"recorded_norm": recorded, "replayed_norm": replayed, "cosine": cosine}
+
+
+def _steps(run: RunDirectory, base: Path, on_record: Sequence[int], chosen: ChosenSteps, before: int) -> list[int]:
+    """The chosen steps, or where none are chosen the last one, whose weights are at hand.
+
+    Args:
+        before: how many steps before a step its weights were saved, 0 or 1.
+    """
+    if not (base / "config.json").is_file():
+        raise NoWeightsError(f"{run.path.name}: the base model is not at {base} any more")
+    kept = sorted(int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*"))
+    possible = [step for step in on_record if step == before or step - before in kept]
+    if steps := [step for step in possible if step in chosen]:
+        return steps[-1:] if chosen.all else steps
+    at = f"checkpoints are kept at steps {', '.join(map(str, kept))}" if kept else "no checkpoint is kept"
+    hint = f"; --step {' or '.join(map(str, possible))} can be taken" if possible else ""
+    needed = "the step before (for step 1 the base model)" if before else "that step"
+    raise NoWeightsError(f"{run.path.name}: gradients need the checkpoint of {needed}; {at}{hint}")
+
+
+def _checkpoint(run: RunDirectory, step: int) -> Path:
+    directory = run.checkpoints / f"step-{step:06}"
+    if damage := defect(directory):
+        raise NoWeightsError(f"{run.path.name}: the checkpoint of step {step} is damaged: {damage}")
+    return directory

@@ -1,0 +1,126 @@
+"""The objectives that are set beside a run's own: each that the user names, under each combination of swept values."""
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specs.errors import Issue, Position, SpecError
+from specs.loader import with_objective
+from specs.reading.yaml import parse_text
+from specs.schema.experiment import Experiment
+
+MOST_OBJECTIVES = 100
+"""In one replay: each recorded step is taken under every one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One objective beside the run's own."""
+
+    named: str
+    """What the user named: a file or a mapping; empty: the run's own, perhaps with overrides."""
+    experiment: Experiment
+    """The run's, with this objective and its advantage."""
+    swept: dict[str, Any] = field(default_factory=dict)
+    """Path -> the value that a sweep gives it here."""
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others: what the user named, and the swept values."""
+        return self.label_without("")
+
+    def label_without(self, path: str) -> str:
+        """The label without one of the swept values."""
+        rest = {swept: value for swept, value in self.swept.items() if swept != path}
+        return " ".join(filter(None, [self.named, *_settings(rest)])) or "replayed"
+
+    @property
+    def setting(self) -> str:
+        """The objective and its advantage in one line: what is not at its default."""
+        objective = self.experiment.objective.model_dump(mode="json", exclude_defaults=True)
+        advantage = self.experiment.advantage.model_dump(mode="json")
+        return f"{json.dumps({'type': self.experiment.objective.type, **objective})}, advantage {json.dumps(advantage)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "objective": self.experiment.objective.model_dump(mode="json"),
+            "advantage": self.experiment.advantage.model_dump(mode="json"),
+        }
+
+
+def own_objective(spec: Mapping[str, Any]) -> Alternative:
+    """The objective that a run was trained with, from its resolved spec."""
+    return Alternative("", with_objective(spec, ""))
+
+
+def alternatives(
+    spec: Mapping[str, Any],
+    objectives: Sequence[str] = (),
+    *,
+    overrides: Sequence[str] = (),
+    sweeps: Iterable[str] = (),
+) -> list[Alternative]:
+    """Every named objective under every combination of the swept values, in the order given.
+
+    Args:
+        spec: the run's, resolved.
+        objectives: as `with_objective` takes them; none: the run's own.
+        overrides: `objective.kl_coef=0.1`, laid over each.
+        sweeps: `objective.clip.low=0.1,0.2,0.3`: a list of values, its brackets may be left out.
+    Raises:
+        SpecError: an objective or a sweep is wrong, or there are more than MOST_OBJECTIVES.
+    """
+    swept: dict[str, list[Any]] = {}
+    for sweep in sweeps:
+        path, each = _sweep(sweep)
+        if path in swept:
+            raise SpecError(Issue("the field is swept twice", file=f"--sweep {sweep}", hint="give all values at once"))
+        swept[path] = each
+    given = objectives or ("",)
+    number = len(given) * math.prod(map(len, swept.values()))
+    if number > MOST_OBJECTIVES:
+        counts = " x ".join([f"{len(given)} objectives", *(f"{len(values)} values" for values in swept.values())])
+        allowed = f"at most {MOST_OBJECTIVES}"
+        raise SpecError(Issue("too many objectives", given=f"{counts} = {number}", allowed=allowed))
+    found: list[Alternative] = []
+    issues: list[Issue] = []
+    for objective, values in itertools.product(given, itertools.product(*swept.values())):
+        cell = dict(zip(swept, values, strict=True))
+        settings = _settings(cell)
+        try:
+            experiment = with_objective(spec, objective, [*overrides, *settings])
+        except SpecError as error:
+            issues += [_of_sweep(issue, settings) for issue in error.issues]
+            continue
+        found.append(Alternative(objective, experiment, cell))
+    if issues:
+        raise SpecError(*dict.fromkeys(issues))
+    return found
+
+
+def _settings(values: Mapping[str, Any]) -> list[str]:
+    """Each as an override."""
+    return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in values.items()]
+
+
+def _sweep(text: str) -> tuple[str, list[Any]]:
+    """The path and the values of `PATH=VALUE,VALUE`."""
+    path, equals, values = text.partition("=")
+    at = Position(f"--sweep {text}", 0, "")
+    node = parse_text(values if values.lstrip().startswith("[") else f"[{values}]", lambda _line: at)
+    plain = node.plain() if node else None
+    if not equals or not isinstance(plain, list) or not plain:
+        allowed = "path.to.field=value,value,..."
+        raise SpecError(Issue("a sweep needs values", file=at.file, allowed=allowed))
+    return path.strip(), plain
+
+
+def _of_sweep(issue: Issue, settings: Sequence[str]) -> Issue:
+    """The issue of an override, under the name of the option that it came from."""
+    if issue.file.removeprefix("--set ") not in settings:
+        return issue
+    return replace(issue, file=issue.file.replace("--set", "--sweep", 1))

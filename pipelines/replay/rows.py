@@ -1,0 +1,186 @@
+"""Recorded steps, read from the store."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pipelines.home import Home
+from pipelines.unrecorded import why_incomplete
+from rpg.batches.batch import StepRollouts
+from rpg.replay.step import RecordedStep
+from rpg.rewards.score import Score
+from specs.errors import RpgError
+from storage import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TOKENS_AT_ONCE = 2**20
+"""Rows of the table `tokens` that one query reads."""
+_STEPS = "SELECT step, sum(num_tokens) AS tokens FROM rollouts WHERE run_id = ? GROUP BY step ORDER BY step"
+_ROLLOUTS = """
+    SELECT step, group_id, reward, advantage, num_tokens, finish_reason FROM rollouts
+    WHERE run_id = ? AND step BETWEEN ? AND ? ORDER BY step, rollout_id
+"""
+_TOKENS = """
+    SELECT step, rollout_id, position, token_id, sampled,
+        logprob, old_logprob, ref_logprob, rollout_logprob, entropy, ratio, clipped
+    FROM tokens
+    WHERE run_id = ? AND step BETWEEN ? AND ? AND (sampled OR ?) ORDER BY step, rollout_id, position
+"""
+_PROMPTS = """
+    SELECT any_value(prompt) AS prompt FROM rollouts WHERE run_id = ? AND step = ? GROUP BY group_id ORDER BY group_id
+"""
+_METRIC = "SELECT step, value FROM metrics WHERE run_id = ? AND name = ?"
+_LEDGER = {
+    "logprobs": "logprob",
+    "old_logprobs": "old_logprob",
+    "ref_logprobs": "ref_logprob",
+    "entropies": "entropy",
+    "ratios": "ratio",
+    "clipped": "clipped",
+}
+"""Column of the token ledger -> of the table `tokens`."""
+Encode = Callable[[list[str]], list[list[int]]]
+"""Prompts -> their token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSteps:
+    """The steps that a user asks for: from the first to the last, both included, and of these, if any are named, only
+    some."""
+
+    first: int = 0
+    last: int = 2**31 - 1
+    only: tuple[int, ...] = ()
+
+    def __contains__(self, step: int) -> bool:
+        return self.first <= step <= self.last and (not self.only or step in self.only)
+
+    @property
+    def all(self) -> bool:
+        """Whether none is left out."""
+        return self == ChosenSteps()
+
+
+class NothingToReplayError(RpgError):
+    """The run has no recorded rollouts of the steps that were asked for, or not all of their tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """What one run has on record for a replay."""
+
+    store: Store
+    home: Home
+    run_id: str
+
+    def metric(self, name: str) -> dict[int, float]:
+        """Step -> the metric's value."""
+        return dict(self.store.query(_METRIC, [self.run_id, name]).rows)
+
+    def steps(self) -> list[int]:
+        """The steps that have rollouts."""
+        return [step for step, _ in self.store.query(_STEPS, [self.run_id]).rows]
+
+    def chosen_steps(self, chosen: ChosenSteps) -> Iterator[RecordedStep]:
+        """The chosen steps, in their order, without prompts and given tokens.
+
+        Raises:
+            NothingToReplayError: none of them is on record, or not with all of its tokens.
+        """
+        spans = list(_spans(self.store.query(_STEPS, [self.run_id]).rows, chosen))
+        if not spans:
+            raise NothingToReplayError(f"{self.run_id} has no recorded rollouts of these steps; {self._range()}")
+        for begin, end in spans:
+            rollouts, tokens = self._read(begin, end, with_given=False)
+            rollout_steps, token_steps = rollouts.column("step").to_numpy(), tokens.column("step").to_numpy()
+            for step in np.unique(rollout_steps).tolist():
+                if step in chosen:
+                    responses = _rows(rollouts, rollout_steps, step)
+                    groups = int(responses.column("group_id").to_numpy().max()) + 1
+                    yield self._recorded(step, responses, _rows(tokens, token_steps, step), prompts=[[]] * groups)
+
+    def whole_step(self, step: int, encode: Encode) -> RecordedStep:
+        """One step with all that its model saw: the prompts, and the tokens that an environment gave.
+
+        Raises:
+            NothingToReplayError: not all of its tokens are on record.
+        """
+        rollouts, tokens = self._read(step, step, with_given=True)
+        prompts = [prompt for (prompt,) in self.store.query(_PROMPTS, [self.run_id, step]).rows]
+        return self._recorded(step, rollouts, tokens, prompts=encode(prompts))
+
+    def _read(self, begin: int, end: int, *, with_given: bool) -> tuple["pa.Table", "pa.Table"]:
+        """The rollouts and the tokens of neighbouring steps."""
+        rollouts = self.store.query(_ROLLOUTS, [self.run_id, begin, end]).arrow()
+        return rollouts, self.store.query(_TOKENS, [self.run_id, begin, end, with_given]).arrow()
+
+    def _recorded(
+        self, step: int, rollouts: "pa.Table", tokens: "pa.Table", *, prompts: Sequence[Sequence[int]]
+    ) -> RecordedStep:
+        sampled = tokens.column("sampled").to_numpy()
+        self._require_all_tokens(step, int(sampled.sum()), int(rollouts.column("num_tokens").to_numpy().sum()))
+
+        def of_sampled(name: str) -> torch.Tensor:
+            return torch.from_numpy(tokens.column(name).cast("float32").to_numpy()[sampled])
+
+        group_ids = rollouts.column("group_id").to_numpy().astype(np.int64)
+        return RecordedStep(
+            step=step,
+            rollouts=StepRollouts(
+                prompts=tuple(np.array(prompt, dtype=np.int64) for prompt in prompts),
+                problems=(0,) * len(prompts),
+                group_ids=group_ids,
+                token_ids=tokens.column("token_id").to_numpy().astype(np.int64),
+                sampled=sampled,
+                rollout_logprobs=of_sampled("rollout_logprob").numpy(),
+                lengths=np.bincount(tokens.column("rollout_id").to_numpy(), minlength=len(group_ids)).astype(np.int64),
+                finish_reasons=tuple(rollouts.column("finish_reason").to_pylist()),
+                responses=("",) * len(group_ids),
+                scores=tuple(Score(value=reward, correct=False) for reward in rollouts.column("reward").to_pylist()),
+                policy_version=0,
+            ),
+            positions=tokens.column("position").to_numpy().astype(np.int64)[sampled],
+            ledger={column: of_sampled(name) for column, name in _LEDGER.items()},
+            advantages=rollouts.column("advantage").to_numpy(),
+        )
+
+    def _require_all_tokens(self, step: int, recorded: int, sampled: int) -> None:
+        if recorded == sampled:
+            return
+        cause = why_incomplete(self.home.run(self.run_id), "tokens") or "`rpg db check` says what is damaged"
+        raise NothingToReplayError(
+            f"a replay needs every token of a step; of step {step} of {self.run_id} {recorded:,} of {sampled:,} are on"
+            f" record: {cause}"
+        )
+
+    def _range(self) -> str:
+        """Which steps are on record, as the end of a message."""
+        if steps := self.steps():
+            return f"there are steps {steps[0]} to {steps[-1]}"
+        return why_incomplete(self.home.run(self.run_id), "rollouts") or "it has recorded no step yet"
+
+
+def _spans(steps: Sequence[tuple[int, int]], chosen: ChosenSteps) -> Iterator[tuple[int, int]]:
+    """Neighbouring steps, as many at once as TOKENS_AT_ONCE allows."""
+    span: list[int] = []
+    held = 0
+    for step, tokens in steps:
+        if step not in chosen:
+            continue
+        if span and held + tokens > TOKENS_AT_ONCE:
+            yield span[0], span[-1]
+            span, held = [], 0
+        span.append(step)
+        held += tokens
+    if span:
+        yield span[0], span[-1]
+
+
+def _rows(table: "pa.Table", steps: Any, step: int) -> "pa.Table":
+    begin, end = np.searchsorted(steps, [step, step + 1])
+    return table.slice(begin, end - begin)

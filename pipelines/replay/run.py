@@ -1,0 +1,202 @@
+"""A run's recorded steps under its own objective and under others, read once for all of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.home import Home
+from pipelines.replay.gradients import Moment, StepGradients, objective_gradients, records_gradient_of
+from pipelines.replay.objectives import Alternative, own_objective
+from pipelines.replay.rows import ChosenSteps, RunRows
+from rpg.files import read_json
+from rpg.replay.comparison import Furthest, GradientComparison
+from rpg.replay.step import RecordedStep, ReplayedStep, replay_step, response_advantages
+from rpg.replay.tally import Tally
+from storage import Store
+
+
+@dataclass(slots=True)
+class Reproduction:
+    """How far what training recorded is from the run's own objective, replayed."""
+
+    ratio: float = 0.0
+    """Largest difference of a token's ratio, relative to it."""
+    clipped: int = 0
+    """Tokens whose clip differs."""
+    advantage: float = 0.0
+    """Largest difference of a response's advantage."""
+    loss: float | None = None
+    """Largest difference of a step's loss; None where an update's logprobs are not on record."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the differences are those of rounding."""
+        return self.ratio < 1e-4 and not self.clipped and self.advantage < 1e-4 and (self.loss or 0.0) < 1e-5
+
+    def add(self, step: RecordedStep, replayed: ReplayedStep, difference: float | None) -> None:
+        """Takes a step into account, of which the run's own objective should give back what is on record.
+
+        Args:
+            difference: of its loss; None where none is on record.
+        """
+        trained = replayed.trained
+        if trained.any():
+            ratio = step.ledger["ratios"][trained]
+            self.ratio = max(self.ratio, float(((replayed.ratio[trained] - ratio).abs() / ratio).max()))
+            self.clipped += int((replayed.clipped[trained] != (step.ledger["clipped"][trained] > 0)).sum())
+        apart = response_advantages(step, replayed).numpy() - step.advantages
+        self.advantage = max(self.advantage, float(abs(apart).max()))
+        if self.loss is not None and difference is not None:
+            self.loss = max(self.loss, difference)
+
+
+@dataclass(slots=True)
+class RunReplay:
+    """Some of a run's steps under its own objective and under another, step by step and over all of them."""
+
+    run_id: str
+    recorded: Alternative
+    replayed: Alternative
+    reproduction: Reproduction
+    """The same for every other objective."""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    overall: dict[str, Any] = field(default_factory=dict)
+    furthest: list[dict[str, Any]] = field(default_factory=list)
+    gradients: list[StepGradients] | None = None
+    """None where they were not asked for."""
+
+    @property
+    def left_out(self) -> list[str]:
+        """What training takes into account and the record cannot give, a sentence each."""
+        training, sentences = self.recorded.experiment.training, []
+        if training.entropy_coef:
+            sentences.append(
+                f"the gradient of the entropy bonus (training.entropy_coef {training.entropy_coef:g}): it follows from"
+                " the whole distribution of each token, which is not on record. The losses have the bonus; gradient"
+                " weights, cosine and length do not"
+            )
+        if training.epochs > 1:
+            sentences.append(
+                f"all but the last of training.epochs {training.epochs}: each token is on record as at its last update,"
+                " and so are losses and weights here"
+            )
+        in_reward = self.replayed.experiment.objective.penalizes_reward
+        if in_reward and any(step["untrained_tokens"] for step in self.steps):
+            sentences.append(
+                "the divergence that the replayed objective takes off the reward, for tokens that were not trained on:"
+                " their logprobs are not on record"
+            )
+        if self.gradients and not records_gradient_of(self.recorded.experiment):
+            sentences.append(
+                "the grad_norm on record, beside the gradients: it is the mean over several updates, or was taken at"
+                " other weights"
+            )
+        return sentences
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        differences = self.reproduction
+        gradients = {} if self.gradients is None else {"gradients": self.gradients}
+        return {
+            "run_id": self.run_id,
+            "label": self.replayed.label,
+            "swept": self.replayed.swept,
+            "recorded": self.recorded.as_json(),
+            "replayed": self.replayed.as_json(),
+            "reproduced": {
+                "holds": differences.holds,
+                "ratio": differences.ratio,
+                "clipped": differences.clipped,
+                "advantage": differences.advantage,
+                "loss": differences.loss,
+            },
+            "left_out": self.left_out,
+            "overall": self.overall,
+            "steps": self.steps,
+            "furthest": self.furthest,
+            **gradients,
+        }
+
+
+def replay_run(
+    home: Home,
+    run_id: str,
+    others: Sequence[Alternative],
+    *,
+    chosen: ChosenSteps | None = None,
+    gradients: Moment | None = None,
+) -> list[RunReplay]:
+    """A run's recorded rollouts under its own objective and under others: one replay for each of these.
+
+    Args:
+        gradients: where parameter gradients are taken too, see `objective_gradients`; None: they are not.
+    Raises:
+        NothingToReplayError: no such steps are on record, or not with all of their tokens.
+        NoWeightsError: gradients are asked for, of steps whose weights are not kept.
+    """
+    chosen = chosen or ChosenSteps()
+    own = own_objective(read_json(home.run(run_id) / "spec.json"))
+    training = own.experiment.training
+    reproduction = Reproduction(loss=0.0 if training.epochs == 1 else None)
+    own_tally, sums = Tally(), [_Sums() for _ in others]
+    replays = [RunReplay(run_id, own, other, reproduction) for other in others]
+    with Store.open(home.root) as store:
+        rows = RunRows(store, home, run_id)
+        losses = rows.metric("loss")
+        for step in rows.chosen_steps(chosen):
+            recorded = replay_step(step, own.experiment.at_step(step.step))
+            own_metrics = _metrics(recorded, training.minibatches)
+            loss = losses.get(step.step)
+            # Where nothing was trained on, the loss is 0.
+            reproduction.add(step, recorded, None if loss is None else abs(loss - own_metrics.get("loss", 0.0)))
+            own_tally.add(recorded, training.minibatches)
+            for replay, of_replay in zip(replays, sums, strict=True):
+                other = replay_step(step, replay.replayed.experiment.at_step(step.step))
+                replay.steps.append(_step_entry(step.step, recorded, other, own_metrics, training.minibatches))
+                of_replay.tally.add(other, training.minibatches)
+                of_replay.gradients.add(recorded, other)
+                of_replay.furthest.add(step, recorded, other)
+        if gradients:
+            entries = objective_gradients(rows, chosen, own, others, moment=gradients)
+            for replay, of_alternative in zip(replays, entries, strict=True):
+                replay.gradients = of_alternative
+    for replay, of_replay in zip(replays, sums, strict=True):
+        replay.overall = {
+            "recorded": own_tally.metrics(),
+            "replayed": of_replay.tally.metrics(),
+            **of_replay.gradients.metrics(),
+        }
+        replay.furthest = of_replay.furthest.tokens()
+    return replays
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one objective, over steps."""
+
+    tally: Tally = field(default_factory=Tally)
+    gradients: GradientComparison = field(default_factory=GradientComparison)
+    furthest: Furthest = field(default_factory=Furthest)
+
+
+def _metrics(replayed: ReplayedStep, updates: int) -> dict[str, float]:
+    tally = Tally()
+    tally.add(replayed, updates)
+    return tally.metrics()
+
+
+def _step_entry(
+    step: int, recorded: ReplayedStep, other: ReplayedStep, own_metrics: dict[str, float], updates: int
+) -> dict[str, Any]:
+    """The metrics of one step under both objectives."""
+    gradients = GradientComparison()
+    gradients.add(recorded, other)
+    trained = int(recorded.trained.sum())
+    return {
+        "step": step,
+        "tokens": trained,
+        "untrained_tokens": len(recorded.trained) - trained,
+        "recorded": own_metrics,
+        "replayed": _metrics(other, updates),
+        **gradients.metrics(),
+    }

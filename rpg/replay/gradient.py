@@ -1,0 +1,117 @@
+"""The gradient of an objective by the parameters, on a recorded step, at the weights of a checkpoint."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rpg.batches.batch import Microbatch
+from rpg.batches.minibatches import Minibatch, cut
+from rpg.batches.step_loss import pass_loss
+from rpg.learner.deepspeed import PACKING_TOLERANCE, keeps_sequences_apart
+from rpg.learner.packing import Packing
+from rpg.learner.policy import Policy, load_model
+from rpg.learner.shards import load_weights
+from rpg.replay.step import RecordedStep, recorded_tokens, replayed_advantages
+from specs.schema.experiment import Experiment
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPolicy:
+    """The policy of a checkpoint, whole on one device, without an optimizer."""
+
+    policy: Policy
+    device: torch.device
+    packs: bool
+    """Whether a pass may hold several sequences in a row, as in `Learner.packs`."""
+
+    @classmethod
+    def load(cls, base: Path, checkpoint: Path | None, experiment: Experiment, device: torch.device) -> "KeptPolicy":
+        """Loads the base model and lays a checkpoint's trained weights over it.
+
+        Args:
+            base: a transformers model directory.
+            checkpoint: its directory; None: the base model itself, with which the first step started.
+        """
+        training = experiment.training.model_copy(update={"zero_stage": 0})
+        torch.manual_seed(experiment.seeds[0])  # as training does before it draws new adapters
+        model = load_model(base, training)
+        if checkpoint:
+            load_weights(model, checkpoint)
+        policy = Policy(
+            model, temperature=experiment.rollout.temperature, entropy_gradient=training.entropy_coef > 0
+        ).to(device)
+        packs = training.packing and keeps_sequences_apart(
+            policy, model.config, device, tolerance=PACKING_TOLERANCE[training.precision]
+        )
+        return cls(policy, device, packs)
+
+    def minibatches(self, recorded: RecordedStep, experiment: Experiment) -> list[Minibatch]:
+        """The step's minibatches in passes of `training.microbatch_tokens`."""
+        return cut(recorded.rollouts, experiment.training, self.device, packed=self.packs)
+
+    def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+        """As `Learner.logprobs`: logprobs and entropies of a pass's sampled tokens, nats. [n] each"""
+        packing = Packing(batch.packed, self.device) if batch.packed else None
+        logprobs, entropies = self.policy(batch.input_ids, batch.sources, batch.targets, packing=packing)
+        return logprobs, entropies
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGradient:
+    """The gradient of a step's loss by the trained parameters."""
+
+    parts: list[Tensor]
+    """One tensor a parameter, of its shape, float32."""
+    loss: float
+    """The mean over the step's updates, all taken at these weights."""
+    logprob_change: float
+    """Largest difference between the policy's logprob of a token and the recorded `old_logprob`, nats."""
+
+    def dot(self, other: "ParameterGradient") -> float:
+        """The scalar product, summed in float64."""
+        pairs = zip(self.parts, other.parts, strict=True)
+        return math.fsum(float((one.double() * two.double()).sum()) for one, two in pairs)
+
+    @property
+    def norm(self) -> float:
+        """Its length."""
+        return math.sqrt(self.dot(self))
+
+
+def parameter_gradient(kept: KeptPolicy, recorded: RecordedStep, experiment: Experiment) -> ParameterGradient:
+    """Differentiates the mean of the updates' losses of a step, in microbatches, no gradient of one update clipped.
+
+    Logprobs are the policy's; those of the old and the reference policy, rewards and rollouts are on record. With an
+    entropy bonus its gradient is part of the result.
+
+    Args:
+        recorded: with its prompts and given tokens.
+        experiment: as it is at this step, see `Experiment.at_step`.
+    """
+    parameters = [parameter for parameter in kept.policy.parameters() if parameter.requires_grad]
+    sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+    advantages = replayed_advantages(recorded, experiment)
+    loss, change = 0.0, 0.0
+    minibatches = kept.minibatches(recorded, experiment)
+    for minibatch in minibatches:
+        for batch in minibatch.passes:
+            tokens, _ = recorded_tokens(recorded, batch, advantages)
+            if not batch.counts or not tokens.response_mask.any():
+                continue
+            logprobs, entropies = kept.logprobs(batch)
+            live = replace(tokens, logprobs=batch.spread(logprobs))
+            part = pass_loss(experiment, minibatch, batch, live, entropies).loss / len(minibatches)
+            for total, gradient in zip(sums, _gradients(part, parameters), strict=True):
+                total += gradient
+            loss += float(part.detach())
+            difference = (live.logprobs.detach() - tokens.old_logprobs).abs()
+            change = max(change, float(difference[tokens.response_mask > 0].max()))
+    return ParameterGradient(sums, loss, change)
+
+
+def _gradients(loss: Tensor, parameters: list[torch.nn.Parameter]) -> tuple[Tensor, ...]:
+    """0 where the loss does not depend on a parameter."""
+    return torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True)
