@@ -1,30 +1,38 @@
 """Line charts as inline SVG: a page of twenty weighs a few hundred kilobytes, opens offline and can be printed.
 
-The attribute `data-hover` holds the points of the lines that have a label: `hover.js` shows the values at the pointer.
+The lines that have a label carry it in `data-label`, the chart its axes in `data-axes`: from these and the pixels that
+are drawn `hover.js` works out the values at the pointer.
 """
 
 import itertools
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import ArrayLike, NDArray
 
 Point = tuple[float, float]
 
 PALETTE = 8
 """Colours in the style sheet; a chart of more lines uses them again."""
-MOST_POINTS = 240
-"""That one line is drawn with; a line of more is averaged in bins of neighbours."""
+MOST_POINTS = 300
+"""That one line is drawn with; of a longer one `thin` keeps those that make its shape."""
+_MOST_FAINT_POINTS = 4000
+"""Over all faint lines of a chart, so that a chart of a hundred lines is not much larger than one of ten."""
+_LEAST_POINTS = 40
+"""That a line keeps, however many lines share a chart."""
+_MANY_BANDS = 4
+"""More than these are shaded more weakly: where all overlap there is still something to see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of a chart."""
 
-    points: Sequence[Point]
+    points: Sequence[Point] | NDArray[np.float64]
     """Sorted by x. Points that are not finite are left out."""
     label: str = ""
     """Shown in the hover box, which leaves out lines without a label."""
@@ -36,8 +44,8 @@ class Line:
     """Drawn as stairs, as for the best value so far."""
     dots: bool = False
     """Drawn as separate points."""
-    band: tuple[Sequence[Point], Sequence[Point]] = ((), ())
-    """The lower and the upper ends of the values' intervals: the space between them is shaded."""
+    bands: Sequence[tuple[Sequence[Point], Sequence[Point]]] = ()
+    """Lower and upper ends: the space between them is shaded. An interval of the values, or quantiles around them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +96,36 @@ def number(value: float) -> str:
     return f"{value / 1e3:.4g}k" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def line_chart(lines: Sequence[Line], *, title: str, x_label: str = "step") -> Markup:
-    """Lines over a shared x; empty where no line has a finite point."""
-    lines = [replace(line, points=thin(line.points), band=(thin(line.band[0]), thin(line.band[1]))) for line in lines]
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    title: str,
+    x_label: str = "step",
+    behind: "Callable[[Frame], str]" = lambda _frame: "",
+    holds: Sequence[float] = (),
+) -> Markup:
+    """Lines over a shared x; empty where no line has a finite point.
+
+    Args:
+        behind: draws what lies behind the lines, e.g. what happened at which step.
+        holds: values that the y axis reaches to also where no line does: those of charts that share a scale.
+    """
+    num_faint = sum(line.faint for line in lines)
+    most_faint = max(_LEAST_POINTS, min(MOST_POINTS, _MOST_FAINT_POINTS // max(1, num_faint)))
+    lines = [_thinned(line, most_faint if line.faint else MOST_POINTS) for line in lines]
     points = [point for line in lines for point in line.points]
     if not points:
         return Markup("")
-    ends = [point for line in lines for end in line.band for point in end]
+    ends = [point for line in lines for band in line.bands for end in band for point in end]
     across = [x for x, _ in points]
     first, last = min(across), max(across)
     # From the first point to the last: round ends are for y alone.
     x = Axis(first, last if last > first else first + 1, axis(across, ticks=6).ticks)
-    frame = Frame(x, axis([y for _, y in (*points, *ends)]))
-    drawn = "".join(_band(line, frame) for line in lines)
+    frame = Frame(x, axis([*(y for _, y in (*points, *ends)), *holds]))
+    kind = "band weak" if sum(bool(line.bands) for line in lines) > _MANY_BANDS else "band"
+    drawn = behind(frame) + "".join(_band(kind, line.color, band, frame) for line in lines for band in line.bands)
     drawn += "".join(polyline(line, frame) for line in sorted(lines, key=lambda line: not line.faint))
-    return frame.svg(title, drawn, x_label, hover=_hover(lines, frame))
+    return frame.svg(title, drawn, x_label, hover=any(line.label for line in lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +142,9 @@ class Frame:
     bottom: int = 34
 
     def at(self, point: Point) -> Point:
-        """The pixel of a point."""
+        """The pixel of a point: the step to a hundredth, so that `hover.js` can tell it from its neighbours."""
         across = self.x.place(point[0], self.left, self.width - self.right)
-        return round(across, 1), round(self.y.place(point[1], self.height - self.bottom, self.top), 1)
+        return round(across, 2), round(self.y.place(point[1], self.height - self.bottom, self.top), 1)
 
     def svg(
         self,
@@ -129,11 +152,17 @@ class Frame:
         drawn: str,
         x_label: str,
         *,
-        hover: str = "",
+        hover: bool = False,
         x_names: Sequence[str] = (),
         y_names: Sequence[str] = (),
     ) -> Markup:
-        """The whole chart: `drawn` with title, grid and marks. Names: the marks of an axis, where not its numbers."""
+        """The whole chart: `drawn` with title, grid and marks.
+
+        Args:
+            hover: the values of the labelled lines are shown at the pointer.
+            x_names: the marks of the axis, where they are not its numbers.
+            y_names: the same of the other axis.
+        """
         right, foot = self.width - self.right, self.height - self.bottom
         grid = "".join(
             f'<line class="grid" x1="{self.left}" x2="{right}" y1="{y}" y2="{y}"/>'
@@ -150,7 +179,9 @@ class Frame:
             for x in [round(self.x.place(tick, self.left, right), 1)]
         )
         corner = f'<text class="mark" x="{right}" y="{self.height - 4}" text-anchor="end">{escape(x_label)}</text>'
-        return picture(title, f"{grid}{marks}{corner}{drawn}", self.width, self.height, attributes=hover)
+        axes = (self.left, right, self.x.low, self.x.high, foot, self.top, self.y.low, self.y.high)
+        attributes = f' data-axes="{" ".join(f"{end:.6g}" for end in axes)}"' if hover else ""
+        return picture(title, f"{grid}{marks}{corner}{drawn}", self.width, self.height, attributes=attributes)
 
 
 def picture(title: str, drawn: str, width: int, height: int, *, kind: str = "", attributes: str = "") -> Markup:
@@ -160,14 +191,27 @@ def picture(title: str, drawn: str, width: int, height: int, *, kind: str = "", 
     return Markup(f'<svg class="chart {kind}" viewBox="0 0 {width} {height}" {named}>{heading}{drawn}</svg>')
 
 
-def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """The finite points, averaged in bins of neighbours where there are more than `most`."""
-    finite = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
-    if len(finite) <= most:
-        return finite
-    size = math.ceil(len(finite) / most)
-    bins = [finite[start : start + size] for start in range(0, len(finite), size)]
-    return [(sum(p[0] for p in part) / len(part), sum(p[1] for p in part) / len(part)) for part in bins]
+def thin(points: ArrayLike, most: int = MOST_POINTS) -> NDArray[np.float64]:
+    """The finite points [n, 2]; of more than `most` those that make the line's shape, peaks among them.
+
+    Largest triangle three buckets: the points are dealt into buckets of neighbours. Of each bucket that point is kept
+    which makes the largest triangle with the point kept before it and the mean of the next bucket.
+
+    Source: Steinarsson 2013, Downsampling Time Series for Visual Representation, ch. 4.2.
+    """
+    table: NDArray[np.float64] = np.asarray(points, dtype=float).reshape(-1, 2)
+    table = table[np.isfinite(table).all(axis=1)]
+    if len(table) <= most:
+        return table
+    edges = np.linspace(1, len(table) - 1, most - 1).astype(int)
+    kept = [0]
+    for start, end, following in zip(edges, edges[1:], [*edges[2:], len(table)], strict=False):
+        x, y = table[kept[-1]]
+        next_x, next_y = table[end:following].mean(axis=0)
+        areas = np.abs((x - next_x) * (table[start:end, 1] - y) - (x - table[start:end, 0]) * (next_y - y))
+        kept.append(start + int(areas.argmax()))
+    shape: NDArray[np.float64] = table[[*kept, len(table) - 1]]
+    return shape
 
 
 def color_class(index: int) -> str:
@@ -175,38 +219,35 @@ def color_class(index: int) -> str:
     return f"c{index % PALETTE}"
 
 
-def _band(line: Line, frame: Frame) -> str:
-    lower, upper = line.band
-    corners = " ".join(f"{x},{y}" for x, y in map(frame.at, (*lower, *reversed(upper))))
-    return f'<polygon class="band {color_class(line.color)}" points="{corners}"/>' if corners else ""
-
-
 def polyline(line: Line, frame: Frame) -> str:
     """A line in the frame of a chart."""
-    pixels = [frame.at(point) for point in line.points]
+    pixels = [frame.at((x, y)) for x, y in line.points]
     kind = f"{color_class(line.color)}{' faint' if line.faint else ''}"
+    label = f' data-label="{escape(line.label)}"' if line.label else ""
     if line.dots or len(pixels) == 1:
-        return "".join(
-            f'<circle class="dot {kind}" cx="{x}" cy="{y}" r="{2 if line.faint else 3.5}"/>' for x, y in pixels
-        )
+        radius = 2 if line.faint else 3.5
+        dots = "".join(f'<circle class="dot {kind}" cx="{x:g}" cy="{y:g}" r="{radius}"/>' for x, y in pixels)
+        return f"<g{label}>{dots}</g>"
     if line.steps:
         corners = [corner for one, two in itertools.pairwise(pixels) for corner in ((two[0], one[1]), two)]
         pixels = [pixels[0], *corners]
-    return f'<polyline class="line {kind}" points="{" ".join(f"{x},{y}" for x, y in pixels)}"/>'
+    return f'<polyline class="line {kind}"{label} points="{_joined(pixels)}"/>'
 
 
-def _hover(lines: Sequence[Line], frame: Frame) -> str:
-    shown = [
-        {
-            "label": line.label,
-            "color": color_class(line.color),
-            "points": [[*frame.at(p), _short(p[0]), _short(p[1])] for p in line.points],
-        }
-        for line in lines
-        if line.label and line.points
-    ]
-    return f' data-hover="{escape(json.dumps(shown, separators=(",", ":")))}"' if shown else ""
+def _thinned(line: Line, most: int) -> Line:
+    bands = [(_points(thin(low, most)), _points(thin(high, most))) for low, high in line.bands]
+    return replace(line, points=_points(thin(line.points, most)), bands=bands)
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.5g}")
+def _points(table: NDArray[np.float64]) -> list[Point]:
+    return [(x, y) for x, y in table.tolist()]
+
+
+def _band(kind: str, color: int, band: tuple[Sequence[Point], Sequence[Point]], frame: Frame) -> str:
+    lower, upper = band
+    corners = [frame.at(point) for point in (*lower, *reversed(upper))]
+    return f'<polygon class="{kind} {color_class(color)}" points="{_joined(corners)}"/>' if corners else ""
+
+
+def _joined(pixels: Sequence[Point]) -> str:
+    return " ".join(f"{x:g},{y:g}" for x, y in pixels)

@@ -1,72 +1,104 @@
-"""The learning curves of groups of runs that differ in the seed: each seed a faint line, their mean a strong one."""
+"""The learning curves of groups of runs that differ in the seed: few seeds one by one, more as mean and interval."""
 
-import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from pipelines.report.answer import Accuracy
-from pipelines.report.charts import Line, Point, line_chart, number
-from pipelines.report.evidence import Group
+from pipelines.report.charts import Line, line_chart, number, thin
+from pipelines.report.evidence import Curve, Curves
+from pipelines.report.marks import StepMarks
+from pipelines.report.palette import DrawnGroup
+from pipelines.report.statistics import seed_mean
 from specs.metrics import CHARTED
 
-Curves = Mapping[str, Mapping[str, Sequence[Point]]]
-"""Name of the metric -> run id -> points (step, value), see `evidence.metric_curves`."""
+LEAST_SEEDS = 4
+"""Whose mean gets an interval at each step; of fewer each seed is drawn, and nothing is claimed of others."""
+_CROWD = 3
+"""More groups than these make a chart in which each step's noise hides the courses."""
+_POINTS_IN_A_CROWD = 60
 
 
-def learning_curves(groups: Sequence[Group], curves: Curves) -> tuple[list[Markup], list[str]]:
+def most_points(drawn: Sequence[DrawnGroup]) -> int:
+    """Of a learning curve: where many groups share a chart, each is averaged to so many points; 0: none is."""
+    return _POINTS_IN_A_CROWD if len(drawn) > _CROWD else 0
+
+
+def learning_curves(
+    drawn: Sequence[DrawnGroup], curves: Curves, marks: StepMarks, *, confidence: float
+) -> tuple[list[Markup], list[str]]:
     """The charts of the metrics that change, and a note (`learning_rate 0.0001`) on each that never does."""
     charts, constant = [], []
     for metric in CHARTED:
         by_run = curves.get(metric.name, {})
-        values = {point[1] for points in by_run.values() for point in points if math.isfinite(point[1])}
-        if len(values) == 1:
-            constant.append(f"{metric.name} {number(values.pop())}")
-        elif values:
-            charts.append(line_chart(_lines(groups, by_run), title=metric.heading))
+        values = np.concatenate([np.empty(0), *(curve[:, 1] for curve in by_run.values())])
+        values = values[np.isfinite(values)]
+        if values.size and values.min() == values.max():
+            constant.append(f"{metric.name} {number(float(values[0]))}")
+        elif values.size:
+            lines = [line for each in drawn for line in _lines(each, by_run, confidence, most_points(drawn))]
+            charts.append(line_chart(lines, title=metric.heading, behind=marks.draw))
     return charts, constant
 
 
-def accuracy_curves(accuracies: Sequence[Accuracy]) -> list[Markup]:
+def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup], marks: StepMarks) -> list[Markup]:
     """A chart of each dataset on which some group was evaluated between its first and its last step too."""
     charts = []
+    shown = {each.group.label: each for each in drawn}
     for dataset in dict.fromkeys(accuracy.dataset for accuracy in accuracies):
-        drawn = [accuracy for accuracy in accuracies if accuracy.dataset == dataset]
-        if any(len(accuracy.by_step) > 2 for accuracy in drawn):
-            lines = [_accuracy_line(accuracy, color) for color, accuracy in enumerate(drawn)]
-            charts.append(line_chart(lines, title=f"Accuracy on {dataset}"))
+        held = [accuracy for accuracy in accuracies if accuracy.dataset == dataset]
+        if any(len(accuracy.by_step) > 2 for accuracy in held):
+            lines = [_accuracy_line(accuracy, shown[accuracy.label]) for accuracy in held]
+            charts.append(line_chart(lines, title=f"Accuracy on {dataset}", behind=marks.draw))
     return charts
 
 
-def _accuracy_line(accuracy: Accuracy, color: int) -> Line:
-    intervals = accuracy.by_step.items()
-    return Line(
-        [(step, interval.value) for step, interval in intervals],
-        label=accuracy.label,
-        color=color,
-        band=(
-            [(step, interval.low) for step, interval in intervals],
-            [(step, interval.high) for step, interval in intervals],
-        ),
+def _accuracy_line(accuracy: Accuracy, drawn: DrawnGroup) -> Line:
+    points = [(float(step), interval.value) for step, interval in accuracy.by_step.items()]
+    if drawn.pale:
+        return Line(points, color=drawn.color, faint=True)
+    low = [(float(step), interval.low) for step, interval in accuracy.by_step.items()]
+    high = [(float(step), interval.high) for step, interval in accuracy.by_step.items()]
+    return Line(points, label=accuracy.label, color=drawn.color, bands=[(low, high)])
+
+
+def _lines(drawn: DrawnGroup, by_run: Mapping[str, Curve], confidence: float, most: int) -> list[Line]:
+    """Of one metric: the mean over the seeds, with its interval or with each seed beside it.
+
+    Args:
+        most: a longer curve is averaged to so many points; 0: it is drawn as it is.
+    """
+    seeds = [by_run[run_id] for run_id in drawn.group.run_ids if run_id in by_run]
+    steps, values = _on_shared_steps(seeds, most)
+    if not steps.size:
+        return []
+    mean = np.column_stack([steps, values.mean(axis=0)])
+    label, color = drawn.group.label, drawn.color
+    if drawn.pale:
+        return [Line(mean, color=color, faint=True)]
+    if len(seeds) < LEAST_SEEDS:
+        single = [np.column_stack([steps, row]) for row in values] if len(seeds) > 1 else []
+        return [*(Line(curve, color=color, faint=True) for curve in single), Line(mean, label=label, color=color)]
+    kept = thin(mean)
+    intervals = [seed_mean(values[:, steps == step].ravel(), confidence=confidence) for step in kept[:, 0]]
+    low, high = (
+        [(float(step), getattr(interval, end)) for step, interval in zip(kept[:, 0], intervals, strict=True)]
+        for end in ("low", "high")
     )
+    return [Line(kept, label=label, color=color, bands=[(low, high)])]
 
 
-def mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
-    """The mean over the curves at each step that all of them have."""
-    by_step: dict[float, list[float]] = defaultdict(list)
-    for points in curves:
-        for step, value in points:
-            by_step[step].append(value)
-    return [(step, sum(values) / len(values)) for step, values in sorted(by_step.items()) if len(values) == len(curves)]
-
-
-def _lines(groups: Sequence[Group], by_run: Mapping[str, Sequence[Point]]) -> list[Line]:
-    lines: list[Line] = []
-    for color, group in enumerate(groups):
-        seeds = [by_run[run_id] for run_id in group.run_ids if run_id in by_run]
-        if len(seeds) > 1:
-            lines.extend(Line(points, color=color, faint=True) for points in seeds)
-        if seeds:
-            lines.append(Line(mean_curve(seeds), label=group.label, color=color))
-    return lines
+def _on_shared_steps(seeds: Sequence[Curve], most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The steps that all seeds have [points], and the seeds' values there [seeds, points]; of more than `most` steps
+    the means of neighbours."""
+    if not seeds:
+        return np.empty(0), np.empty((0, 0))
+    steps = seeds[0][:, 0]
+    for curve in seeds[1:]:
+        steps = np.intersect1d(steps, curve[:, 0])
+    table = np.array([steps, *(curve[np.isin(curve[:, 0], steps), 1] for curve in seeds)])
+    if most and steps.size > most:
+        table = np.column_stack([part.mean(axis=1) for part in np.array_split(table, most, axis=1)])
+    return table[0], table[1:]

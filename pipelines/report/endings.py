@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.report.curves import Curves
-from pipelines.report.evidence import Group
+import numpy as np
+
+from pipelines.report.evidence import Curve, Curves, Group
 from pipelines.report.statistics import Interval, seed_difference, seed_mean
 from specs.metrics import CHARTED
 
@@ -43,6 +44,7 @@ def final_metrics(groups: Sequence[Group], curves: Curves, *, confidence: float 
     return entries
 
 
-def _last_mean(points: Sequence[tuple[float, float]]) -> float:
-    values = [value for _, value in points[-LAST_STEPS:] if math.isfinite(value)]
-    return sum(values) / len(values) if values else math.nan
+def _last_mean(curve: Curve) -> float:
+    values = curve[-LAST_STEPS:, 1]
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if values.size else math.nan

@@ -10,17 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.home import Home
 from pipelines.runs import find_run, status_of
 from rpg.evaluation.measures import majority_at_k, pass_at_k, sizes
 from rpg.files import read_json
 from specs.errors import Issue, SpecError
+from specs.metrics import CHARTED
 from storage import Store
 
 JsonObject = dict[str, Any]
 Scores = dict[str, float]
 """Share of right answers of each problem, by problem id."""
+Curve = NDArray[np.float64]
+"""A metric of one run, [steps, 2]: step and value, by step."""
+Curves = Mapping[str, Mapping[str, Curve]]
+"""Name of the metric -> run id -> curve."""
 TROUBLE = ("guard_warned", "guard_stopped", "rolled_back", "attempt_failed", "failed", "reward_failed")
 """Kinds of events that a reader of a report has to know of."""
 MOST_TROUBLE = 20
@@ -163,15 +169,18 @@ def _pass_and_majority(correct: tuple[bool, ...], votes: tuple[int | None, ...],
     return scores | {f"maj@{k}": float(majority_at_k(table, [votes], k, seed=seed)[0]) for k in larger}
 
 
-def metric_curves(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Every recorded metric: name -> run -> points (step, value), by step."""
-    rows = store.query(
-        "SELECT name, run_id, step, value FROM metrics WHERE list_contains(?, run_id) ORDER BY name, run_id, step",
-        [list(run_ids)],
-    ).rows
-    curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for name, run_id, step, value in rows:
-        curves.setdefault(name, {}).setdefault(run_id, []).append((float(step), float(value)))
+def metric_curves(store: Store, run_ids: Sequence[str]) -> Curves:
+    """The metrics that reports draw and compare."""
+    table = store.query(
+        "SELECT name, run_id, list(step::DOUBLE ORDER BY step) AS steps, list(value ORDER BY step) AS curve "
+        "FROM metrics WHERE list_contains(?, run_id) AND list_contains(?, name) GROUP BY name, run_id",
+        [list(run_ids), [metric.name for metric in CHARTED]],
+    ).arrow()
+    curves: dict[str, dict[str, Curve]] = {}
+    columns = (table.column(name) for name in ("name", "run_id", "steps", "curve"))
+    for name, run_id, steps, values in zip(*columns, strict=True):
+        points = [column.values.to_numpy(zero_copy_only=False) for column in (steps, values)]
+        curves.setdefault(name.as_py(), {})[run_id.as_py()] = np.column_stack(points)
     return curves
 
 

@@ -1,7 +1,9 @@
 """The report of a run and of an experiment: the answer first, then what it rests on."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,16 @@ from pipelines.report.answer import (
     outcomes,
     outcomes_of_other_measures,
 )
-from pipelines.report.curves import accuracy_curves, learning_curves
+from pipelines.report.curves import LEAST_SEEDS, accuracy_curves, learning_curves, most_points
+from pipelines.report.distributions import distributions
 from pipelines.report.endings import LAST_STEPS, FinalMetric, final_metrics
-from pipelines.report.evidence import Group, Run, trouble_of
+from pipelines.report.evidence import Curves, Group, Run, trouble_of
+from pipelines.report.marks import step_marks
 from pipelines.report.page import publish, render
+from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import Mark, interval_chart
+from pipelines.report.responses import MOST_CHARACTERS, trained_responses
+from rpg.files import read_json
 from specs.metrics import BY_NAME
 from storage import Store
 
@@ -54,11 +61,16 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         results = outcomes(groups, evaluated, confidence=confidence)
         others = outcomes_of_other_measures(store, groups, results, confidence=confidence) if len(runs) > 1 else []
         curves = evidence.metric_curves(store, run_ids)
+        drawn = drawn_groups(groups, results)
+        marks = step_marks(store, drawn, curves)
+        spread = distributions(store, drawn, marks)
         measures = _measures(store, runs)
         trouble = trouble_of(store, run_ids)
         best, worst = (evidence.sample_responses(store, run_ids, best=side) for side in (True, False))
-    on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence))
-    charts, flat = learning_curves(groups, curves)
+        trained = trained_responses(store, home, runs)
+    on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence), drawn, marks)
+    charts, flat = learning_curves(drawn, curves, marks, confidence=confidence)
+    colored = [each.group for each in drawn if not each.pale]
     return render(
         "experiment.html",
         kind=kind,
@@ -67,35 +79,97 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         facts=_facts(name, groups),
         answer=headline(results),
         method=_method(results, confidence),
-        warnings=[*_warnings(runs), *_trouble_lines(trouble, runs)],
-        answer_charts=_answer_charts(results),
-        outcomes=results,
+        warnings=Listed.of([*_warnings(runs), *_trouble_lines(trouble, runs)], 20),
+        answer_charts=_answer_charts(results, drawn),
+        outcomes=[result for result in results if result.label in {group.label for group in colored}],
+        all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
         many=len(groups) > 1,
-        other_measures=others,
-        measures=measures,
-        endings=_endings(final_metrics(groups, curves, confidence=confidence)) if len(groups) > 1 else {},
+        other_measures=Listed.of(others, 100),
+        measures=Listed.of(measures, 200),
+        endings=_endings(final_metrics(colored, curves, confidence=confidence)) if len(groups) > 1 else {},
         last_steps=LAST_STEPS,
         charts=[*on_the_way, *charts],
         flat=flat,
-        legend=[(group.label, index % 8) for index, group in enumerate(groups)],
-        faint=any(len(group.runs) > 1 for group in groups),
+        legend=[(each.group.label, each.color) for each in drawn if not each.pale],
+        num_pale=len(groups) - len(colored),
+        legend_notes=[*_how_curves_are_drawn(drawn, curves, confidence), *marks.notes()],
+        distributions=spread,
         best=best,
         worst=worst,
-        **_appendix(groups, runs),
+        trained=trained,
+        most_characters=MOST_CHARACTERS,
+        **_appendix(home, colored, runs),
     )
 
 
-def _appendix(groups: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
-    """Spec, stages and certificates."""
-    varied = evidence.differences([group.runs[0].spec for group in groups])
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The first entries of a list that may be long, and how many there are more."""
+
+    entries: Sequence[Any]
+    more: int
+
+    @classmethod
+    def of(cls, entries: Sequence[Any], most: int) -> "Listed":
+        """At most `most` of the entries."""
+        return cls(entries[:most], max(0, len(entries) - most))
+
+
+def _how_curves_are_drawn(drawn: Sequence[DrawnGroup], curves: Curves, confidence: float) -> list[str]:
+    """Notes on the lines of the learning curves."""
+    counts = {len(each.group.runs) for each in drawn}
+    notes = []
+    longest = max((len(curve) for by_run in curves.values() for curve in by_run.values()), default=0)
+    if (most := most_points(drawn)) and longest > most:
+        notes.append(f"curves of more than {most} steps are averaged to {most} points")
+    if any(1 < count < LEAST_SEEDS for count in counts):
+        notes.append("thin lines are single seeds, thick ones their mean")
+    if max(counts) >= LEAST_SEEDS:
+        notes.append(
+            f"bands: {100 * confidence:g} % interval of the mean over seeds, Student's, at each step by itself"
+        )
+    return notes
+
+
+def _appendix(home: Home, columns: Sequence[Group], runs: Sequence[Run]) -> dict[str, Any]:
+    """Spec, stages, certificates and provenance. `columns`: the groups whose specs stand side by side."""
+    varied = evidence.differences([group.runs[0].spec for group in columns])
     return {
-        "columns": [group.label for group in groups],
+        "columns": [group.label for group in columns],
         "varied": {path: [evidence.show(value) for value in values] for path, values in varied.items()},
         "spec": json.dumps(runs[0].spec, indent=2, ensure_ascii=False),
         "stages": STAGES,
-        "runs": [_row(run) for run in runs],
-        "certificates": _certificates(groups),
+        "runs": Listed.of([_row(run) for run in runs], 100),
+        "certificates": _certificates(columns),
+        "provenance": _provenance(home, runs),
     }
+
+
+def _provenance(home: Home, runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What the runs' results follow from, as the runs recorded it; where runs differ, how many have which."""
+    found: dict[str, Counter[str]] = {}
+    for run in runs:
+        base = run.stages.get("base", {}).get("fingerprint", "")
+        versions = _versions(home, base) | run.read("train.json").get("versions", {})
+        recorded = {"host": run.read("state.json").get("host"), **versions}
+        recorded |= {f"fingerprint of {name}": run.stages.get(name, {}).get("fingerprint") for name in STAGES}
+        for name, value in recorded.items():
+            if value:
+                found.setdefault(name, Counter())[str(value)] += 1
+    return [(name, _spread_over_runs(values)) for name, values in found.items()]
+
+
+def _versions(home: Home, base: str) -> dict[str, str]:
+    """Of the packages that made the base model, ours among them."""
+    return dict(read_json(home.artifact("base", base) / "manifest.json").get("versions", {})) if base else {}
+
+
+def _spread_over_runs(values: Counter[str]) -> str:
+    """A value, or several with how many runs have each."""
+    if len(values) == 1:
+        return next(iter(values))
+    listed = [f"{value[:12]} ({count} {'run' if count == 1 else 'runs'})" for value, count in values.most_common(4)]
+    return ", ".join([*listed, *([f"{len(values) - 4} more"] if len(values) > 4 else [])])
 
 
 def _certificates(groups: Sequence[Group]) -> list[tuple[str, dict[str, Any]]]:
@@ -192,16 +266,21 @@ def _why(run: Run) -> str:
     return f" ({reason})" if reason else ""
 
 
-def _answer_charts(results: Sequence[Outcome]) -> list[Markup]:
+def _answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> list[Markup]:
+    """Before and after on each dataset, for a telephone and for wider pages; of many groups those with a colour."""
     charts = []
+    shown = {each.group.label: each.color for each in drawn if not each.pale}
     for dataset in dict.fromkeys(result.dataset for result in results):
         rows = []
-        for color, result in enumerate([result for result in results if result.dataset == dataset]):
-            marks = [Mark("after", result.after, color)]
-            if result.before is not None:
-                marks.insert(0, Mark("before", result.before, color, hollow=True))
-            rows.append((result.label, marks))
-        charts.append(interval_chart(rows, title=f"Accuracy on {dataset}", share=True))
+        for result in results:
+            if result.dataset == dataset and result.label in shown:
+                color = shown[result.label]
+                marks = [Mark("after", result.after, color)]
+                if result.before is not None:
+                    marks.insert(0, Mark("before", result.before, color, hollow=True))
+                rows.append((result.label, marks))
+        title = f"Accuracy on {dataset}"
+        charts.append(Markup("").join(interval_chart(rows, title=title, share=True, narrow=n) for n in (True, False)))
     return charts
 
 

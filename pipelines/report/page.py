@@ -1,5 +1,6 @@
 """Fills the templates: one page, everything inside the file, nothing fetched."""
 
+import re
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipelines.report.answer import percent
+from pipelines.report.tokens import ENTROPY_LEVELS, RATIO_LEVELS
 from rpg.files import replacing
 
 _HERE = Path(__file__).parent
@@ -19,14 +21,22 @@ def render(template: str, **values: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["breakable"] = _breakable
     return environment.get_template(template).render(
         style=Markup((_HERE / "style.css").read_text()),
         script=lambda name: Markup((_HERE / name).read_text()),
         written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=_version(),
         percent=percent,
+        ratio_levels=RATIO_LEVELS,
+        entropy_levels=ENTROPY_LEVELS,
         **values,
     )
+
+
+def _breakable(text: str) -> Markup:
+    """A text that may be broken after the dots between its words, as in `objective.clip.high`."""
+    return Markup("<wbr>").join(re.split(r"(?<=\.)(?=[^\W\d])", text))
 
 
 def publish(path: Path, page: str) -> Path:

@@ -11,6 +11,8 @@ from pipelines.report.statistics import Interval
 
 WIDTH = 820
 """Of a chart across the whole page, pixels."""
+NARROW = 360
+"""Of the same on a telephone, where the names stand above their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,33 +26,38 @@ class Mark:
     """Drawn as a ring: the state before training."""
 
 
-def interval_chart(rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, share: bool = False) -> Markup:
+def interval_chart(
+    rows: Sequence[tuple[str, Sequence[Mark]]], *, title: str, share: bool = False, narrow: bool = False
+) -> Markup:
     """Rows of dots with whiskers over one shared scale.
 
     Args:
         rows: name of each and its marks, which stand one below the other.
         share: the values are shares, so the scale stays within 0 and 1.
+        narrow: for a telephone; else as wide as the page.
     """
     marks = [mark for _, row in rows for mark in row]
     if not marks:
         return Markup("")
     ends = [end for mark in marks for end in (mark.interval.value, mark.interval.low, mark.interval.high) if end == end]
-    left = 24 + min(320, max(7 * len(name) for name, _ in rows))
-    scale, height = axis(ends, ticks=7), 46 + 34 * len(rows) + 18
+    width, row_height = (NARROW, 52) if narrow else (WIDTH, 34)
+    left = 24 if narrow else 24 + min(320, max(7 * len(name) for name, _ in rows))
+    scale, height = axis(ends, ticks=4 if narrow else 7), 46 + row_height * len(rows) + 18
     if share and (scale.low < 0 or scale.high > 1):
-        scale = axis([min(max(end, 0.0), 1.0) for end in (scale.low, scale.high)], ticks=7)
+        scale = axis([min(max(end, 0.0), 1.0) for end in (scale.low, scale.high)], ticks=4 if narrow else 7)
     drawn = []
     for tick in scale.ticks:
-        x = round(scale.place(tick, left, WIDTH - 24), 1)
+        x = round(scale.place(tick, left, width - 24), 1)
         drawn.append(f'<line class="grid" x1="{x}" x2="{x}" y1="34" y2="{height - 26}"/>')
         drawn.append(f'<text class="mark" x="{x}" y="{height - 10}" text-anchor="middle">{number(tick)}</text>')
     for index, (name, row) in enumerate(rows):
-        y = 56 + 34 * index
-        drawn.append(f'<text class="name" x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(_cut(name))}</text>')
+        y = (72 if narrow else 56) + row_height * index
+        place = f'x="{left}" y="{y - 18}"' if narrow else f'x="{left - 12}" y="{y + 4}" text-anchor="end"'
+        drawn.append(f'<text class="name" {place}>{escape(_cut(name))}</text>')
         # A little apart, or overlapping intervals hide each other.
         places = [y + 8 * (place - (len(row) - 1) / 2) for place in range(len(row))]
-        drawn.extend(_whisker(mark, scale, left, WIDTH - 24, at) for mark, at in zip(row, places, strict=True))
-    return picture(title, "".join(drawn), WIDTH, height, kind="wide")
+        drawn.extend(_whisker(mark, scale, left, width - 24, at) for mark, at in zip(row, places, strict=True))
+    return picture(title, "".join(drawn), width, height, kind="narrow" if narrow else "broad")
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], *, title: str, unit: str = "") -> Markup:

@@ -21,12 +21,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipelines.home import Home
 from pipelines.remote.record_files import NotRecordedError, open_recorded, read_listings
 from pipelines.web.pages import KINDS, Pages, UnknownPageError
+from pipelines.web.tokens import Wanted, response_page, responses_page
 from specs.errors import RpgError
 
 _HEADERS = {
     # The pages carry their style and script inside, and fetch nothing.
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "private, no-cache",
@@ -56,6 +57,8 @@ def make_app(home: Home, *, auth: str = "", hosts: tuple[str, ...] = ("*",)) -> 
     routes = [
         Route("/", partial(_index, pages), middleware=compressed),
         *(Route(f"/{kind}/{{name}}", partial(_report, pages, kind), middleware=compressed) for kind in KINDS),
+        Route("/runs/{name}/tokens", partial(_responses, home), middleware=compressed),
+        Route("/runs/{name}/tokens/{step:int}/{rollout:int}", partial(_response, home), middleware=compressed),
         Route("/record", partial(_changes, home), methods=["POST"], middleware=compressed),
         Route("/record/{path:path}", partial(_file, home)),
         Route("/ready", _ready),
@@ -104,6 +107,27 @@ def _report(pages: Pages, kind: str, request: Request) -> Response:
         return PlainTextResponse(f"nothing recorded under {kind}/{name}\n", 404)
     except RpgError as error:
         return PlainTextResponse(f"{error}\n", 404)
+
+
+def _responses(home: Home, request: Request) -> Response:
+    run_id = request.path_params["name"]
+    try:
+        return HTMLResponse(responses_page(home, run_id, Wanted.of(request.query_params)))
+    except ValueError as error:
+        return PlainTextResponse(f"{error}\n", 400)
+    except (UnknownPageError, RpgError):
+        return PlainTextResponse(f"nothing recorded under runs/{run_id}\n", 404)
+
+
+def _response(home: Home, request: Request) -> Response:
+    run_id, step, rollout_id = (request.path_params[name] for name in ("name", "step", "rollout"))
+    start = request.query_params.get("from", "0")
+    if not start.isdecimal() or max(int(start), step, rollout_id) > 2**31 - 1:
+        return PlainTextResponse("expected numbers below 2147483648\n", 400)
+    try:
+        return HTMLResponse(response_page(home, run_id, step, rollout_id, int(start)))
+    except (UnknownPageError, RpgError):
+        return PlainTextResponse(f"nothing recorded under runs/{run_id}, step {step}, response {rollout_id}\n", 404)
 
 
 async def _changes(home: Home, request: Request) -> Response:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
 
 from pipelines.home import Home
 from rpg.recording.segments import SegmentWriter
-from specs.records import EvaluationRow, EvaluationSampleRow, MetricRow
+from specs.records import EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 FINGERPRINT = "e" * 64
@@ -75,6 +78,92 @@ def record_two_cells(home: Home) -> list[str]:
     ]
     record_experiment(home, run_ids)
     return run_ids
+
+
+def record_tokens(
+    home: Home,
+    run_id: str,
+    *,
+    steps: Sequence[int] = range(1, 11),
+    responses: int = 8,
+    length: int = 12,
+    prompt: str = "12 + 30 =",
+    text: str = "The sum is 42.\n",
+    sampled: bool = True,
+) -> None:
+    """Rollouts of these steps and their tokens, each byte of the text one, again and again up to `length` tokens.
+
+    Args:
+        responses: of each step, in groups of four.
+        sampled: whether the policy sampled the first token of each too.
+    """
+    rng = np.random.default_rng([len(run_id), *map(ord, run_id)])
+    writer = SegmentWriter(home.run(run_id), run_id, 1)
+    once = byte_tokenizer().encode(text).ids
+    ids = [once[position % len(once)] for position in range(length)]
+    said = byte_tokenizer().decode(ids)
+    for step in steps:
+        number, rewards = np.arange(responses), rng.random(responses) < 0.3 + 0.05 * step
+        lengths = rng.integers(max(1, length // 2), length + 1, responses)
+        writer.columns(
+            RolloutRow,
+            {
+                "step": np.full(responses, step),
+                "rollout_id": number,
+                "prompt_id": "p",
+                "group_id": number // 4,
+                "prompt": prompt,
+                "response": said,
+                "reward": rewards.astype(float),
+                "correct": rewards,
+                "advantage": rewards - rewards.mean(),
+                "num_tokens": lengths,
+                "finish_reason": "stop",
+                "policy_version": step - 1,
+                "trained_version": step - 1,
+                "reference_version": step // 8,
+                "reward_error": pa.nulls(responses, pa.string()),
+            },
+        )
+        of = np.repeat(number, lengths)
+        position = np.concatenate([np.arange(size) for size in lengths])
+        old, moved = -rng.exponential(0.5, of.size), rng.normal(0, 0.02 + 0.002 * step, of.size)
+        writer.columns(
+            TokenRow,
+            {
+                "step": np.full(of.size, step),
+                "rollout_id": of,
+                "position": position,
+                "token_id": np.array(ids)[position],
+                "logprob": old + moved,
+                "old_logprob": old,
+                "rollout_logprob": old,
+                "ref_logprob": old - 0.1,
+                "ratio": np.exp(moved),
+                "clipped": np.abs(moved) > 0.05,
+                "entropy": rng.exponential(0.6, of.size),
+                "sampled": sampled | (position > 0),
+            },
+        )
+    writer.flush()
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A token for each byte."""
+    vocabulary = {symbol: index for index, symbol in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def record_tokenizer(home: Home, run_id: str) -> None:
+    """The tokenizer of `record_tokens`, where the run's record says that its base model is."""
+    directory = home.artifact("base", "b" * 64)
+    directory.mkdir(parents=True, exist_ok=True)
+    byte_tokenizer().save(str(directory / "tokenizer.json"))
+    known = json.loads((home.run(run_id) / "run.json").read_text())
+    write(home.run(run_id) / "run.json", known | {"fingerprints": {"base": "b" * 64}})
 
 
 def write(path: Path, content: Any) -> None:

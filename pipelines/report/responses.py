@@ -1,0 +1,135 @@
+"""Responses of training's last steps with their tokens: the best, the worst, and those that the updates moved most."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.home import Home
+from pipelines.report.evidence import Run
+from pipelines.report.tokens import COLUMNS, ShownToken, advantage_class, shown_tokens, tokenizer_of
+from storage import Store
+
+MOST_TOKENS = 400
+"""That are shown of a response."""
+MOST_CHARACTERS = 2000
+"""That are shown of a prompt."""
+_MOST_STEPS = 20
+"""Over all runs: among the responses of so many last steps it is chosen."""
+_EACH = 2
+_CHOICES = {"best": "Highest reward", "worst": "Lowest reward", "moved": "Most changed by their step's updates"}
+"""Of equal rewards that comes first whose group did worse (better); a group has one place in each."""
+_CHOSEN = """
+    WITH recent AS (
+        SELECT run_id, step, rollout_id, group_id, prompt, response, reward, advantage, num_tokens, finish_reason
+        FROM rollouts WHERE list_contains($runs, run_id)
+        QUALIFY dense_rank() OVER (PARTITION BY run_id ORDER BY step DESC) <= $steps
+    ),
+    trained AS (
+        SELECT run_id, step, rollout_id, avg(abs(logprob - old_logprob)) AS movement, avg(clipped::INT) AS clipped
+        FROM tokens SEMI JOIN recent USING (run_id, step, rollout_id)
+        WHERE list_contains($runs, run_id) AND sampled GROUP BY ALL
+    ),
+    ranked AS (
+        SELECT *,
+               row_number() OVER (siblings ORDER BY reward DESC, rollout_id) AS best_of_group,
+               row_number() OVER (siblings ORDER BY reward, rollout_id) AS worst_of_group,
+               row_number() OVER (siblings ORDER BY movement DESC, rollout_id) AS moved_of_group
+        FROM recent LEFT JOIN trained USING (run_id, step, rollout_id)
+        WINDOW siblings AS (PARTITION BY run_id, step, group_id)
+    )
+    SELECT *,
+           row_number() OVER (ORDER BY best_of_group, reward DESC, advantage DESC, run_id, step, group_id) AS best,
+           row_number() OVER (ORDER BY worst_of_group, reward, advantage, run_id, step, group_id) AS worst,
+           row_number() OVER (ORDER BY movement IS NULL, moved_of_group, movement DESC, run_id, step) AS moved
+    FROM ranked 
+    QUALIFY least(best, worst, moved) <= $each
+"""
+_TOKENS = f"""
+    SELECT run_id, step, rollout_id, {COLUMNS} FROM tokens
+    SEMI JOIN (SELECT unnest($runs) AS run_id, unnest($steps) AS step, unnest($rollouts) AS rollout_id)
+    USING (run_id, step, rollout_id)
+    WHERE list_contains($runs, run_id) AND position < $most ORDER BY run_id, step, rollout_id, position
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownResponse:
+    """One response of training, with its first tokens."""
+
+    run: str
+    step: int
+    prompt: str
+    response: str
+    """Its text as it was decoded when it was sampled; shown where no tokens are."""
+    reward: float
+    advantage: float
+    num_tokens: int
+    cut_off: bool
+    movement: float | None
+    """Mean size of log(policy / policy before the step) over its tokens, nats; None where no token was trained on."""
+    clipped: float | None
+    """Share of its tokens on which the clip acted."""
+    tokens: Sequence[ShownToken]
+    more_tokens: int
+    """That are not shown."""
+
+    @property
+    def advantage_class(self) -> str:
+        """The class of the style sheet that its tokens have in common."""
+        return advantage_class(self.advantage)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenResponses:
+    """Those of one kind, by heading."""
+
+    heading: str
+    responses: list[ShownResponse]
+
+
+def trained_responses(store: Store, home: Home, runs: Sequence[Run]) -> list[ChosenResponses]:
+    """The best, the worst and the most changed of the runs' last steps; empty where no rollouts are recorded."""
+    names = {run.run_id: run.name or run.run_id for run in runs}
+    steps = max(1, _MOST_STEPS // len(runs))
+    chosen = _rows(store, _CHOSEN, {"runs": list(names), "steps": steps, "each": _EACH})
+    keys = [(row["run_id"], row["step"], row["rollout_id"]) for row in chosen]
+    tokens: dict[tuple[str, int, int], list[dict[str, Any]]] = {key: [] for key in keys}
+    if keys:
+        asked = dict(zip(("runs", "steps", "rollouts"), map(list, zip(*keys, strict=True)), strict=True))
+        for row in _rows(store, _TOKENS, {**asked, "most": MOST_TOKENS}):
+            tokens[row["run_id"], row["step"], row["rollout_id"]].append(row)
+    shown = {key: _shown(home, row, names, tokens[key]) for key, row in zip(keys, chosen, strict=True)}
+    return [
+        ChosenResponses(heading, [shown[key] for _, key in sorted(ranked)])
+        for choice, heading in _CHOICES.items()
+        if (ranked := [(row[choice], key) for row, key in zip(chosen, keys, strict=True) if _has_place(row, choice)])
+    ]
+
+
+def _has_place(row: Mapping[str, Any], choice: str) -> bool:
+    return row[choice] <= _EACH and bool(choice != "moved" or row["movement"])
+
+
+def _shown(
+    home: Home, row: Mapping[str, Any], names: Mapping[str, str], tokens: Sequence[Mapping[str, Any]]
+) -> ShownResponse:
+    sampled = sum(token["sampled"] for token in tokens)
+    return ShownResponse(
+        run=names[row["run_id"]],
+        step=row["step"],
+        prompt=row["prompt"],
+        response=row["response"],
+        reward=row["reward"],
+        advantage=row["advantage"],
+        num_tokens=row["num_tokens"],
+        cut_off=row["finish_reason"] == "length",
+        movement=row["movement"],
+        clipped=row["clipped"],
+        tokens=shown_tokens(tokens, tokenizer_of(home, row["run_id"])),
+        more_tokens=row["num_tokens"] - sampled if len(tokens) == MOST_TOKENS else 0,
+    )
+
+
+def _rows(store: Store, query: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+    result = store.query(query, values)
+    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]

@@ -1,0 +1,121 @@
+"""A response's tokens as a page shows them: the text of each, and classes of the style sheet for ratio and entropy."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.home import Home
+from rpg.files import read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+RATIO_LEVELS = (1.01, 1.05, 1.2, 1.6)
+"""From which on a ratio above 1, or the inverse of one below, is coloured stronger."""
+ENTROPY_LEVELS = (0.1, 0.5, 1.0, 2.0)
+"""The same of the entropy, nats."""
+ADVANTAGE_LEVELS = (0.001, 0.25, 0.5, 1.0)
+"""The same of the advantage's size, reward units."""
+COLUMNS = "position, token_id, logprob, old_logprob, ratio, clipped, entropy, sampled"
+"""Of the table `tokens`: what `shown_tokens` reads."""
+_UNFINISHED = "▫"
+"""Stands for a token whose bytes are the beginning of a character that a later token completes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """One token of a response on a page."""
+
+    text: str
+    classes: str
+    """Of the style sheet: how strong its colours are, whether a clip acted on it, whether the policy sampled it."""
+    about: str
+    """Its numbers, which a pointer on it shows."""
+
+
+def shown_tokens(
+    tokens: Sequence[Mapping[str, Any]], tokenizer: "Tokenizer | None", before: Sequence[int] = ()
+) -> list[ShownToken]:
+    """The tokens with their texts.
+
+    Args:
+        tokens: rows with COLUMNS, in the order of their positions.
+        tokenizer: the policy's; without one a token's text is its id.
+        before: ids of the tokens before the first, on which its text may depend.
+    """
+    ids = [token["token_id"] for token in tokens]
+    texts = _texts(tokenizer, ids, before) if tokenizer else [f"{token_id} " for token_id in ids]
+    return [ShownToken(text, _classes(token), _about(token)) for text, token in zip(texts, tokens, strict=True)]
+
+
+def advantage_class(advantage: float) -> str:
+    """The class of a whole response, by its advantage: its tokens share it."""
+    level = bisect_right(ADVANTAGE_LEVELS, abs(advantage))
+    return f"{'p' if advantage > 0 else 'm'}{level}" if level else ""
+
+
+def tokenizer_of(home: Home, run_id: str) -> "Tokenizer | None":
+    """The tokenizer of a run's base model, or that which its weights were saved with; None where neither is here."""
+    run = home.run(run_id)
+    fingerprint = read_json(run / "run.json").get("fingerprints", {}).get("base", "")
+    kept: Iterable[Path] = [home.artifact("base", fingerprint)] if fingerprint else []
+    places = [*kept, *sorted(run.glob("weights/step-*"), reverse=True)]
+    file = next((file for place in places if (file := place / "tokenizer.json").is_file()), None)
+    return _load(file) if file else None
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path) -> "Tokenizer | None":
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception:  # the library raises plain Exception for a file it cannot read
+        return None
+
+
+def _texts(tokenizer: "Tokenizer", token_ids: Sequence[int], before: Sequence[int]) -> list[str]:
+    """What each token adds to the text, special tokens by name."""
+    from tokenizers.decoders import DecodeStream
+
+    stream, texts = DecodeStream(ids=list(before), skip_special_tokens=False), []
+    for token_id in token_ids:
+        try:
+            text = stream.step(tokenizer, token_id)
+        except Exception as error:
+            if not str(error).startswith("Invalid prefix encountered"):
+                raise
+            # The bytes so far are not UTF-8. The stream cannot pass over them, so a new one decodes from this token on.
+            stream = DecodeStream(skip_special_tokens=False)
+            text = stream.step(tokenizer, token_id)
+        texts.append(_UNFINISHED if text is None else text.replace("\n", "↵\n"))
+    return texts
+
+
+def _classes(token: Mapping[str, Any]) -> str:
+    """Few letters, since a page has thousands of them: u and d for ratios above and below 1, e for entropy."""
+    classes = []
+    ratio, entropy = token["ratio"], token["entropy"]
+    if ratio is not None and ratio > 0 and (level := bisect_right(RATIO_LEVELS, max(ratio, 1 / ratio))):
+        classes.append(f"{'u' if ratio > 1 else 'd'}{level}")
+    if entropy is not None and (level := bisect_right(ENTROPY_LEVELS, entropy)):
+        classes.append(f"e{level}")
+    if token["clipped"]:
+        classes.append("clipped")
+    if not token["sampled"]:
+        classes.append("given")
+    return " ".join(classes)
+
+
+def _about(token: Mapping[str, Any]) -> str:
+    parts = [f"token {token['position']}, id {token['token_id']}"]
+    if not token["sampled"]:
+        return f"{parts[0]} · given, not sampled"
+    for name in ("ratio", "entropy", "logprob", "old_logprob"):
+        if token[name] is not None and math.isfinite(token[name]):
+            parts.append(f"{name} {token[name]:.4g}")
+    return " · ".join([*parts, *(["clipped"] if token["clipped"] else [])])
