@@ -19,6 +19,7 @@ from rpg.files import read_json
 from specs.errors import Issue, SpecError
 from specs.metrics import CHARTED
 from storage import Store
+from storage.provenance import provenance_rows
 
 JsonObject = dict[str, Any]
 Scores = dict[str, float]
@@ -57,6 +58,10 @@ class Run:
     def read(self, name: str) -> JsonObject:
         """A JSON file of the run's directory; empty where there is none."""
         return read_json(self.path / name)
+
+    def provenance(self, home: Home) -> list[JsonObject]:
+        """The run's rows of the table `provenance`."""
+        return provenance_rows(home.root, self.path)
 
 
 @dataclass(frozen=True, slots=True)

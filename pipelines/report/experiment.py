@@ -28,11 +28,13 @@ from pipelines.report.page import publish, render
 from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
-from rpg.files import read_json
+from pipelines.unrecorded import why_incomplete
 from specs.metrics import BY_NAME
 from storage import Store
 
 STAGES = ("data", "base", "train", "evaluate")
+_MADE_WITH = ("code", "package", "lock", "machine", "data", "certificate")
+"""Kinds of provenance that say what a run was made with; the others are its spec's values and its environment."""
 
 
 def write_run_report(home: Home, run_id: str, path: Path | None = None) -> Path:
@@ -97,6 +99,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         best=best,
         worst=worst,
         trained=trained,
+        missing=_why_rows_are_missing(runs),
         most_characters=MOST_CHARACTERS,
         **_appendix(home, colored, runs),
     )
@@ -113,6 +116,15 @@ class Listed:
     def of(cls, entries: Sequence[Any], most: int) -> "Listed":
         """At most `most` of the entries."""
         return cls(entries[:most], max(0, len(entries) - most))
+
+
+def _why_rows_are_missing(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each table of responses of which some run did not record all rows, or did not keep them."""
+    return [
+        f"Not all {what} are on record: {why}"
+        for table, what in (("rollouts", "responses"), ("tokens", "tokens"))
+        if (why := next((why for run in runs if (why := why_incomplete(run.path, table))), ""))
+    ]
 
 
 def _how_curves_are_drawn(drawn: Sequence[DrawnGroup], curves: Curves, confidence: float) -> list[str]:
@@ -141,6 +153,7 @@ def _appendix(home: Home, columns: Sequence[Group], runs: Sequence[Run]) -> dict
         "stages": STAGES,
         "runs": Listed.of([_row(run) for run in runs], 100),
         "certificates": _certificates(columns),
+        "origins": Listed.of(_origins(home, runs[0]), 200),
         "provenance": _provenance(home, runs),
     }
 
@@ -149,19 +162,22 @@ def _provenance(home: Home, runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What the runs' results follow from, as the runs recorded it; where runs differ, how many have which."""
     found: dict[str, Counter[str]] = {}
     for run in runs:
-        base = run.stages.get("base", {}).get("fingerprint", "")
-        versions = _versions(home, base) | run.read("train.json").get("versions", {})
-        recorded = {"host": run.read("state.json").get("host"), **versions}
-        recorded |= {f"fingerprint of {name}": run.stages.get(name, {}).get("fingerprint") for name in STAGES}
-        for name, value in recorded.items():
+        noted = {
+            f"{row['kind']} {row['name']}": row["value"] for row in run.provenance(home) if row["kind"] in _MADE_WITH
+        }
+        # Runs of earlier versions noted some packages with their results alone.
+        noted = noted or {f"package {name}": text for name, text in run.read("train.json").get("versions", {}).items()}
+        noted |= {f"fingerprint of {name}": run.stages.get(name, {}).get("fingerprint") for name in STAGES}
+        for name, value in noted.items():
             if value:
                 found.setdefault(name, Counter())[str(value)] += 1
     return [(name, _spread_over_runs(values)) for name, values in found.items()]
 
 
-def _versions(home: Home, base: str) -> dict[str, str]:
-    """Of the packages that made the base model, ours among them."""
-    return dict(read_json(home.artifact("base", base) / "manifest.json").get("versions", {})) if base else {}
+def _origins(home: Home, run: Run) -> list[dict[str, Any]]:
+    """The values of a run's spec that are no defaults, with where each comes from."""
+    rows = [row for row in run.provenance(home) if row["kind"] == "spec" and row["origin"] != "default"]
+    return [row | {"place": f"{row['file']}:{row['line']}" if row.get("file") else ""} for row in rows]
 
 
 def _spread_over_runs(values: Counter[str]) -> str:
@@ -280,7 +296,7 @@ def _answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> l
                     marks.insert(0, Mark("before", result.before, color, hollow=True))
                 rows.append((result.label, marks))
         title = f"Accuracy on {dataset}"
-        charts.append(Markup("").join(interval_chart(rows, title=title, share=True, narrow=n) for n in (True, False)))
+        charts.append(Markup("").join(interval_chart(rows, title=title, share=True, narrow=n) for n in (False, True)))
     return charts
 
 

@@ -3,6 +3,7 @@
 The dashboard draws Mermaid in Markdown but drops embedded images, so the curve is a Mermaid xychart.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,9 +13,12 @@ from pipelines.planning.plan import RunPlan
 from pipelines.running.experiment_page import experiment_markdown
 from pipelines.running.run import RunExecution
 from rpg.statistics import THESE_WEIGHTS
-from specs.metrics import REWARD
+from specs.metrics import BY_NAME, METRICS, REWARD
 from storage import Store
 
+_CURVES = tuple(metric for metric in METRICS if metric.short_name)
+_MOST_STEPS = 20
+"""That are listed of what happened again and again."""
 _CURVE_POINTS = 60
 _CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
 """Mermaid's own colour cannot be seen on the dashboard's light background."""
@@ -54,26 +58,37 @@ def publish_progress(execution: RunExecution, percent: float) -> None:
 
 
 def publish_learning_curve(execution: RunExecution) -> None:
-    """The reward over the steps, and the accuracies measured on the way; nothing where no step was recorded."""
-    rewards = "select ?, step, value from metrics where run_id = ? and name = ? order by step"
+    """The metrics of the progress lines and the accuracies measured on the way, over the steps, and at which steps the
+    reference moved or the run was rolled back; nothing where no step was recorded."""
+    metrics = "select name, step, value from metrics where run_id = ? and list_contains(?, name) order by step"
+    events = (
+        "select kind, list(distinct step order by step) from events"
+        " where run_id = ? and kind in ('reference_moved', 'rolled_back') group by kind order by kind"
+    )
     accuracies = (
         "select metric || ' on ' || dataset, step, value from evaluations"
         " where run_id = ? and metric like 'mean@%' order by dataset, step"
     )
     with Store.open(execution.home.root) as store:
-        rows = [
-            *store.query(rewards, (REWARD.heading, execution.run_id, REWARD.name)).rows,
-            *store.query(accuracies, (execution.run_id,)).rows,
-        ]
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for heading, step, value in rows:
-        curves.setdefault(heading, []).append((step, value))
-    charts = [curve_mermaid(points, heading) for heading, points in curves.items()]
+        recorded = store.query(metrics, (execution.run_id, [metric.name for metric in _CURVES])).rows
+        measured = store.query(accuracies, (execution.run_id,)).rows
+        happened = store.query(events, (execution.run_id,)).rows
+    curves: dict[str, list[tuple[int, float]]] = {metric.heading: [] for metric in _CURVES}
+    for heading, step, value in [*((BY_NAME[name].heading, *point) for name, *point in recorded), *measured]:
+        if math.isfinite(value):
+            curves.setdefault(heading, []).append((step, value))
+    charts = [curve_mermaid(points, heading) for heading, points in curves.items() if points]
+    notes = [f"{kind.replace('_', ' ').capitalize()}: steps {_listed(steps)}." for kind, steps in happened]
     if charts:
         record_url = execution.outbox.record_url
         links = [f"[Report of the run]({record_url}/runs/{execution.run_id})"] if record_url else []
-        text = "\n\n".join(["# Learning curve", *charts, *links])
+        text = "\n\n".join(["# Learning curve", *notes, *charts, *links])
         execution.outbox.artifact(key(execution, "learning-curve"), "markdown", text, REWARD.heading)
+
+
+def _listed(steps: Sequence[int]) -> str:
+    more = [f"{len(steps) - _MOST_STEPS} more"] if len(steps) > _MOST_STEPS else []
+    return ", ".join([*map(str, steps[:_MOST_STEPS]), *more])
 
 
 def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from pipelines.home import Home
 from pipelines.report.page import render
 from pipelines.report.tokens import COLUMNS, advantage_class, shown_tokens, tokenizer_of
+from pipelines.unrecorded import why_incomplete
 from pipelines.web.pages import UnknownPageError
 from storage import Store
 
@@ -130,6 +131,7 @@ def responses_page(home: Home, run_id: str, wanted: Wanted) -> str:
         orders=list(ORDERS),
         responses=responses,
         num_responses=responses[0]["num_responses"] if responses else 0,
+        why_no_responses=why_incomplete(home.run(run_id), "rollouts"),
         num_pages=-(-responses[0]["num_responses"] // RESPONSES_A_PAGE) if responses else 0,
     )
 
@@ -164,6 +166,7 @@ def response_page(home: Home, run_id: str, step: int, rollout_id: int, start: in
         start=start,
         num_tokens=tokens[0]["num_tokens"] if tokens else 0,
         tokens_a_page=TOKENS_A_PAGE,
+        why_no_tokens=why_incomplete(home.run(run_id), "tokens"),
     )
 
 

@@ -1,5 +1,6 @@
 """What a person sees in a browser: headless Chromium on the dashboard and on the record's pages."""
 
+import json
 import shutil
 import threading
 import urllib.error
@@ -16,13 +17,24 @@ import uvicorn
 from live import wait_for
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
-from recorded_home import record_two_cells
+from recorded_home import (
+    FINGERPRINT,
+    record_experiment,
+    record_run,
+    record_tokenizer,
+    record_tokens,
+    record_two_cells,
+    write,
+)
 from server_profile import ServerLab
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
+from pipelines.report import write_experiment_report, write_run_report
 from pipelines.server.api import answers, running_services
 from pipelines.web.app import make_app
+from rpg.recording.segments import SegmentWriter
+from specs.records import EvaluationSampleRow
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -50,13 +62,15 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def visit(browser: Browser, credentials: Any = None) -> Iterator[Visit]:
+def visit(browser: Browser, credentials: Any = None, *, width: int = 1280) -> Iterator[Visit]:
     """A window of its own.
 
     Args:
         credentials: for a page that asks for a password in HTTP's own way; None: it is refused.
+        width: of the window, pixels.
     """
-    context: BrowserContext = browser.new_context(viewport={"width": 1280, "height": 900}, http_credentials=credentials)
+    viewport: Any = {"width": width, "height": 900}
+    context: BrowserContext = browser.new_context(viewport=viewport, http_credentials=credentials)
     context.set_default_timeout(PATIENCE)
     visit = Visit(context.new_page())
 
@@ -75,17 +89,41 @@ def visit(browser: Browser, credentials: Any = None) -> Iterator[Visit]:
 
 @pytest.fixture
 def record(tmp_path: Path) -> Iterator[str]:
-    """The address of the pages of a home with four recorded runs."""
+    """The address of the pages of a home with six recorded runs."""
     home = Home(tmp_path / "home")
     record_two_cells(home)
+    with served(home) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Three arms of three seeds, each with rollouts and tokens."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    runs = []
+    for high in (0.1, 0.2, 0.28):
+        for seed in range(3):
+            cell = {"objective.clip.high": high}
+            runs.append(record_run(home, f"sums-{high}-s{seed}", seed=seed, values=cell, after=0.5 + high))
+            record_tokens(home, runs[-1], length=300, text="The sum of 12 and 30 is 42, since 2 and 0 is 2. ")
+            record_tokenizer(home, runs[-1])
+    record_experiment(home, runs)
+    return home
+
+
+@contextmanager
+def served(home: Home) -> Iterator[str]:
+    """The address of a home's pages."""
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(make_app(home), port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    wait_for(lambda: answers(f"http://127.0.0.1:{port}/ready"), what="the pages")
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
+    try:
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/ready"), what="the pages")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def column(page: Page, heading: str) -> list[str]:
@@ -117,6 +155,113 @@ def test_the_record_is_filtered_sorted_and_opened(browser: Browser, record: str)
         page.go_back()
         page.locator("a[href^=experiments]").first.click()
         expect(page.locator("svg").first).to_be_visible()
+        assert (visited.errors, visited.elsewhere) == ([], [])
+
+
+OUTSIDE = """() => [...document.querySelectorAll("main *")].filter((each) => {
+    const place = each.getBoundingClientRect();
+    return place.width && (place.right > innerWidth + 1 || place.left < -1) && !each.closest(".scroll, svg");
+}).map((each) => each.outerHTML.slice(0, 80))"""
+"""What juts out of the page, apart from what scrolls in a box of its own."""
+CUT_OFF = """() => [...document.querySelectorAll(".scroll, .wide-chart, td, th, pre")].filter(
+    (each) => each.clientWidth && each.scrollWidth > each.clientWidth + 1
+).map((each) => each.outerHTML.slice(0, 80))"""
+"""What does not show all that is in it."""
+
+
+def test_a_report_is_readable_on_a_telephone_and_on_paper(browser: Browser, home: Home) -> None:
+    reports = [write_run_report(home, "sums-0.1-s0"), write_experiment_report(home, "sums")]
+    for report in reports:
+        with visit(browser, width=390) as visited:
+            page = visited.page
+            page.goto(f"file://{report}")
+            assert page.evaluate(OUTSIDE) == []
+            assert page.evaluate("document.documentElement.scrollWidth") == 390
+            names = page.locator("svg text").evaluate_all(
+                "(all) => all.map((each) => each.getBoundingClientRect().height).filter(Boolean)"
+            )
+            assert min(names) > 8, "the smallest text of a chart, pixels"
+            # A4 less 12 mm on either side.
+            page.set_viewport_size({"width": 703, "height": 1000})
+            page.emulate_media(media="print")
+            assert page.evaluate(OUTSIDE) == []
+            assert page.evaluate(CUT_OFF) == []
+            widths = page.locator("svg").evaluate_all(
+                "(all) => all.map((each) => each.getBoundingClientRect().width).filter(Boolean)"
+            )
+            assert len(widths) > 10
+            assert min(widths) > 300
+            assert visited.errors == []
+
+
+def test_markup_in_what_is_recorded_is_text(browser: Browser, tmp_path: Path) -> None:
+    script = "</script><script>window.ran = true</script><img src=x onerror='window.ran = true'>"
+    home, other = Home(tmp_path), {"objective.clip.high": script}
+    for run_id, values in (("x-s0", {}), ("x-s1", other)):
+        record_run(home, run_id, values=values, steps=5, problems=4)
+        record_tokens(home, run_id, steps=[1], prompt=script, text=script, length=200)
+        record_tokenizer(home, run_id)
+        known = json.loads((home.run(run_id) / "run.json").read_text())
+        write(home.run(run_id) / "run.json", known | {"question": script, "name": f"{run_id} {script}"})
+        writer = SegmentWriter(home.run(run_id), run_id, 2)
+        writer.event(3, "rolled_back", script)
+        writer.flush()
+        evaluated = SegmentWriter(home.run(run_id) / "evaluate" / FINGERPRINT[:16], run_id, 2)
+        texts = {"prompt": script, "response": script, "answer": script, "extracted": script}
+        figures = {"sample": 0, "score": 9.0, "correct": True, "num_tokens": 1, "finish_reason": script}
+        place = {"fingerprint": FINGERPRINT, "dataset": "two-terms", "problem_id": "p000", "reward_error": None}
+        evaluated.rows([EvaluationSampleRow(run_id=run_id, step=5, **place, **texts, **figures)])
+        evaluated.flush()
+    record_experiment(home, ["x-s0", "x-s1"])
+    about = home.experiment("sums") / "experiment.json"
+    labels = {"x-s0": script, "x-s1": f"other {script}"}
+    write(about, json.loads(about.read_text()) | {"question": script, "labels": labels})
+    with served(home) as address, visit(browser) as visited:
+        for path in ("", "/experiments/sums", "/runs/x-s0", "/runs/x-s0/tokens", "/runs/x-s0/tokens/1/0"):
+            visited.page.goto(address + path)
+            assert script[:20] in visited.page.locator("main").inner_text().replace("\n", ""), path
+            assert visited.page.evaluate("window.ran") is None, path
+            assert visited.page.locator("img").count() == 0, path
+        assert (visited.errors, visited.elsewhere) == ([], [])
+
+
+def test_a_token_shows_its_numbers_and_the_colours_are_chosen(browser: Browser, home: Home) -> None:
+    with served(home) as address, visit(browser) as visited:
+        page = visited.page
+        for path in ("/runs/sums-0.1-s0", "/runs/sums-0.1-s0/tokens/10/0"):
+            page.goto(address + path)
+            token = page.locator("pre.tokens i[class*=e][class*=u], pre.tokens i[class*=e][class*=d]").first
+            token.hover()
+            expect(page.locator("#hover")).to_contain_text("ratio")
+            expect(page.locator("#hover")).to_contain_text("entropy")
+            colour = "(each) => getComputedStyle(each).backgroundColor"
+            colours = [token.evaluate(colour)]
+            for name in ("entropy", "advantage"):
+                page.get_by_role("radio", name=name).check()
+                colours.append(token.evaluate(colour))
+            assert len(set(colours)) == 3
+        assert (visited.errors, visited.elsewhere) == ([], [])
+
+
+def test_responses_are_found_and_opened(browser: Browser, home: Home) -> None:
+    with served(home) as address, visit(browser, width=390) as visited:
+        page = visited.page
+        page.goto(f"{address}/runs/sums-0.1-s0/tokens")
+        assert page.evaluate(OUTSIDE) == []
+        page.get_by_label("step").fill("4")
+        page.get_by_label("with clipped tokens").check()
+        page.get_by_label("order").select_option("longest")
+        page.get_by_role("button", name="Show").click()
+        expect(page.get_by_role("heading")).to_have_text("Responses of step 4")
+        lengths = [int(text) for text in column(page, "tokens")]
+        assert lengths == sorted(lengths, reverse=True)
+        page.locator("td a").first.click()
+        expect(page.locator("pre.tokens")).to_contain_text("The sum of 12 and 30 is 42")
+        assert page.evaluate(OUTSIDE) == []
+        page.get_by_role("link", name="step 4").click()
+        page.get_by_role("link", name="record").click()
+        page.get_by_role("link", name="tokens").first.click()
+        expect(page.get_by_role("heading")).to_have_text("Responses of step 10")
         assert (visited.errors, visited.elsewhere) == ([], [])
 
 

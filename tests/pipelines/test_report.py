@@ -9,19 +9,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_home import START, record_experiment, record_run, record_two_cells, write
+from recorded_home import (
+    START,
+    byte_tokenizer,
+    record_experiment,
+    record_run,
+    record_tokenizer,
+    record_tokens,
+    record_two_cells,
+    write,
+)
 
 from pipelines.home import Home
 from pipelines.report import charts, evidence, write_experiment_report, write_run_report
 from pipelines.report.answer import accuracies_by_step, headline, outcomes, points
 from pipelines.report.charts import Line, axis, line_chart, thin
 from pipelines.report.evidence import Group, differences, flatten
+from pipelines.report.marks import ramps_of
 from pipelines.report.plots import Mark, bar_chart, interval_chart
-from pipelines.report.statistics import Interval
+from pipelines.report.statistics import Interval, seed_mean
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from rpg.recording.segments import SegmentWriter
 from specs import SpecError, parse_objective
-from specs.records import MetricRow
+from specs.records import EventRow, MetricRow
 from specs.schema.schedule import at_step
 from storage import Store
 
@@ -60,7 +70,7 @@ def test_an_experiments_page_answers_first_and_stands_alone(home: Home) -> None:
     assert "url(" not in text
     assert "On two-terms, objective.clip.high 0.28 is best" in text
     assert text.index("is best") < text.index("<svg")
-    assert page.charts == 10  # one of intervals, nine learning curves
+    assert page.charts == 11  # one of intervals, for a telephone too, and nine learning curves
     assert "Constant throughout: learning_rate 0.0001" in text
     assert len(text) < 300_000
 
@@ -87,9 +97,185 @@ def test_accuracy_on_the_way_is_drawn_over_the_steps_with_its_intervals(tmp_path
     assert list(drawn.by_step) == [0, 20, 40, 60]
     assert drawn.by_step[60] == outcomes(groups, evaluated)[0].after
     text = write_experiment_report(home, "sums").read_text()
-    _intervals, chart = re.findall(r'<svg[^>]*aria-label="Accuracy on two-terms".*?</svg>', text, re.S)
+    *_intervals, chart = re.findall(r'<svg[^>]*aria-label="Accuracy on two-terms".*?</svg>', text, re.S)
     (band,) = re.findall(r'<polygon class="band c0" points="([^"]*)"', chart)
     assert len(band.split()) == 8
+
+
+def chart_of(text: str, title: str) -> str:
+    """The last chart of that title, which is the one over steps."""
+    return re.findall(rf'<svg[^>]*aria-label="{re.escape(title)}".*?</svg>', text, re.S)[-1]
+
+
+def places(chart: str, kind: str) -> list[tuple[float, float]]:
+    """The corners of the only shape of a class."""
+    (corners,) = re.findall(rf'class="{kind}"[^>]*points="([^"]*)"', chart)
+    return [(float(x), float(y)) for x, y in (corner.split(",") for corner in corners.split())]
+
+
+def test_few_seeds_are_drawn_one_by_one_and_more_as_mean_and_interval(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for seeds in (3, 4):
+        name = f"sums{seeds}"
+        runs = [record_run(home, f"{name}-s{seed}", seed=seed, experiment=name) for seed in range(seeds)]
+        record_experiment(home, runs, name)
+    few, more = (
+        chart_of(write_experiment_report(home, f"sums{n}").read_text(), "Entropy, nats a token") for n in (3, 4)
+    )
+    assert (few.count('class="line c0 faint"'), few.count("polygon")) == (3, 0)
+    assert (more.count('class="line c0 faint"'), more.count("polygon")) == (0, 1)
+    with Store.open(home.root) as store:
+        query = "SELECT value FROM metrics WHERE name = 'entropy' AND step = 30 AND run_id LIKE 'sums4-%'"
+        interval = seed_mean([value for (value,) in store.query(query).rows])
+    ends = [float(end) for end in re.search(r'data-axes="([^"]*)"', more)[1].split()]
+    band = places(more, "band c0")
+    low, high = band[29], band[-30]
+    for (x, y), value in ((low, interval.low), (high, interval.high)):
+        assert ends[2] + (x - ends[0]) / (ends[1] - ends[0]) * (ends[3] - ends[2]) == pytest.approx(30, abs=0.05)
+        shown = ends[6] + (y - ends[4]) / (ends[5] - ends[4]) * (ends[7] - ends[6])
+        assert shown == pytest.approx(value, abs=0.002)
+
+
+def test_what_happened_at_which_step_is_marked_in_every_curve(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0")
+    writer = SegmentWriter(home.run("x-s0"), "x-s0", 2)
+    moved = [EventRow("x-s0", 2, step, "reference_moved", "version", START) for step in (20, 40)]
+    back = EventRow("x-s0", 2, 33, "rolled_back", "kl/reverse is 3: back to step 33", START)
+    writer.rows([*moved, back])
+    margins = [0.1] * 10 + [0.1 + 0.01 * step for step in range(1, 11)] + [0.2] * 20 + [0.3] * 20
+    writer.rows([MetricRow("x-s0", 2, step, "clip/high", value, START) for step, value in enumerate(margins, 1)])
+    writer.flush()
+    text = write_run_report(home, "x-s0").read_text()
+    curves = text[text.index("<h2>Training") :]
+    charts_ = re.findall(r"<svg.*?</svg>", curves[: curves.index("<h2>Spec")], re.S)
+    assert len(charts_) == 10
+    for chart in charts_:
+        (path,) = re.findall(r'class="moved " d="([^"]*)"', chart)
+        assert len(re.findall("M", path)) == 2
+        assert chart.count('class="rolled-back"') == 1
+        titles = re.findall(r"<title>(.*?)</title>", chart)
+        assert titles[:2] == [
+            "upper margin of the clip from 0.1 to 0.2 over steps 10 to 20",
+            "upper margin of the clip from 0.2 to 0.3 at step 41",
+        ]
+    assert "Ticks at the foot: the reference moved; shaded: upper margin" in text
+    assert "dashed: seed 0: kl/reverse is 3: back to step 33." in text
+
+
+def test_ramps_are_where_a_value_changes() -> None:
+    values = [1.0, 1.0, 2.0, 3.0, 3.0, 5.0]
+    ramps = list(ramps_of("kl_coef", np.column_stack([np.arange(6), values])))
+    assert [(ramp.first, ramp.last, ramp.start, ramp.end) for ramp in ramps] == [(1, 3, 1.0, 3.0), (4, 5, 3.0, 5.0)]
+
+
+def test_distributions_are_the_quantiles_of_what_was_recorded(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0")
+    record_tokens(home, "x-s0", steps=range(1, 4), responses=40, length=30)
+    text = write_run_report(home, "x-s0").read_text()
+    chart = chart_of(text, "Response length, tokens")
+    with Store.open(home.root) as store:
+        lengths = [row[0] for row in store.query("SELECT num_tokens FROM rollouts WHERE step = 2").rows]
+    ends = [float(end) for end in re.search(r'data-axes="([^"]*)"', chart)[1].split()]
+    x, y = places(chart, "line c0")[1]
+    assert x == pytest.approx((ends[0] + ends[1]) / 2, abs=0.1)
+    assert ends[6] + (y - ends[4]) / (ends[5] - ends[4]) * (ends[7] - ends[6]) == pytest.approx(
+        np.quantile(lengths, 0.5, method="inverted_cdf"), abs=0.1
+    )
+    assert chart.count('class="band c0"') == 2
+    assert 'aria-label="Ratio of a token"' in text
+    assert "Rewards" not in chart_of(text, "Ratio of a token")
+    assert "rewards take two values or one" in text
+
+
+def test_the_best_the_worst_and_the_most_changed_responses_are_shown_by_token(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0")
+    record_tokens(home, "x-s0", steps=[8, 9], responses=8, length=20, text="so 42 <b>& done</b>\n")
+    without = write_run_report(home, "x-s0").read_text()
+    record_tokenizer(home, "x-s0")
+    text = write_run_report(home, "x-s0").read_text()
+    shown = text[text.index("Responses of the last steps of training") : text.index("Responses after training")]
+    assert re.findall(r"<h3[^>]*>(.*?)</h3>", shown) == [
+        "Highest reward",
+        "Lowest reward",
+        "Most changed by their step&#39;s updates",
+    ]
+    best, worst, moved = shown.split("<h3")[1:]
+    assert set(re.findall(r"reward (\S+) ·", best)) == {"1"}
+    assert set(re.findall(r"reward (\S+) ·", worst)) == {"0"}
+    with Store.open(home.root) as store:
+        query = (
+            "SELECT avg(abs(logprob - old_logprob)) AS m FROM tokens GROUP BY step, rollout_id ORDER BY m DESC LIMIT 1"
+        )
+        ((most,),) = store.query(query).rows
+    assert f"moved {most:.2g} nats a token" in moved
+    letters = re.findall(r'data-about="token \d+, id \d+ · ratio [\d.]+ · entropy [^"]*">(.)', best)
+    assert "".join(letters).startswith("so 42 &")
+    assert "<b>" not in shown
+    (first,) = byte_tokenizer().encode("s").ids
+    assert re.search(rf'data-about="token 0, [^"]*">{first} <', without)
+
+
+def test_given_tokens_and_tokens_without_figures_are_shown_pale(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    record_run(home, "x-s0")
+    record_tokens(home, "x-s0", steps=[1], sampled=False)
+    text = write_run_report(home, "x-s0").read_text()
+    assert re.search(r'class="[^"]*given" data-about="token 0, id \d+ · given, not sampled"', text)
+
+
+def test_a_page_asks_as_few_questions_of_many_runs_as_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    query = Store.query
+    monkeypatch.setattr(Store, "query", lambda self, sql, params=(): (asked.append(sql), query(self, sql, params))[1])
+    counts = []
+    for cells in (2, 12):
+        home = Home(tmp_path / str(cells))
+        values = [{"objective.clip.high": 0.1 + cell / 100} for cell in range(cells)]
+        runs = [record_run(home, f"x{place}", values=value, steps=5, problems=5) for place, value in enumerate(values)]
+        record_tokens(home, runs[0], steps=range(1, 6))
+        record_experiment(home, runs)
+        asked.clear()
+        write_experiment_report(home, "sums")
+        counts.append(len(asked))
+    assert counts[0] == counts[1] < 16
+
+
+def test_what_a_run_was_made_with_is_shown_and_where_its_values_come_from(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    runs = [record_run(home, f"x-s{seed}", seed=seed) for seed in range(3)]
+    record_experiment(home, runs)
+    for place, run_id in enumerate(runs):
+        attempt = {"attempt": 1, "resumed_from_step": 0, "started_at": START.isoformat(), "packages": ["torch==2.1"]}
+        write(home.run(run_id) / "attempts/0001.json", attempt | {"code": {"commit": f"{place // 2}" * 40}})
+    origins = [[["training", "steps"], "file", "a<b>.yaml", 12], [["objective", "kl_coef"], "default", "", 0]]
+    write(home.run(runs[0]) / "provenance.json", {"origins": origins})
+    text = write_experiment_report(home, "sums").read_text()
+    made = text[text.index("<h2>Provenance") :]
+    assert "<td>package torch</td><td>2.1</td>" in made
+    assert "<td>code commit</td><td>000000000000 (2 runs), 111111111111 (1 run)</td>" in made
+    assert f"<td>fingerprint of train</td><td>{'t' * 64}</td>" in made
+    assert "<td>60</td><td>file</td><td>a&lt;b&gt;.yaml:12</td>" in text
+    assert "<td>0.01</td><td>default</td>" not in text
+
+
+@pytest.mark.long
+def test_a_page_of_a_hundred_runs_keeps_its_bounds(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    runs = [
+        record_run(home, f"x{cell:02}", values={"objective.clip.high": 0.1 + cell / 100}, steps=500, problems=20)
+        for cell in range(100)
+    ]
+    for run_id in runs[:8]:
+        record_tokens(home, run_id, steps=range(1, 501), responses=8, length=400)
+    record_experiment(home, runs)
+    text = write_experiment_report(home, "sums").read_text()
+    assert len(text.encode()) < 3_000_000
+    assert "7 of 100 cells: the first and the highest" in text
+    assert "93 others" in text
+    assert "All 100 cells" in text
 
 
 def test_recorded_text_cannot_become_markup(tmp_path: Path) -> None:
@@ -268,12 +454,19 @@ def test_axes_end_on_round_numbers_and_hold_all_values() -> None:
     assert axis([0.5, 0.5]).low < 0.5 < axis([0.5, 0.5]).high
 
 
-def test_a_long_line_is_thinned_and_keeps_its_mean() -> None:
-    points_ = [(float(step), float(step % 7)) for step in range(10_000)]
+def test_a_long_line_is_thinned_and_keeps_its_ends_and_its_peaks() -> None:
+    points_ = [(float(step), step / 10_000 + 5 * (step == 4321) - 5 * (step == 8765)) for step in range(10_000)]
     kept = thin(points_)
-    assert len(kept) <= charts.MOST_POINTS
-    assert np.mean([y for _, y in kept]) == pytest.approx(3.0, abs=0.05)
-    assert thin([(0.0, float("nan")), (1.0, 2.0)]) == [(1.0, 2.0)]
+    assert len(kept) == charts.MOST_POINTS
+    assert {0, 4321, 8765, 9999} <= set(kept[:, 0])
+    assert set(map(tuple, kept.tolist())) <= set(points_)
+    assert thin([(0.0, float("nan")), (1.0, 2.0)]).tolist() == [[1.0, 2.0]]
+
+
+def test_a_chart_of_many_long_lines_stays_small() -> None:
+    rng = np.random.default_rng(0)
+    lines = [Line(np.column_stack([np.arange(5000), rng.random(5000)]), faint=bool(place)) for place in range(100)]
+    assert len(line_chart(lines, title="t")) < 80_000
 
 
 def test_charts_without_data_are_empty_and_single_points_are_dots() -> None:
@@ -293,7 +486,7 @@ def test_a_browser_shows_the_page_without_an_error(home: Home, tmp_path: Path) -
     # Errors and the hover box, as the page's own script leaves them, written where --dump-dom sees them.
     script = (
         "<script>window.onerror = (message) => { document.title = 'ERROR ' + message; };</script>",
-        "<script>const chart = document.querySelector('svg[data-hover]'); const at = chart.getBoundingClientRect();"
+        "<script>const chart = document.querySelector('svg[data-axes]'); const at = chart.getBoundingClientRect();"
         "const place = {clientX: at.left + at.width / 2, clientY: at.top + 40};"
         "chart.dispatchEvent(new MouseEvent('mousemove', place));</script>",
     )

@@ -1,8 +1,10 @@
 """The record in a browser: the table, the pages, the files for mirrors; nothing else of the home is reached."""
 
 import base64
+import html
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -14,7 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from live import wait_for
-from recorded_home import record_experiment, record_run, record_two_cells, write
+from recorded_home import (
+    byte_tokenizer,
+    record_experiment,
+    record_run,
+    record_tokenizer,
+    record_tokens,
+    record_two_cells,
+    write,
+)
 from starlette.testclient import TestClient
 
 from pipelines.home import Home
@@ -22,6 +32,7 @@ from pipelines.launchers.network import free_port
 from pipelines.remote.record_files import NotRecordedError, is_recorded, open_recorded, read_listings
 from pipelines.server.api import answers
 from pipelines.web.app import make_app
+from storage import Store
 
 AUTH = "team:a password"
 
@@ -49,6 +60,20 @@ def home(tmp_path: Path) -> Home:
 def client(home: Home) -> Iterator[TestClient]:
     with TestClient(make_app(home)) as client:
         yield client
+
+
+@pytest.fixture
+def with_tokens(home: Home) -> str:
+    """A run of three steps of 120 responses, each of up to 12 tokens."""
+    record_tokens(home, "sums-s0", steps=range(1, 4), responses=120, text="<b>42</b> ")
+    record_tokenizer(home, "sums-s0")
+    return "/runs/sums-s0/tokens"
+
+
+def cells(page: str, column: int) -> list[str]:
+    """The text of a column of a page's table."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page, re.S)[1:]
+    return [re.sub(r"<[^>]*>", " ", re.findall(r"<td.*?</td>", row, re.S)[column]).strip() for row in rows]
 
 
 def listed(client: TestClient, known: dict[str, str] | None = None) -> dict[str, object]:
@@ -185,7 +210,14 @@ def test_a_directory_that_becomes_a_link_while_it_is_served_is_not_followed(home
 
 def test_only_who_has_the_password_sees_anything(home: Home) -> None:
     with TestClient(make_app(home, auth=AUTH)) as client:
-        for address in ("/", "/runs/sums-s0", "/record/runs/sums-s0/run.json", "/no/such/page"):
+        for address in (
+            "/",
+            "/runs/sums-s0",
+            "/runs/sums-s0/tokens",
+            "/runs/sums-s0/tokens/1/0",
+            "/record/runs/sums-s0/run.json",
+            "/no/such/page",
+        ):
             answer = client.get(address)
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"].startswith("Basic")
@@ -201,6 +233,96 @@ def test_a_page_of_another_site_cannot_read_what_asks_for_no_password(home: Home
     with TestClient(make_app(home, hosts=("127.0.0.1", "localhost"))) as client:
         assert client.get("/", headers={"host": "evil.example"}).status_code == 400
         assert client.get("/", headers={"host": "localhost:4202"}).status_code == 200
+
+
+def test_the_responses_of_a_step_are_listed_page_by_page(client: TestClient, with_tokens: str) -> None:
+    page = client.get(with_tokens).text
+    assert "Responses of step 3<" in page
+    assert "120 responses, page 1 of 3<" in page
+    assert [int(cell.split()[0]) for cell in cells(page, 0)] == list(range(50))
+    (later,) = re.findall(r'href="tokens\?([^"]*page=2)"', page)
+    assert cells(client.get(f"{with_tokens}?{later.replace('&amp;', '&')}").text, 0)[0].startswith("50")
+    (earlier,) = re.findall(r'href="tokens\?([^"]*step=2[^"]*)"', page)
+    assert "Responses of step 2<" in client.get(f"{with_tokens}?{earlier.replace('&amp;', '&')}").text
+    assert f'href="{with_tokens[1:]}"' in client.get("/").text
+
+
+def test_responses_are_narrowed_down_by_clip_ratio_and_reward(home: Home, client: TestClient, with_tokens: str) -> None:
+    query = (
+        "SELECT rollout_id, any_value(reward), bool_or(clipped), max(greatest(ratio, 1 / ratio)) "
+        "FROM rollouts JOIN tokens USING (run_id, step, rollout_id) WHERE step = 2 GROUP BY 1 ORDER BY 1"
+    )
+    with Store.open(home.root) as store:
+        recorded = store.query(query).rows
+    wanted = {
+        "clipped=on": [row[0] for row in recorded if row[2]],
+        "ratio=1.05": [row[0] for row in recorded if row[3] >= 1.05],
+        "reward_from=0.5": [row[0] for row in recorded if row[1] == 1],
+        "reward_to=0.5": [row[0] for row in recorded if row[1] == 0],
+    }
+    for field, rollouts in wanted.items():
+        assert 0 < len(rollouts) < 120
+        page = client.get(f"{with_tokens}?step=2&{field}").text
+        assert f"{len(rollouts)} responses" in page
+        assert [int(cell.split()[0]) for cell in cells(page, 0)] == rollouts[:50]
+    ratios = cells(client.get(f"{with_tokens}?step=2&order=largest+ratio").text, 7)
+    largest = [float(text.split(" to ")[1]) for text in ratios]
+    assert largest == sorted(largest, reverse=True)
+
+
+def test_a_response_is_shown_token_by_token_and_page_by_page(home: Home, client: TestClient) -> None:
+    text = "é<i>1</i>\n"
+    record_tokens(home, "sums-s0", steps=[1], responses=4, length=5000, text=text)
+    record_tokenizer(home, "sums-s0")
+    first = client.get("/runs/sums-s0/tokens/1/0").text
+    later = client.get("/runs/sums-s0/tokens/1/0?from=1001").text
+    for page, start in ((first, 0), (later, 1001)):
+        tokens = re.findall(r'<i[^>]* data-about="token (\d+), id \d+ · ratio [^"]*">(.*?)</i>', page, re.S)
+        assert [int(position) for position, _ in tokens] == list(range(start, start + 1000))
+        # The bytes of é are two tokens: the first stands as a box until the second completes the character.
+        repeated = ["▫", "é", *(html.escape(letter) for letter in "<i>1</i>"), "↵\n"]
+        assert [shown for _, shown in tokens] == [repeated[position % 11] for position in range(start, start + 1000)]
+    assert 'href="0?from=1000"' in first
+    assert "<script" not in first.partition("</main>")[0]
+    assert client.get("/runs/sums-s0/tokens/1/3").status_code == 200
+
+
+def test_without_the_tokenizer_tokens_are_shown_by_their_ids(home: Home, client: TestClient) -> None:
+    record_tokens(home, "sums-s0", steps=[1], text="ab")
+    page = client.get("/runs/sums-s0/tokens/1/0").text
+    assert "tokenizer is not in this home" in page
+    first, second = byte_tokenizer().encode("ab").ids
+    assert re.search(rf">{first} </i><i[^>]*>{second} </i>", page)
+    assert ">ababab" in page
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("/runs/other/tokens", 404),
+        ("/runs/..%2f..%2fetc/tokens", 404),
+        ("/runs/sums-s0/tokens/1/120", 404),
+        ("/runs/sums-s0/tokens/99/0", 404),
+        ("/runs/sums-s0/tokens/1/99999999999999999999", 400),
+        ("/runs/sums-s0/tokens/1/0?from=-1", 400),
+        ("/runs/sums-s0/tokens?step=two", 400),
+        ("/runs/sums-s0/tokens?ratio=0.5", 400),
+        ("/runs/sums-s0/tokens?ratio=nan", 400),
+        ("/runs/sums-s0/tokens?page=0", 400),
+        ("/runs/sums-s0/tokens?step=99999999999999999999", 400),
+        ("/runs/sums-s0/tokens?order=reward;drop+table+runs", 400),
+        ("/runs/sums-s0/tokens?step=99&page=9", 200),
+    ],
+)
+@pytest.mark.usefixtures("with_tokens")
+def test_an_address_of_the_token_browser_that_makes_no_sense_is_refused(
+    client: TestClient, address: str, status: int
+) -> None:
+    assert client.get(address).status_code == status
+
+
+def test_a_run_without_rollouts_has_a_page_of_responses_too(client: TestClient) -> None:
+    assert "No responses are recorded" in client.get("/runs/sums-s0/tokens").text
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"known": 3}', b'{"known": ["a"]}', b"\xff\xfe"])
@@ -262,4 +384,4 @@ def test_two_cells_are_one_experiment_of_six_runs(tmp_path: Path) -> None:
     with TestClient(make_app(home)) as client:
         page = client.get("/").text
         assert "6 runs, 1 experiment<" in page
-        assert page.count('href="runs/') == 6
+        assert len(re.findall(r'href="runs/[^"/]*"', page)) == 6
