@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.report.answer import Outcome
+from pipelines.report.charts import PALETTE
 from pipelines.report.evidence import Group
 
-MOST_COLORS = 8
-_GREY = 7
+_GREY = PALETTE - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class DrawnGroup:
 
 
 def drawn_groups(groups: Sequence[Group], results: Sequence[Outcome]) -> list[DrawnGroup]:
-    """The groups in their order. Of more than MOST_COLORS the first and those of highest accuracy have a colour.
+    """The groups in their order. Of more than PALETTE the first and those of highest accuracy have a colour.
 
     Args:
         results: those of the first dataset tell which are highest; without any the first groups have a colour.
     """
-    if len(groups) <= MOST_COLORS:
+    if len(groups) <= PALETTE:
         return [DrawnGroup(group, color, pale=False) for color, group in enumerate(groups)]
     accuracy = {result.label: result.after.value for result in results if result.dataset == results[0].dataset}
     best = sorted(groups[1:], key=lambda group: -accuracy.get(group.label, -math.inf))
-    chosen = {group.label for group in (groups[0], *best[: MOST_COLORS - 2])}
-    colors = iter(range(MOST_COLORS - 1))
+    chosen = {group.label for group in (groups[0], *best[: PALETTE - 2])}
+    colors = iter(range(PALETTE - 1))
     return [
         DrawnGroup(group, next(colors), pale=False) if group.label in chosen else DrawnGroup(group, _GREY, pale=True)
         for group in groups
