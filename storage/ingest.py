@@ -44,7 +44,14 @@ class Ingested:
     """A line for each file that is damaged or of another run, of the runs that were read."""
 
 
-def ingest(home_root: Path, *, wait_seconds: float = -1, compact: str = "", whole: bool = False) -> Ingested:
+def ingest(
+    home_root: Path,
+    *,
+    wait_seconds: float = -1,
+    compact: str = "",
+    whole: bool = False,
+    keep_seconds: float = KEEP_SECONDS,
+) -> Ingested:
     """Brings the index up to what is on disk.
 
     One ingester works at a time, under a file lock held from before the database is opened until the new
@@ -54,12 +61,13 @@ def ingest(home_root: Path, *, wait_seconds: float = -1, compact: str = "", whol
         wait_seconds: how long to wait for another ingester; -1: as long as it takes.
         compact: a run whose segments are merged first, where they are many.
         whole: that run's trainer has ended: it is to have one file a table.
+        keep_seconds: how long its merged segments stay for readers that know nothing newer.
     Raises:
         filelock.Timeout: another ingester was at work all that time.
     """
     root = Path(home_root).absolute()
     with _lock(root, wait_seconds):
-        merged = compact_run(root, compact, whole=whole) if compact else 0
+        merged = compact_run(root, compact, whole=whole, keep_seconds=keep_seconds) if compact else 0
         return _ingest(root, merged)
 
 

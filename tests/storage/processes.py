@@ -7,7 +7,7 @@ from pathlib import Path
 
 import duckdb
 
-from storage import Store
+from storage import Store, compaction
 from storage.ingest import ingest
 from tests.storage.recording import RecordedRun
 
@@ -29,9 +29,10 @@ def write_steps(root: Path, run_id: str, steps: int) -> None:
 
 
 def ingest_until(root: Path, stop: Path) -> None:
-    """An ingester that goes on until a file appears."""
+    """An ingester that goes on until a file appears, merges at every fourth segment and deletes at once."""
+    compaction.MOST_SMALL = 4
     while not stop.exists():
-        ingest(root)
+        ingest(root, compact="a-1", keep_seconds=0.0)
 
 
 def read_until(root: Path, stop: Path, answers: "Queue[str | int]") -> None:
@@ -67,7 +68,8 @@ def hold_open(path: Path, held: "Queue[bool]", stop: Path) -> None:
 
 
 def ingest_forever(root: Path, started: "Queue[float]") -> None:
-    """An ingester that is there to be killed."""
+    """An ingester that is there to be killed. It merges at every fourth segment and deletes at once."""
+    compaction.MOST_SMALL = 4
     started.put(time.monotonic())
     while True:
-        ingest(root)
+        ingest(root, compact="a-1", keep_seconds=0.0)

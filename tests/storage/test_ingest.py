@@ -5,11 +5,12 @@ import random
 import shutil
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import Store, check, rebuild
+from storage import Store, check, rebuild, units
 from storage.database import connect, database_path, working_path
 from storage.ingest import ingest
 from tests.storage.recording import RecordedRun, as_before, segment, write_json
@@ -335,6 +336,61 @@ def test_files_being_written_aside_are_not_there_yet(tmp_path: Path) -> None:
     shutil.copytree(run.path / "segments", run.path / "evaluate" / ".e0.123" / "segments")
     assert seen(tmp_path) == [(1, 0.5)]
     assert check(tmp_path) == []
+
+
+def test_the_file_alone_answers_other_programs(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "it's-1", seed=3)
+    run.start(1)
+    run.steps(1, 6)
+    run.start(2, resumed_from_step=4)
+    run.steps(5, 5, reward=0.7)
+    run.evaluate()
+    ingest(tmp_path, compact="it's-1", whole=True)
+    with Store.open(tmp_path) as store, duckdb.connect(str(database_path(tmp_path)), read_only=True) as program:
+        names = [row[0] for row in store.query("show tables").rows]
+        assert [row[0] for row in program.execute("show tables").fetchall()] == names
+        for name in names:
+            rows = store.query(f"from {name} order by all").rows
+            assert len(program.execute(f"from {name} order by all").fetchall()) == len(rows)
+        assert program.execute(STEPS).fetchall() == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5), (5, 0.7)]
+        frame = program.execute("select run, step, reward from learning_curves").df()
+    assert list(frame["reward"]) == [0.5, 0.5, 0.5, 0.5, 0.7]
+
+
+def test_runs_that_have_ended_and_are_as_they_were_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        run = RecordedRun(tmp_path, f"a-{number}")
+        run.start(1)
+        run.steps(1, 2)
+        age(run.path)
+    age(run.path / "attempts", run.path / "segments/metrics")
+    ingest(tmp_path)
+    looked: list[str] = []
+    read = units.read_unit
+    monkeypatch.setattr(units, "read_unit", lambda root, unit, *rest: (looked.append(unit), read(root, unit, *rest))[1])
+    for query in ("select 1", STEPS):
+        with Store.open(tmp_path) as store:
+            store.query(query)
+    assert looked == ["runs/a-0", "runs/a-1"] * 2, "what changed in the last seconds may change again unnoticed"
+    for number in range(2):
+        age(*(tmp_path / f"runs/a-{number}" / part for part in ("attempts", "segments/metrics")))
+    ingest(tmp_path)
+    looked.clear()
+    assert len(Store.open(tmp_path).query(STEPS).rows) == 6
+    assert looked == []
+    run.state["status"] = "failed"
+    run.save()
+    assert Store.open(tmp_path).query("select status from runs order by run_id").rows[-1] == ("failed",)
+    assert looked == ["runs/a-2"]
+
+
+def age(*directories: Path) -> None:
+    """As if the last change of these directories were an hour ago."""
+    for directory in directories:
+        hour_ago = directory.stat().st_mtime - 3600
+        os.utime(directory, (hour_ago, hour_ago))
 
 
 def test_a_run_without_documents_is_still_read(tmp_path: Path) -> None:
