@@ -52,15 +52,19 @@ def is_report_current(state: dict[str, Any], fingerprint: str, inputs: Iterable[
     return of_this and page.is_file() and newest <= (report.get("ended_at") or "")
 
 
-def check_results(home: Home) -> Iterator[str]:
-    """Hashes every file of every published result. One line per damaged result, with its path in the home."""
+def check_results(home: Home, *, full: bool = False) -> Iterator[str]:
+    """Compares published results with their manifests. One line per damaged result, with its path in the home.
+
+    Args:
+        full: hash every file; else those that changed in size or time since they were last hashed.
+    """
     shared = home.root.glob("artifacts/*/*/manifest.json")
     of_runs = (path for name in ("train.json", "evaluate/*/manifest.json") for path in home.root.glob(f"runs/*/{name}"))
     for manifest in sorted([*shared, *of_runs]):
         if any(part.startswith(".") for part in manifest.relative_to(home.root).parts):
             continue  # still being filled
         fingerprint = read_json(manifest).get("fingerprint", "")
-        if damage := damage_of(manifest, fingerprint, full=True):
+        if damage := damage_of(manifest, fingerprint, full=full):
             yield f"{manifest.parent.relative_to(home.root)}: {damage}"
 
 

@@ -55,7 +55,7 @@ def check(
     from storage import check as check_store
 
     home = Home.from_environment()
-    defects = [*check_store(home.root, full=full), *check_results(home)]
+    defects = [*check_store(home.root, full=full), *check_results(home, full=full)]
     if as_json:
         print_json(defects)
     else:
