@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from pipelines.home import Home
+from pipelines.proof import _compare, _scratch
 from pipelines.replay.objectives import own_objective
 from pipelines.replay.rows import NothingToReplayError
 from pipelines.replay.run import replay_run
 from pipelines.unrecorded import why_incomplete
 from rpg.files import digest
 from rpg.recording.provenance import steering_variables
+from specs.schema.execution import Record
+from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train
 
 TRAINING = {"steps": 2, "optimizer": {"learning_rate": 0.01}}
@@ -32,6 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = {}
     for name, record in RECORDS.items():
         runs[name] = make_run(place, place / name / "runs" / "tiny", training=TRAINING, record=record)
+        (runs[name] / "run.json").write_text(json.dumps({"run_id": "tiny", "experiment": "tiny"}))
         train(runs[name])
     return runs
 
@@ -96,6 +100,25 @@ def test_a_replay_says_which_rows_it_lacks_and_why(trained: dict[str, Path], tmp
         segment.unlink()
     with pytest.raises(NothingToReplayError, match=r"step 2 of tiny 0 of .* are on record: `rpg db check` says what"):
         replay(Home(tmp_path / "home"))
+
+
+def test_a_proof_holds_the_rows_that_were_recorded_against_those_of_all(trained: dict[str, Path]) -> None:
+    def proven(name: str) -> tuple[str, list[str]]:
+        homes = [Home(trained[each].parents[1]) for each in (name, "all")]
+        compared, differences = _compare(*homes, "tiny", 0, 2)
+        return ", ".join(compared), differences
+
+    few, everything = (len(rows(trained[name], "tokens")) for name in ("sampled", "all"))
+    compared, differences = proven("sampled")
+    reason = "the run was trained with record.tokens: sampled, record.sampled_share: 0.1"
+    assert f"64 rollouts, {few} of {everything:,} tokens ({reason})" in compared
+    assert differences == []
+    compared, differences = proven("none")
+    assert "0 of 64 rollouts (the run was trained with record.rollouts: none)" in compared
+    assert differences == []
+    with _scratch(Home(trained["none"].parents[1]), "tiny", 0, 2) as scratch:
+        spec = json.loads((scratch.run("tiny") / "spec.json").read_bytes())
+    assert Experiment.model_validate(spec).record == Record(), "the steps are trained again with all rows"
 
 
 def test_an_attempt_notes_what_it_works_with(trained: dict[str, Path]) -> None:
