@@ -11,7 +11,7 @@ from storage.liveness import status_of
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
-TABLES = ("experiments", "runs", "stages", "attempts", "studies", "trials", "confirmations", "artifacts")
+TABLES = ("experiments", "runs", "stages", "attempts", "studies", "trials", "confirmations", "artifacts", "provenance")
 _ATTEMPT = re.compile(r"(\d+)\.json")
 
 

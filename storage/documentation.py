@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
+import duckdb
+
 from specs import records
 from storage.database import quoted, sql
 
@@ -55,6 +57,16 @@ def comments(columns: Iterable[tuple[str, str, bool]]) -> Iterator[str]:
         commented = relation
         if meaning := text.columns.get(column):
             yield f'COMMENT ON COLUMN "{relation}"."{column}" IS {quoted(meaning)}'
+
+
+def comment(connection: duckdb.DuckDBPyConnection) -> None:
+    """Comments the tables and views of a connection's own schema, and their columns."""
+    of_each = connection.execute(
+        "SELECT table_name, column_name, table_oid IN (SELECT view_oid FROM duckdb_views()) FROM duckdb_columns()"
+        " WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal"
+        " ORDER BY table_name, column_index"
+    )
+    connection.execute("; ".join(comments(of_each.fetchall())))
 
 
 def _in_sql(text: str) -> Iterator[tuple[str, Description]]:

@@ -11,6 +11,8 @@ from filelock import FileLock
 from storage import catalogue, database
 from storage.columns import NATIVE, PARQUET, column_list
 from storage.compaction import KEEP_SECONDS, compact_run
+from storage.documentation import comment
+from storage.provenance import unit_provenance
 from storage.relations import in_segments, views
 from storage.segments import BadSegmentError, read
 from storage.units import (
@@ -125,7 +127,9 @@ def _ingest(root: Path, merged: int = 0, *, from_scratch: bool = False) -> Inges
         for start in range(0, len(names), _UNITS_AT_ONCE):
             some = {name: changed[name] for name in names[start : start + _UNITS_AT_ONCE]}
             entries += _insert(connection, root, read_units(root, some, known))
-        _create_views(connection, root)
+        _name_segments(connection, root)
+        if indexed is None:
+            _create_views(connection)
         connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
     finally:
@@ -155,6 +159,8 @@ def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]
     for table in catalogue.TABLES:
         rows = [row for unit in units for row in unit.rows.get(table, ())]
         database.insert_rows(connection, f"recorded.{table}", rows)
+    provenance = [row for unit in units for row in unit_provenance(root, unit.path)]
+    database.insert_plain_rows(connection, "recorded.provenance", provenance)
     copied: dict[str, list[pa.Table]] = {table: [] for table in NATIVE}
     entries = []
     for entry in (entry for unit in units for entry in unit.segments):
@@ -182,15 +188,21 @@ def _insert_copied(connection: duckdb.DuckDBPyConnection, table: str, parts: lis
         connection.unregister("incoming")
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
-    """Makes the contract's tables and views, for programs that open the file by themselves."""
-    resumed = connection.execute("SELECT DISTINCT run_id FROM recorded.attempts WHERE valid_through IS NOT NULL")
-    superseded = {run_id for (run_id,) in resumed.fetchall()}
-    for name in ("recorded.superseded", *views()):
-        for table in views()[name].tables.intersection(PARQUET):
-            entries = known_segments(connection, "recorded", "problem IS NULL AND table_name = ?", [table]).values()
-            current = [entry.segment for entry in entries if entry.current_columns]
-            other = [entry.segment for entry in entries if not entry.current_columns]
-            rows = in_segments(table, root, current, other, superseded)
-            connection.execute(f"CREATE OR REPLACE VIEW recorded.{table} AS {rows}")
-        connection.execute(f"CREATE OR REPLACE VIEW {name} AS {views()[name].select}")
+def _name_segments(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
+    """Makes the relations over the segments that there are now, on which the contract's views stand."""
+    connection.execute(f"CREATE OR REPLACE VIEW recorded.superseded AS {views()['recorded.superseded'].select}")
+    resumed = connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()
+    superseded = {run_id for (run_id,) in resumed}
+    for table in PARQUET:
+        entries = known_segments(connection, "recorded", "problem IS NULL AND table_name = ?", [table]).values()
+        current = [entry.segment for entry in entries if entry.current_columns]
+        other = [entry.segment for entry in entries if not entry.current_columns]
+        rows = in_segments(table, root, current, other, superseded)
+        connection.execute(f"CREATE OR REPLACE VIEW recorded.{table} AS {rows}")
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """Makes the contract's tables and views, for programs that open the file by themselves, and says what they mean."""
+    for name, view in views().items():
+        connection.execute(f"CREATE OR REPLACE VIEW {name} AS {view.select}")
+    comment(connection)

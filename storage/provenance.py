@@ -52,6 +52,13 @@ def provenance_rows(root: Path, directory: Path) -> list[Row]:
     return [row | {"run_id": directory.name} for row in found]
 
 
+def unit_provenance(root: Path, unit: str) -> list[Row]:
+    """The rows of a unit, whose directory's path in the home it is; none of one that is no run."""
+    if not unit.startswith("runs/"):
+        return []
+    return [row | {"unit": unit} for row in provenance_rows(root, root / unit)]
+
+
 def _spec(directory: Path) -> Iterator[Row]:
     spec = read_document(directory / "spec.json")
     for path, origin, file, line in read_document(directory / "provenance.json").get("origins") or ():

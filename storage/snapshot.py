@@ -10,6 +10,8 @@ import duckdb
 
 from storage import catalogue, database
 from storage.columns import NATIVE
+from storage.documentation import comment
+from storage.provenance import unit_provenance
 from storage.relations import UNIT_OF_RUN, in_segments, views
 from storage.segments import BadSegmentError, Segment, read
 from storage.units import OF_UNITS, KnownSegment, known_segments, known_stamps, problems, read_units, unit_stamps
@@ -47,6 +49,8 @@ class Snapshot:
         self._fresh = [entry for unit in fresh for entry in unit.segments]
         self._damaged = dict(damaged or {})
         self._create_catalogue([unit.rows for unit in fresh])
+        self._without_provenance = [unit.path for unit in fresh]
+        """Units whose rows of `provenance` are in no table yet: few queries ask for them."""
         self._made: set[str] = set()
         self._make(name for name, view in views().items() if not view.tables)
         skipped = problems([*self._indexed("problem IS NOT NULL"), *self._fresh])
@@ -67,10 +71,15 @@ class Snapshot:
             named = set(views()) if _ABOUT_TABLES.search(sql) else self.connection.get_table_names(sql)
         except duckdb.Error:
             named = set(views())
+        if "provenance" in named:
+            self._read_provenance()
         self._make(named & views().keys())
+        if "comment" in sql.lower():
+            comment(self.connection)
 
     def provide_all(self) -> None:
         """Makes all tables and views."""
+        self._read_provenance()
         self._make(views())
 
     def segments_of(self, sql: str) -> list[Segment]:
@@ -89,6 +98,11 @@ class Snapshot:
         for table in catalogue.TABLES:
             stored = f"{self._stored(table, 'unit')} UNION ALL BY NAME" if self._attached else ""
             connection.execute(f"CREATE VIEW recorded.{table} AS {stored} FROM fresh.{table}")
+
+    def _read_provenance(self) -> None:
+        rows = [row for unit in self._without_provenance for row in unit_provenance(self.root, unit)]
+        database.insert_plain_rows(self.connection, "fresh.provenance", rows)
+        self._without_provenance = []
 
     def _stored(self, table: str, unit: str) -> str:
         """The rows of a table of the index that still hold. `unit`: SQL for the unit that a row belongs to."""

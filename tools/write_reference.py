@@ -208,7 +208,7 @@ def tables_page() -> str:
             text = described[name]
             lines += ["", f"## {name}", "", text.about, "", "| column | type | meaning |", "|---|---|---|"]
             for column, kind, *_ in store.query(f"describe {name}").rows:
-                lines.append(_table_row(f"`{column}`", kind, text.columns.get(column, "")))
+                lines.append(_table_row(f"`{column}`", kind, text.columns[column]))
     return "\n".join(lines) + "\n"
 
 

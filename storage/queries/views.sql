@@ -13,6 +13,7 @@ CREATE VIEW studies AS SELECT * EXCLUDE (unit) FROM recorded.studies;
 CREATE VIEW trials AS SELECT * EXCLUDE (unit) FROM recorded.trials;
 CREATE VIEW confirmations AS SELECT * EXCLUDE (unit) FROM recorded.confirmations;
 CREATE VIEW artifacts AS SELECT * EXCLUDE (unit) FROM recorded.artifacts;
+CREATE VIEW provenance AS SELECT * EXCLUDE (unit) FROM recorded.provenance;
 
 CREATE VIEW metrics AS SELECT * EXCLUDE (attempt) FROM recorded.metrics;
 
@@ -45,7 +46,18 @@ FROM recorded.evaluation_samples AS e
 WHERE EXISTS (FROM runs WHERE runs.run_id = e.run_id AND runs.evaluation = e.fingerprint)
 QUALIFY rank() OVER (PARTITION BY e.run_id, e.step ORDER BY e.attempt DESC NULLS FIRST) = 1;
 
--- One row per run and step: what one plots first.
+-- One row per run and step: what one plots first. NULL where a metric was not recorded.
+--   run: the run's name: cell and seed
+--   step: of training, from 1
+--   reward: metric reward/mean: mean reward of the step's responses, penalties included
+--   reward_std: metric reward/std: standard deviation of those rewards
+--   entropy: metric entropy, nats a token
+--   kl: metric kl/reverse: KL(policy || reference) of a token, nats
+--   kl_behaviour: metric kl/behaviour: KL(sampling policy || policy) of a token, nats
+--   clip_fraction: share of the tokens on which a bound of the clip acts, 0 to 1: low, high and dual together
+--   grad_norm: metric grad_norm: norm of the gradient before it is scaled down
+--   response_length: metric response_length/mean, tokens
+--   seconds: metric time/step: duration of the step, seconds
 CREATE VIEW learning_curves AS
 WITH wide AS (
     SELECT
@@ -69,6 +81,18 @@ ORDER BY runs.experiment, run, wide.step;
 
 -- One row per run: how it went. Rewards are means over the first and the last ten steps; accuracies are mean@k over all sets,
 -- at the first and at the last evaluated step.
+--   name: readable: cell and seed
+--   status: pending running finished failed cancelled crashed
+--   started_at: when it was first executed
+--   ended_at: when it ended; NULL: it has not
+--   seconds: from its start to its end, or to now
+--   step: the last one that is recorded
+--   steps: how many there are to be
+--   reward_first: mean of reward/mean over the first ten steps
+--   reward_last: mean of reward/mean over the last ten steps
+--   accuracy_before: mean@k of the base model, 0 to 1; mean over the sets
+--   accuracy_after: mean@k at the last evaluated step, 0 to 1; mean over the sets
+--   evaluated_step: that step
 CREATE VIEW run_summary AS
 WITH rewards AS (
     SELECT run_id, step, value, max(step) OVER run AS last_step, min(step) OVER run AS first_step
@@ -115,6 +139,16 @@ FROM runs LEFT JOIN reward USING (run_id) LEFT JOIN accuracy USING (run_id)
 ORDER BY runs.experiment, runs.name;
 
 -- One row per experiment, cell, set and measure: the mean over the seeds at each run's last evaluated step, best first.
+--   rank: 1 is the best of its set and measure
+--   cell: the matrix cell: path in the spec -> value
+--   dataset: name of the evaluation set
+--   metric: mean@k, pass@k or maj@k
+--   value: mean over the seeds, 0 to 1
+--   std: standard deviation over the seeds, ddof 1; NULL of one seed
+--   lowest: of the seeds
+--   highest: of the seeds
+--   num_seeds: runs that it is the mean of
+--   run_ids: those runs
 CREATE VIEW leaderboard AS
 WITH last_step AS (
     SELECT run_id, max(step) AS step FROM evaluations GROUP BY run_id

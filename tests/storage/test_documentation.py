@@ -1,5 +1,10 @@
 """Every table, view and column says what it means, on the page and in the database."""
 
+from pathlib import Path
+
+import duckdb
+
+from storage import Store
 from storage.documentation import _in_sql, comments, descriptions
 
 SQL = """\
@@ -46,3 +51,27 @@ def test_comments_are_statements_with_quoted_texts() -> None:
         'COMMENT ON COLUMN "tokens"."entropy" IS'
         " 'Of the distribution of the next token, at the sampling temperature, nats.'",
     ]
+
+
+WITHOUT = """
+    SELECT table_name, column_name FROM duckdb_columns()
+    WHERE schema_name = 'main' AND database_name = current_database() AND NOT internal AND comment IS NULL
+    UNION ALL SELECT view_name, '' FROM duckdb_views()
+    WHERE schema_name = 'main' AND database_name = current_database() AND NOT internal AND comment IS NULL
+    UNION ALL SELECT table_name, '' FROM duckdb_tables() WHERE schema_name = 'main' AND comment IS NULL
+"""
+"""What any program may ask for, and nothing says what it is."""
+MEANING = (
+    "FROM duckdb_columns() SELECT comment WHERE (schema_name, table_name, column_name) = ('main', 'tokens', 'ratio')"
+)
+
+
+def test_no_table_view_or_column_lacks_a_comment_in_the_index_or_in_a_query(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        assert store.query(WITHOUT).rows == []
+        ((asked,),) = store.query(MEANING).rows
+        store.ingest()
+    with duckdb.connect(str(tmp_path / "experiments.duckdb"), read_only=True) as index:
+        assert index.execute(WITHOUT).fetchall() == []
+        assert index.execute(MEANING).fetchall() == [(asked,)]
+    assert asked == descriptions()["tokens"].columns["ratio"]

@@ -1,11 +1,13 @@
 """Where a run's settings come from and what it was made with, as rows."""
 
 import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from storage import Store
 from storage.provenance import provenance_rows
 from tests.storage.recording import RecordedRun, write_json
 
@@ -83,3 +85,27 @@ def test_documents_of_any_content_give_rows(tmp_path: Path, content: str) -> Non
         (run.path / name).write_text(content)
     (tmp_path / "artifacts" / "data" / ("d" * 16) / "manifest.json").write_text(content)
     assert {row["kind"] for row in provenance_rows(tmp_path, run.path)} == {"certificate"}
+
+
+def test_it_is_asked_by_sql_before_and_after_ingesting_and_goes_with_its_run(tmp_path: Path) -> None:
+    run = record(tmp_path)
+    rows = provenance_rows(tmp_path, run.path)
+    asked = (
+        "select kind, name, value, origin, file, line, attempt from provenance where run_id = 'sums-s0' order by all"
+    )
+    names = ("kind", "name", "value", "origin", "file", "line", "attempt")
+    expected = {tuple(row.get(name) for name in names) for row in rows}
+    with Store.open(tmp_path) as store:
+        assert set(store.query(asked).rows) == expected
+        assert len(store.query(asked).rows) == len(rows)
+        store.ingest()
+        store.refresh()
+        assert set(store.query(asked).rows) == expected
+        write_json(run.path / "certificate.json", {"holds": False})
+        store.refresh()
+        assert len(store.query(asked).rows) == len(rows)
+        assert set(store.query(asked).rows) != expected, "the certificate has another digest"
+        shutil.rmtree(run.path)
+        store.ingest()
+        store.refresh()
+        assert store.query(asked).rows == []
