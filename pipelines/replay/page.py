@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pipelines.replay.run import RunReplay
-from pipelines.report.charts import PALETTE, Line, line_chart
+from pipelines.report.charts import PALETTE, Line, Point, line_chart
 from pipelines.report.page import render
 
 Entry = dict[str, Any]
@@ -25,11 +25,13 @@ FIGURES: dict[str, Callable[[Entry], float | None]] = {
 """Heading -> the figure of one objective. Clipped and active tokens are shares of the tokens that were trained on; the
 cosine is that of its gradient weights with the run's own."""
 
+RECORDED = "recorded"
+"""The label of the run's own objective."""
+
 
 def table(replays: Sequence[RunReplay]) -> list[tuple[str, list[float | None]]]:
     """A row an objective, the run's own first: its label and its FIGURES over all steps."""
-    own = {"replayed": replays[0].overall["recorded"], "cosine": None}
-    rows = [("recorded", own), *((replay.replayed.label, replay.overall) for replay in replays)]
+    rows = [(RECORDED, _own(replays[0].overall)), *((replay.replayed.label, replay.overall) for replay in replays)]
     return [(label, [figure(entry) for figure in FIGURES.values()]) for label, entry in rows]
 
 
@@ -47,6 +49,10 @@ def page(replays: Sequence[RunReplay]) -> str:
         num_tokens=sum(entry["tokens"] for entry in first.steps),
         headings=list(FIGURES),
         rows=table(replays),
+        gradients=[
+            (replay.replayed.label, list(entry.values())) for replay in replays for entry in replay.gradients or ()
+        ],
+        gradient_headings=list((first.gradients or [{}])[0]),
         sections=[_over_values(replays, path) for path in paths] or [_over_steps(replays)],
         left_out=first.left_out,
     )
@@ -58,48 +64,53 @@ Section = tuple[str, list[tuple[str, int]], list[Markup]]
 
 def _over_values(replays: Sequence[RunReplay], path: str) -> Section:
     """Charts over a swept number; a line for each combination of all else, and a faint one for the run's own figure."""
-    lines: dict[str, list[RunReplay]] = {}
-    for replay in sorted(replays, key=lambda replay: float(replay.replayed.swept[path])):
-        lines.setdefault(replay.replayed.label_without(path), []).append(replay)
-    ends = [float(replay.replayed.swept[path]) for replay in replays]
-    charts = []
-    for heading, figure in FIGURES.items():
-        own = figure({"replayed": replays[0].overall["recorded"], "cosine": None})
-        drawn = [
-            Line(
-                [
-                    (float(replay.replayed.swept[path]), value)
-                    for replay in of_line
-                    if (value := figure(replay.overall)) is not None
-                ],
-                label,
-                color,
-            )
-            for color, (label, of_line) in enumerate(lines.items())
-        ]
+    by_value = sorted(replays, key=lambda replay: float(replay.replayed.swept[path]))
+    across = [float(replay.replayed.swept[path]) for replay in by_value]
+    labels = list(dict.fromkeys(replay.replayed.label_without(path) for replay in replays))
+
+    def chart(heading: str, values: Sequence[float | None], own: float | None) -> Markup:
+        points: dict[str, list[Point]] = {label: [] for label in labels}
+        for replay, x, value in zip(by_value, across, values, strict=True):
+            if value is not None:
+                points[replay.replayed.label_without(path)].append((x, value))
+        lines = [Line(of_label, label, color) for color, (label, of_label) in enumerate(points.items())]
         if own is not None:
-            drawn.append(Line([(min(ends), own), (max(ends), own)], "recorded", len(lines), faint=True))
-        charts.append(line_chart(drawn, title=heading, x_label=path))
-    return path, _legend([*lines, "recorded"]), charts
+            lines.append(Line([(across[0], own), (across[-1], own)], RECORDED, len(labels), faint=True))
+        return line_chart(lines, title=heading, x_label=path)
+
+    own = _own(replays[0].overall)
+    charts = [
+        chart(heading, [figure(replay.overall) for replay in by_value], figure(own))
+        for heading, figure in FIGURES.items()
+    ]
+    if latest := [replay.gradients[-1] for replay in by_value if replay.gradients]:
+        step = f"of the parameters, step {latest[0]['step']}"
+        lengths, cosines = ([entry[name] for entry in latest] for name in ("replayed_norm", "cosine"))
+        charts.append(chart(f"gradient {step}: length", lengths, latest[0]["recorded_norm"]))
+        charts.append(chart(f"gradient {step}: cosine", cosines, None))
+    return path, _legend([*labels, RECORDED]), charts
 
 
 def _over_steps(replays: Sequence[RunReplay]) -> Section:
     """Charts over the run's steps; a line for each objective."""
+    labels = [*(replay.replayed.label for replay in replays), RECORDED]
+    entries = [*(replay.steps for replay in replays), [_own(entry) for entry in replays[0].steps]]
     charts = [
         line_chart(
             [
-                Line(
-                    [(entry["step"], value) for entry in replay.steps if (value := figure(entry)) is not None],
-                    replay.replayed.label,
-                    color,
-                )
-                for color, replay in enumerate(replays)
+                Line([(entry["step"], value) for entry in steps if (value := figure(entry)) is not None], label, color)
+                for color, (label, steps) in enumerate(zip(labels, entries, strict=True))
             ],
             title=heading,
         )
         for heading, figure in FIGURES.items()
     ]
-    return "step", _legend(replay.replayed.label for replay in replays), charts
+    return "step", _legend(labels), charts
+
+
+def _own(entry: Entry) -> Entry:
+    """The run's own objective in place of the other; a cosine with itself is not shown."""
+    return {**entry, "replayed": entry["recorded"], "cosine": None}
 
 
 def _legend(labels: Iterable[str]) -> list[tuple[str, int]]:

@@ -253,6 +253,38 @@ def test_gradients_are_linear_in_the_coefficient_of_the_divergence(kept: Home) -
     assert without.gradients[0]["cosine"] < 0.9999, "a divergence that has a gradient"
 
 
+def test_the_gradient_of_a_step_is_the_mean_of_its_updates_gradients(kept: Home, tmp_path: Path) -> None:
+    """Two halves of a step have equally many responses: the mean of their means over responses is that of the step."""
+    shutil.copytree(kept.root.parent, tmp_path, dirs_exist_ok=True)
+    halved = Home(tmp_path / "home")
+    spec = halved.run("tiny") / "spec.json"
+    settings = json.loads(spec.read_text())
+    settings["training"]["minibatches"] = 2
+    spec.write_text(json.dumps(settings))
+    by_response = ["objective.aggregation=sequence_mean"]
+    (one,), (two,) = (replays_of(home, (), by_response, gradients=Moment.start) for home in (kept, halved))
+    assert one.gradients
+    assert two.gradients
+    assert two.gradients[0]["replayed_norm"] == pytest.approx(one.gradients[0]["replayed_norm"], rel=1e-6)
+    assert two.gradients[0]["grad_norm"] is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("training", "tolerance"),
+    [({"lora": {"rank": 2}}, 1e-6), ({"zero_stage": 3}, 1e-6), ({"precision": "bfloat16"}, 1e-3)],
+    ids=["adapters", "shards", "bfloat16"],
+)
+def test_gradients_are_those_of_training_with(training: dict[str, Any], tolerance: float, tmp_path: Path) -> None:
+    (replay,) = replays_of(
+        recorded(tmp_path, PLAIN | {"training": EACH_STEP | training}), gradients=Moment.start, first=1
+    )
+    assert replay.gradients
+    assert len(replay.gradients) == 3
+    for entry in replay.gradients:
+        assert entry["recorded_norm"] == pytest.approx(entry["grad_norm"], rel=tolerance)
+
+
 def test_at_the_end_of_a_step_bounds_of_the_clip_change_the_gradient(home: Home) -> None:
     sweep = ["objective.clip.high=0.001,10"]
     narrow, wide = (replay.gradients for replay in replays_of(home, sweeps=sweep, gradients=Moment.end))
@@ -391,15 +423,17 @@ def test_the_command_prints_a_table_of_many_and_writes_a_page(
     assert "\nrecorded " in shown.stdout
     assert "at the weights of the checkpoint" in shown.stdout
     text = page.read_text()
-    assert text.count("<svg") == 18, "nine figures over each of two swept numbers"
+    assert text.count("<svg") == 22, "nine figures and two of the gradients over each of two swept numbers"
     assert "Over objective.clip.high" in text
     assert "http" not in text.replace("http://www.w3.org", "")
     documents = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert [document["swept"]["objective.kl_coef"] for document in documents] == [0, 1] * 3
-    by_type = ["replay", "tiny", "--objective", "{type: grpo}", "--objective", "{type: rloo}", "--plot", str(page)]
+    commented = "{type: grpo} # <img src=x>"
+    by_type = ["replay", "tiny", "--objective", commented, "--objective", "{type: rloo}", "--plot", str(page)]
     assert CliRunner().invoke(app, by_type).exit_code == 0
     assert "Over step" in page.read_text()
     assert "{type: rloo}" in page.read_text()
+    assert "<img" not in page.read_text()
     assert CliRunner().invoke(app, ["replay", "tiny", "--gradients", "--at", "middle"]).exit_code == 2
     refused = CliRunner().invoke(app, [*by_type[:-1], str(page / "below.html")])
     assert isinstance(refused.exception, RpgError), "told without a traceback"
