@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipelines.home import Home
-from pipelines.unrecorded import FREED
 from rpg.files import now, read_json, write_json
 from storage import Store
+from storage.catalogue import FREED
 
 _ENDED = ("finished", "failed", "cancelled")
 

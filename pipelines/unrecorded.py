@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from rpg.files import read_json
-
-FREED = "freed.json"
-"""In a run's directory: table -> freed_at and keep_days, once `rpg gc` has freed its rows."""
+from storage.catalogue import FREED
 
 
 def why_incomplete(directory: Path, table: str) -> str:

@@ -12,6 +12,8 @@ from storage.liveness import status_of
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
 TABLES = ("experiments", "runs", "stages", "attempts", "studies", "trials", "confirmations", "artifacts", "provenance")
+FREED = "freed.json"
+"""In a run's directory: table -> freed_at and keep_days, once its rows were freed."""
 _ATTEMPT = re.compile(r"(\d+)\.json")
 
 

@@ -14,6 +14,7 @@ TABLES = (
     "checkpoints",
     "events",
     "stages",
+    "provenance",
     "runs",
 )
 

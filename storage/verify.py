@@ -6,7 +6,7 @@ from pathlib import Path
 import duckdb
 
 from storage import database
-from storage.catalogue import read_attempts, read_document
+from storage.catalogue import FREED, read_attempts, read_document
 from storage.columns import NATIVE
 from storage.liveness import STATUSES
 from storage.segments import BadSegmentError, Segment, entries, inspect, merged_away, misnamed_files, read, run_segments
@@ -103,7 +103,8 @@ def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
     last = read_document(directory / "progress.json").get("step")
     if not isinstance(last, int) or not read_attempts(directory):
         return
-    for table in _EACH_STEP:
+    left_out = _left_out(directory)
+    for table in (table for table in _EACH_STEP if table not in left_out):
         names = [s.parsed for s in segments if s.table == table and not s.is_of_evaluate_stage]
         recorded = {step for name in names for step in range(name.first_step, name.last_step + 1)}
         missing = [step for step in range(1, last + 1) if step not in recorded]
@@ -112,12 +113,23 @@ def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
             yield f"runs/{directory.name}/segments/{table}: no rows of {steps}; {_ANSWERS[table]}"
 
 
+def _left_out(directory: Path) -> set[str]:
+    """The tables that a run was told not to record, and those whose rows were freed when their days were over."""
+    attempts = (read_document(path) for path in (directory / "attempts").glob("*.json"))
+    records = [record for attempt in attempts if isinstance(record := attempt.get("record"), dict)]
+    return {table for record in records for table in record if record[table] == "none"}.union(
+        read_document(directory / FREED)
+    )
+
+
 def _gone(root: Path, known: dict[str, KnownSegment]) -> Iterator[str]:
     """Segments that the index has and that were not merged into others, but deleted."""
     missing = [entry.segment for entry in known.values() if not (root / entry.segment.key).exists()]
     for segment in missing:
         present = run_segments(root, segment.run_id)
         holders = (other for other in present if other.table == segment.table and other.parsed.is_compacted)
+        if segment.table in _left_out(root / "runs" / segment.run_id):
+            continue
         if not any(segment.name in _merged(root, holder) for holder in holders):
             yield f"{segment.key}: is in experiments.duckdb, and the file is gone; {_ANSWERS[segment.table]}"
 

@@ -14,7 +14,7 @@ from storage import Store, check, compact, rebuild
 from storage import compaction as module
 from storage.compaction import MOST_SMALL, compact_run
 from storage.ingest import ingest
-from tests.storage.recording import RecordedRun, segment
+from tests.storage.recording import RecordedRun, segment, write_json
 
 TABLES = ("metrics", "rollouts", "tokens", "events", "evaluations", "evaluation_samples", "checkpoints")
 
@@ -193,3 +193,19 @@ def test_what_killed_writers_left_aside_goes_after_a_day(tmp_path: Path, run: Re
     compact_run(tmp_path, "sums-1", whole=True)
     assert new.exists()
     assert not old.exists()
+
+
+def test_rows_that_were_left_out_or_freed_on_purpose_are_nothing_wrong(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "sums-1")
+    run.start(1)
+    run.steps(1, 3)
+    write_json(run.path / "progress.json", {"step": 3})
+    ingest(tmp_path)
+    assert check(tmp_path) == []
+    for table in ("rollouts", "tokens"):
+        shutil.rmtree(run.path / "segments" / table)
+    assert len(check(tmp_path)) == 7, "each segment, and the steps of rollouts"
+    write_json(run.path / "attempts" / "0001.json", {"resumed_from_step": 0, "record": {"rollouts": "none"}})
+    assert {line.split("/")[3] for line in check(tmp_path)} == {"tokens"}
+    write_json(run.path / "freed.json", {"tokens": {"freed_at": "2026-11-22", "keep_days": 1}})
+    assert check(tmp_path) == []

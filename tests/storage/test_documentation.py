@@ -6,6 +6,7 @@ import duckdb
 
 from storage import Store
 from storage.documentation import _in_sql, comments, descriptions
+from tests.storage.recording import RecordedRun
 
 SQL = """\
 -- The file.
@@ -61,6 +62,10 @@ WITHOUT = """
     UNION ALL SELECT table_name, '' FROM duckdb_tables() WHERE schema_name = 'main' AND comment IS NULL
 """
 """What any program may ask for, and nothing says what it is."""
+README = """
+    select r.correct, avg(t.entropy) entropy, avg(t.ratio) ratio, count(*) tokens
+    from rollouts r join tokens t using (run_id, step, rollout_id) group by all order by all
+"""
 MEANING = (
     "FROM duckdb_columns() SELECT comment WHERE (schema_name, table_name, column_name) = ('main', 'tokens', 'ratio')"
 )
@@ -75,3 +80,20 @@ def test_no_table_view_or_column_lacks_a_comment_in_the_index_or_in_a_query(tmp_
         assert index.execute(WITHOUT).fetchall() == []
         assert index.execute(MEANING).fetchall() == [(asked,)]
     assert asked == descriptions()["tokens"].columns["ratio"]
+
+
+def test_a_program_that_knows_only_duckdb_reads_every_table_in_the_index(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, "sums-s0")
+    run.start(1)
+    run.steps(1, 3)
+    run.evaluate()
+    with Store.open(tmp_path) as store:
+        store.ingest()
+        names = [name for (name,) in store.query("show tables").rows]
+        counts = [store.query(f"select count(*) from {name}").rows for name in names]
+        by_outcome = store.query(README).rows
+    with duckdb.connect(str(tmp_path / "experiments.duckdb"), read_only=True) as index:
+        assert [name for (name,) in index.execute("show tables").fetchall()] == names
+        assert [index.execute(f"select count(*) from {name}").fetchall() for name in names] == counts
+        frame = index.sql(README).df()
+    assert list(frame.itertuples(index=False, name=None)) == by_outcome != []
