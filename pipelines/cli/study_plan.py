@@ -57,10 +57,11 @@ def print_study_plan(document: StudyDocument, data: dict[str, Any]) -> None:
     import sys
 
     from rich.console import Console
+    from rich.markup import escape
 
     # A pipe has no width to fit into.
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
-    console.print(f"[bold]{data['study']}[/]  {data['question']}", end="\n\n")
+    console.print(f"[bold]{data['study']}[/]  {escape(data['question'])}", end="\n\n")
     console.print(_space_table(data))
     console.print()
     console.print(_cost_table(data))
@@ -71,12 +72,13 @@ def print_study_plan(document: StudyDocument, data: dict[str, Any]) -> None:
 
 def _space_table(data: dict[str, Any]) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("parameter", "range", "only if", "own value", box=None, pad_edge=False)
     for path, searched in data["parameters"].items():
         conditions = [f"{other} is {_either(wanted)}" for other, wanted in (searched.get("when") or {}).items()]
         own = _text(data["own"][path]) if path in data["own"] else "outside" if path in data["own_outside"] else "-"
-        table.add_row(path, _range(searched), " and ".join(conditions), own)
+        table.add_row(*map(Text, (path, _range(searched), " and ".join(conditions), own)))
     return table
 
 

@@ -80,7 +80,7 @@ class ConsoleProgress:
     def run_started(self, run_id: str, name: str, position: int, total: int) -> ProgressReporter:
         """Prints a heading, with the time that this run and those after it will take."""
         self._run_id = run_id
-        self._console.print(f"[bold]\\[{position}/{total}] {run_id}[/]  {name}{self._estimate()}")
+        self._console.print(f"[bold]\\[{position}/{total}] {run_id}[/]  {escape(name)}{self._estimate()}")
         return self
 
     def run_ended(self, run_id: str, _status: str) -> None:
@@ -98,7 +98,7 @@ class ConsoleProgress:
             self._left.stage_started(self._run_id, stage)
         self._stage, self._last_line, self._last_step = stage, time.monotonic(), -1
         if self._console.is_terminal:
-            self._live = self._console.status(f"{stage}  {reason}")
+            self._live = self._console.status(escape(f"{stage}  {reason}"))
             self._live.start()
 
     def training(self, progress: dict[str, Any]) -> None:

@@ -141,3 +141,11 @@ def test_validate_loads_nothing_heavy():
     starter = str(Path(specs.__file__).parent / "experiments" / "starter.yaml")
     done = subprocess.run([sys.executable, "-c", code, starter], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_brackets_in_a_question_are_shown_as_they_are(rpg):
+    question = "Does [bold]it[/bold] help [/] 🚀?"
+    Path("a.yaml").write_text(STARTER)
+    code, out, err = rpg("plan", "a.yaml", "--set", f"question={json.dumps(question, ensure_ascii=False)}")
+    assert (code, err) == (0, "")
+    assert f"starter  {question}" in out

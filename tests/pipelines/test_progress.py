@@ -32,6 +32,12 @@ def test_a_stage_is_one_line_and_a_cached_one_has_no_time():
     assert out.getvalue() == expected
 
 
+def test_brackets_in_a_name_are_no_markup():
+    shown, out = plain()
+    shown.run_started("tiny-s0-1", "data.mix=[a, b] [/] seed 0", 1, 2)
+    assert out.getvalue() == "[1/2] tiny-s0-1  data.mix=[a, b] [/] seed 0\n"
+
+
 def test_lines_about_a_stage_come_now_and_then_and_never_twice(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])

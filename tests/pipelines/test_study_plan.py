@@ -100,10 +100,12 @@ def test_the_command_shows_space_cost_and_what_is_done(tmp_path: Path, monkeypat
     home = Home(tmp_path / "home")
     monkeypatch.setenv("RPG_HOME", str(home.root))
     budget = ("sampler:", "budget: {tokens: 2e6, hours: 3}\nsampler:")
-    path = write_study(tmp_path / "specs", STEPS, ASHA, CONFIRM, budget)
+    question = ("question: Which clip?", "question: Which [bold]clip[/bold], [/]?")
+    path = write_study(tmp_path / "specs", STEPS, ASHA, CONFIRM, budget, question)
     before = CliRunner().invoke(app, ["plan", str(path)])
     assert before.exit_code == 0, before.output
     lines = [" ".join(line.split()) for line in before.output.splitlines()]
+    assert any(line.endswith("Which [bold]clip[/bold], [/]?") for line in lines)
     assert "objective.clip.high 0.05 to 1, log 0.28" in lines
     assert "reference.update.every_steps whole, 1 to 2 2" in lines
     assert "search, at best at worst confirmation all, at worst" in lines

@@ -120,21 +120,24 @@ def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
 
 def _print_plan(made: Plan) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
     experiment = made.document.experiment
-    console.print(f"[bold]{experiment.name}[/]  {experiment.question}", end="\n\n")
+    console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
     colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}
     for run in made.runs:
         table = Table(box=None, pad_edge=False, show_header=False)
         for stage in run.stages:
             colour = colours[stage.action]
-            table.add_row(f"  {stage.stage}", f"[{colour}]{stage.action}[/]", stage.fingerprint[:8], stage.reason)
-        console.print(f"[bold]{run.run_id}[/]  {run.name}")
+            table.add_row(
+                f"  {stage.stage}", f"[{colour}]{stage.action}[/]", stage.fingerprint[:8], escape(stage.reason)
+            )
+        console.print(f"[bold]{run.run_id}[/]  {escape(run.name)}")
         console.print(table)
     for line in _algebra(made):
-        console.print(line)
+        console.print(line, markup=False)
 
 
 def _algebra(made: Plan) -> list[str]:
