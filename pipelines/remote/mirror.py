@@ -117,11 +117,13 @@ class Mirror:
         Returns whether what is here fits together: a state that is newer than the listing may name rows that the
         listing lacks. Other documents, as progress, heartbeats and logs, change all the time and are taken as they are.
         """
-        for path in [path for path in known.versions if path not in known.listing.files]:
+        unlisted = [path for path in known.versions if path not in known.listing.files]
+        outdated = known.outdated(tables, logs)
+        for path in unlisted:
             (self.home.root / path).unlink(missing_ok=True)
             del known.versions[path]
         fits = True
-        for path in known.outdated(tables, logs):
+        for path in outdated:
             try:
                 version = self._read(path, known)
             except FileGoneError:
@@ -130,6 +132,9 @@ class Mirror:
             known.versions[path] = version
             fits &= version == known.listing.files[path].version or not path.endswith(("/state.json", ".parquet"))
         write_json(self._index / f"{unit}.json", known.listing.to_json() | {"here": known.versions}, durable=False)
+        if unlisted or outdated:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.home.root / unit)  # by which the store sees that files came to a run that has ended
         return fits
 
     def _read(self, path: str, known: _Unit) -> str:

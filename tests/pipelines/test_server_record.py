@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from pipelines.server.api import answers
 from rpg.files import read_json
 from specs.records import TABLES
 from storage import Store
+from storage.ingest import ingest
 
 
 @dataclass
@@ -76,6 +78,19 @@ def test_a_mirror_answers_as_the_home_does_and_only_who_made_it_may_look(served,
         query = f"from {table} order by all"
         assert rows(mirror.home, query) == rows(home, query) != []
     assert mirror.home.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_rows_that_come_to_a_mirror_later_are_seen_there(served, mirror: Mirror) -> None:
+    home, _ = served
+    mirror.pull(SMALL - {"metrics"})
+    hour_ago = time.time() - 3600
+    for directory in mirror.home.root.glob("runs/*"):
+        for path in (directory, *directory.rglob("*")):
+            os.utime(path, (hour_ago, hour_ago))
+    ingest(mirror.home.root)
+    assert rows(mirror.home, "from metrics") == []
+    mirror.pull(SMALL)
+    assert rows(mirror.home, "from metrics order by all") == rows(home, "from metrics order by all") != []
 
 
 def test_what_a_query_does_not_need_stays_where_it_is(served, mirror: Mirror) -> None:
