@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -192,6 +193,32 @@ def test_a_report_is_readable_on_a_telephone_and_on_paper(browser: Browser, home
             assert len(widths) > 10
             assert min(widths) > 300
             assert visited.errors == []
+
+
+@pytest.mark.long
+def test_a_page_of_a_hundred_runs_is_small_and_opens_at_once(browser: Browser, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    cells = [{"objective.clip.high": 0.1 + place / 100} for place in range(100)]
+    runs = [
+        record_run(home, f"x{place:02}", values=cell, steps=500, problems=20, on_the_way={250: 0.5})
+        for place, cell in enumerate(cells)
+    ]
+    for run_id in runs[:8]:
+        record_tokens(home, run_id, steps=range(1, 501), length=400)
+    record_experiment(home, runs)
+    report = write_experiment_report(home, "sums")
+    assert report.stat().st_size < 3_000_000
+    with visit(browser) as visited:
+        seconds = []
+        for _ in range(3):
+            begun = time.monotonic()
+            visited.page.goto(f"file://{report}")
+            seconds.append(time.monotonic() - begun)
+        assert min(seconds) < 2
+        text = visited.page.locator("main").inner_text()
+        for left_out in ("7 of 100 cells: the first and the highest", "93 others", "All 100 cells", "4 of 100 cells"):
+            assert left_out in text
+        assert visited.errors == []
 
 
 def test_markup_in_what_is_recorded_is_text(browser: Browser, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from live import SPEC, Lab, finished, wait_for
 
+from specs.metrics import METRICS
+
 LONG = ("training.steps=400", "training.checkpoint.every_steps=50")
 
 
@@ -38,6 +40,8 @@ def test_the_first_run_shows_the_answer_its_graph_and_its_artifacts(done):
     assert len(json.loads(inputs)["wait_for"]) == 2
     keys = {key.removeprefix(f"{run_id}-") for (key,) in done.prefect_rows("select key from artifact")}
     assert keys == {"tiny", "plan", "training", "learning-curve", "results"}
+    ((curves,),) = done.prefect_rows(f"select data from artifact where key = '{run_id}-learning-curve' limit 1")
+    assert all(f'y-axis "{metric.heading}"' in json.loads(curves) for metric in METRICS if metric.short_name)
 
 
 def test_a_second_call_finds_everything_cached_and_answers_again(done):

@@ -261,23 +261,6 @@ def test_what_a_run_was_made_with_is_shown_and_where_its_values_come_from(tmp_pa
     assert "<td>0.01</td><td>default</td>" not in text
 
 
-@pytest.mark.long
-def test_a_page_of_a_hundred_runs_keeps_its_bounds(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    runs = [
-        record_run(home, f"x{cell:02}", values={"objective.clip.high": 0.1 + cell / 100}, steps=500, problems=20)
-        for cell in range(100)
-    ]
-    for run_id in runs[:8]:
-        record_tokens(home, run_id, steps=range(1, 501), responses=8, length=400)
-    record_experiment(home, runs)
-    text = write_experiment_report(home, "sums").read_text()
-    assert len(text.encode()) < 3_000_000
-    assert "7 of 100 cells: the first and the highest" in text
-    assert "93 others" in text
-    assert "All 100 cells" in text
-
-
 def test_recorded_text_cannot_become_markup(tmp_path: Path) -> None:
     home = Home(tmp_path)
     record_run(home, "x-s0", status="failed")
