@@ -275,11 +275,11 @@ def test_a_response_is_shown_token_by_token_and_page_by_page(home: Home, client:
     record_tokens(home, "sums-s0", steps=[1], responses=4, length=5000, text=text)
     record_tokenizer(home, "sums-s0")
     first = client.get("/runs/sums-s0/tokens/1/0").text
-    later = client.get("/runs/sums-s0/tokens/1/0?from=1001").text
-    for page, start in ((first, 0), (later, 1001)):
+    later = client.get("/runs/sums-s0/tokens/1/0?from=1002").text
+    for page, start in ((first, 0), (later, 1002)):
         tokens = re.findall(r'<i[^>]* data-about="token (\d+), id \d+ · ratio [^"]*">(.*?)</i>', page, re.S)
         assert [int(position) for position, _ in tokens] == list(range(start, start + 1000))
-        # The bytes of é are two tokens: the first stands as a box until the second completes the character.
+        # The bytes of é are two tokens: a box stands for the first. The second page begins between the two.
         repeated = ["▫", "é", *(html.escape(letter) for letter in "<i>1</i>"), "↵\n"]
         assert [shown for _, shown in tokens] == [repeated[position % 11] for position in range(start, start + 1000)]
     assert 'href="0?from=1000"' in first
