@@ -82,8 +82,9 @@ def _texts(tokenizer: "Tokenizer", token_ids: Sequence[int], before: Sequence[in
     """What each token adds to the text, special tokens by name."""
     from tokenizers.decoders import DecodeStream
 
-    stream, texts = DecodeStream(ids=list(before), skip_special_tokens=False), []
-    for token_id in token_ids:
+    # The tokens before are decoded too, one by one: in one piece they would hide a character that they only begin.
+    stream, texts = DecodeStream(skip_special_tokens=False), []
+    for token_id in (*before, *token_ids):
         try:
             text = stream.step(tokenizer, token_id)
         except Exception as error:
@@ -93,7 +94,7 @@ def _texts(tokenizer: "Tokenizer", token_ids: Sequence[int], before: Sequence[in
             stream = DecodeStream(skip_special_tokens=False)
             text = stream.step(tokenizer, token_id)
         texts.append(_UNFINISHED if text is None else text.replace("\n", "↵\n"))
-    return texts
+    return texts[len(before) :]
 
 
 def _classes(token: Mapping[str, Any]) -> str:
