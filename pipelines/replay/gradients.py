@@ -63,12 +63,15 @@ def objective_gradients(
     entries: list[list[StepGradients]] = [[] for _ in others]
     before = 1 if moment is Moment.start else 0
     steps = _steps(run, base, rows.steps(), chosen, before)
+    resources = experiment.resources
+    # A run of a machine with GPUs may be asked on one without.
+    device = choose_device(resources if resources.device == "cpu" else resources.model_copy(update={"device": "auto"}))
     norms = rows.metric("grad_norm") if before and records_gradient_of(experiment) else {}
     encode = partial(encode_prompts, AutoTokenizer.from_pretrained(base), data=experiment.data)
     for step in steps:
         recorded = rows.whole_step(step, encode)
         checkpoint = _checkpoint(run, step - before) if step > before else None
-        policy = KeptPolicy.load(base, checkpoint, experiment, choose_device(experiment.resources))
+        policy = KeptPolicy.load(base, checkpoint, experiment, device)
         first = parameter_gradient(policy, recorded, experiment.at_step(step))
         for alternative, of_alternative in zip(others, entries, strict=True):
             other = parameter_gradient(policy, recorded, alternative.experiment.at_step(step))

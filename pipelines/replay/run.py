@@ -142,24 +142,26 @@ def replay_run(
     replays = [RunReplay(run_id, own, other, reproduction) for other in others]
     with Store.open(home.root) as store:
         rows = RunRows(store, home, run_id)
-        losses = rows.metric("loss")
-        for step in rows.chosen_steps(chosen):
-            recorded = replay_step(step, own.experiment.at_step(step.step))
-            own_metrics = _metrics(recorded, training.minibatches)
-            loss = losses.get(step.step)
-            # Where nothing was trained on, the loss is 0.
-            reproduction.add(step, recorded, None if loss is None else abs(loss - own_metrics.get("loss", 0.0)))
-            own_tally.add(recorded, training.minibatches)
-            for replay, of_replay in zip(replays, sums, strict=True):
-                other = replay_step(step, replay.replayed.experiment.at_step(step.step))
-                replay.steps.append(_step_entry(step.step, recorded, other, own_metrics, training.minibatches))
-                of_replay.tally.add(other, training.minibatches)
-                of_replay.gradients.add(recorded, other)
-                of_replay.furthest.add(step, recorded, other)
         if gradients:
             entries = objective_gradients(rows, chosen, own, others, moment=gradients)
             for replay, of_alternative in zip(replays, entries, strict=True):
                 replay.gradients = of_alternative
+        losses = rows.metric("loss")
+        for step in rows.chosen_steps(chosen):
+            recorded = replay_step(step, own.experiment.at_step(step.step))
+            of_step = _tally(recorded, training.minibatches)
+            own_tally.merge(of_step)
+            own_metrics = of_step.metrics()
+            loss = losses.get(step.step)
+            # Where nothing was trained on, the loss is 0.
+            reproduction.add(step, recorded, None if loss is None else abs(loss - own_metrics.get("loss", 0.0)))
+            for replay, of_replay in zip(replays, sums, strict=True):
+                other = replay_step(step, replay.replayed.experiment.at_step(step.step))
+                of_step = _tally(other, training.minibatches)
+                replay.steps.append(_step_entry(step.step, recorded, other, own_metrics, of_step.metrics()))
+                of_replay.tally.merge(of_step)
+                of_replay.gradients.add(recorded, other)
+                of_replay.furthest.add(step, recorded, other)
     for replay, of_replay in zip(replays, sums, strict=True):
         replay.overall = {
             "recorded": own_tally.metrics(),
@@ -179,14 +181,18 @@ class _Sums:
     furthest: Furthest = field(default_factory=Furthest)
 
 
-def _metrics(replayed: ReplayedStep, updates: int) -> dict[str, float]:
+def _tally(replayed: ReplayedStep, updates: int) -> Tally:
     tally = Tally()
     tally.add(replayed, updates)
-    return tally.metrics()
+    return tally
 
 
 def _step_entry(
-    step: int, recorded: ReplayedStep, other: ReplayedStep, own_metrics: dict[str, float], updates: int
+    step: int,
+    recorded: ReplayedStep,
+    other: ReplayedStep,
+    own_metrics: dict[str, float],
+    other_metrics: dict[str, float],
 ) -> dict[str, Any]:
     """The metrics of one step under both objectives."""
     gradients = GradientComparison()
@@ -197,6 +203,6 @@ def _step_entry(
         "tokens": trained,
         "untrained_tokens": len(recorded.trained) - trained,
         "recorded": own_metrics,
-        "replayed": _metrics(other, updates),
+        "replayed": other_metrics,
         **gradients.metrics(),
     }

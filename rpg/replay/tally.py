@@ -37,6 +37,13 @@ class Tally:
         if len(wide["ratio"]):
             self.largest_ratio = max(self.largest_ratio, float(wide["ratio"].max()))
 
+    def merge(self, other: "Tally") -> None:
+        """Adds what another has summed up."""
+        self.updates += other.updates
+        self.largest_ratio = max(self.largest_ratio, other.largest_ratio)
+        for name, value in other.sums.items():
+            self._add(name, value)
+
     def metrics(self) -> dict[str, float]:
         """By the names of the metrics that a run records; and beside these:
 

@@ -434,7 +434,8 @@ def test_the_command_prints_a_table_of_many_and_writes_a_page(
     assert "Over step" in page.read_text()
     assert "{type: rloo}" in page.read_text()
     assert "<img" not in page.read_text()
-    assert CliRunner().invoke(app, ["replay", "tiny", "--gradients", "--at", "middle"]).exit_code == 2
+    for wrong in (["--gradients", "--at", "middle"], ["--at", "end"]):
+        assert CliRunner().invoke(app, ["replay", "tiny", *wrong]).exit_code == 2
     refused = CliRunner().invoke(app, [*by_type[:-1], str(page / "below.html")])
     assert isinstance(refused.exception, RpgError), "told without a traceback"
 

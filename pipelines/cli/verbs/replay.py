@@ -49,10 +49,10 @@ def replay(
         str,
         typer.Option(
             metavar="start|end",
-            help="With --gradients: at the weights with which the step started, or at those with which it ended, where"
-            " ratios are not 1 and clips act.",
+            help="With --gradients: at the weights with which the step started, as without this option, or at those"
+            " with which it ended, where ratios are not 1 and clips act.",
         ),
-    ] = "start",
+    ] = "",
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Writes an HTML page with the figures over what is swept.")
     ] = None,
@@ -80,14 +80,16 @@ def replay(
 
     if not gradients:
         torch.set_num_threads(1)
-    if at not in tuple(Moment):
-        raise typer.BadParameter("start or end", param_hint="--at")
+    if at and (not gradients or at not in tuple(Moment)):
+        raise typer.BadParameter("start or end, and with --gradients", param_hint="--at")
     chosen = ChosenSteps(*_range(steps), tuple(step or ()))
     home = Home.from_environment()
     run_id = find_run(home, run)
     spec = read_json(home.run(run_id) / "spec.json")
     others = alternatives(spec, objective or (), overrides=overrides or (), sweeps=sweep or ())
-    replays = replay_run(home, run_id, others, chosen=chosen, gradients=Moment(at) if gradients else None)
+    replays = replay_run(
+        home, run_id, others, chosen=chosen, gradients=Moment(at or Moment.start) if gradients else None
+    )
     if not replays[0].reproduction.holds:
         print(f"warning: the run's own objective does not give back what was recorded: {replays[0].reproduction}; other"
               " code wrote it, or its spec was changed", file=sys.stderr)  # fmt: skip
