@@ -15,6 +15,7 @@ class Metric:
     """One number a step, as it stands in the table `metrics`."""
 
     name: str
+    """As in the table `metrics`."""
     title: str
     """Of its chart, without the unit."""
     meaning: str
@@ -24,9 +25,9 @@ class Metric:
     better: Literal["higher", "lower", ""] = ""
     """Which way is better, other things equal; empty where neither is."""
     least: float = 0.0
-    """No value is below it."""
+    """No value is below it; minus infinity, in SQL NULL: there is no such bound."""
     most: float = math.inf
-    """No value is above it."""
+    """No value is above it; infinity, in SQL NULL: there is no such bound."""
     short_name: str = ""
     """In the progress lines; empty: they leave it out."""
     guardable: bool = False

@@ -1,20 +1,22 @@
 """What every table, view and column means: one text for the pages of the documentation and the database's comments.
 
-The text of a recorded table stands in its row class in specs/records.py; that of another table, or of a view, in the
-SQL file that makes it: above the statement, and beside a column or above the statement as `--   column: text`.
+The text of a recorded table stands in its row class in specs/records.py, that of the metrics in specs/metrics.py; that
+of another table, or of a view, in the SQL file that makes it: above the statement, and beside a column or above the
+statement as `--   column: text`.
 """
 
 import ast
 import inspect
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
 import duckdb
 
-from specs import records
+from specs import metrics, records
 from storage.database import quoted, sql
 
 SQL_FILES = ("catalogue.sql", "queries/views.sql")
@@ -37,7 +39,9 @@ class Description:
 def descriptions() -> dict[str, Description]:
     """By table or view."""
     texts = [text for file in SQL_FILES for text in _in_sql(sql(file))]
-    described = dict([*texts, *_in_classes(inspect.getsource(records))])
+    described = dict(texts)
+    for module, classes in ((records, records.TABLES), (metrics, {"metric_names": metrics.Metric})):
+        described |= _in_classes(inspect.getsource(module), classes)
     shared = {name: text for name, text in described["runs"].columns.items() if name in SHARED}
     return {name: Description(text.about, shared | text.columns) for name, text in described.items()}
 
@@ -67,6 +71,21 @@ def comment(connection: duckdb.DuckDBPyConnection) -> None:
         " ORDER BY table_name, column_index"
     )
     connection.execute("; ".join(comments(of_each.fetchall())))
+
+
+def metric_names() -> str:
+    """The view `metric_names`, a row for each metric that a step may record, as a SELECT."""
+    columns = ("name", "title", "unit", "better", "least", "most", "recorded_with", "meaning")
+    rows = (", ".join(_literal(getattr(metric, name)) for name in columns) for metric in metrics.METRICS)
+    values = ", ".join(f"({row})" for row in rows)
+    return f"SELECT * FROM (VALUES {values}) AS metric ({', '.join(columns)})"
+
+
+def _literal(value: str | float) -> str:
+    """A text or a bound in SQL; NULL for no bound."""
+    if isinstance(value, str):
+        return quoted(value)
+    return f"{value}::DOUBLE" if math.isfinite(value) else "NULL::DOUBLE"
 
 
 def _in_sql(text: str) -> Iterator[tuple[str, Description]]:
@@ -103,9 +122,9 @@ def _above(lines: Iterable[str]) -> tuple[str, dict[str, str]]:
     return " ".join(about), columns
 
 
-def _in_classes(source: str) -> Iterator[tuple[str, Description]]:
+def _in_classes(source: str, kinds: Mapping[str, type]) -> Iterator[tuple[str, Description]]:
     classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
-    for table, kind in records.TABLES.items():
+    for table, kind in kinds.items():
         columns = {
             field.target.id: _on_one_line(text.value.value)
             for field, text in pairwise(classes[kind.__name__].body)

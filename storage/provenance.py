@@ -7,7 +7,7 @@ their artifact. Runs of earlier versions have fewer of these documents, and fewe
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ PACKAGES = (
 """Those that a result may depend on; the attempt's document lists every installed one."""
 
 
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 COLUMNS = ("run_id", "kind", "name", "value", "origin", "file", "line", "attempt")
 
 
@@ -48,15 +49,23 @@ def provenance_rows(root: Path, directory: Path) -> list[Row]:
     """
     found = [*_spec(directory), *_data(root, directory), *_certificate(directory)]
     for path in sorted((directory / "attempts").glob("[0-9]*.json")):
-        found += [row | {"attempt": int(path.stem)} for row in _attempt(read_document(path))]
-    return [row | {"run_id": directory.name} for row in found]
+        found += _marked(_attempt(read_document(path)), attempt=int(path.stem))
+    return _marked(found, run_id=directory.name)
 
 
 def unit_provenance(root: Path, unit: str) -> list[Row]:
     """The rows of a unit, whose directory's path in the home it is; none of one that is no run."""
     if not unit.startswith("runs/"):
         return []
-    return [row | {"unit": unit} for row in provenance_rows(root, root / unit)]
+    return _marked(provenance_rows(root, root / unit), unit=unit)
+
+
+def _marked(rows: Iterable[Row], **columns: str | int) -> list[Row]:
+    """The rows, which are changed, with further columns."""
+    listed = list(rows)
+    for row in listed:
+        row.update(columns)
+    return listed
 
 
 def _spec(directory: Path) -> Iterator[Row]:
@@ -65,8 +74,11 @@ def _spec(directory: Path) -> Iterator[Row]:
         value = _text(_at(spec, path))
         if "environment" in path[:-1] and looks_secret(str(path[-1]), value or ""):
             value = HIDDEN
-        place = {"file": file, "line": line} if line else {}
-        yield _row("spec", dotted(tuple(path)), value) | {"origin": origin} | place
+        row = _row("spec", dotted(path), value)
+        row["origin"] = origin
+        if line:
+            row["file"], row["line"] = file, line
+        yield row
 
 
 def _data(root: Path, directory: Path) -> Iterator[Row]:
@@ -110,4 +122,4 @@ def _at(tree: Any, path: list[str | int]) -> Any:
 
 def _text(value: Any) -> str | None:
     """A text as it is, anything else as JSON; None for none."""
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if value is None or isinstance(value, str) else _as_json(value)

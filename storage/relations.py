@@ -8,6 +8,7 @@ from pathlib import Path
 
 from storage import database
 from storage.columns import NATIVE, PARQUET, column_list, columns
+from storage.documentation import metric_names
 from storage.segments import Segment
 
 _STATEMENT = re.compile(r"^CREATE VIEW ([\w.]+) AS\s(.*?);$", re.DOTALL | re.MULTILINE)
@@ -21,7 +22,7 @@ UNIT_OF_RUN = "'runs/' || run_id"
 
 @dataclass(frozen=True)
 class View:
-    """A view of views.sql."""
+    """A view that anyone may query, or that such a one is over."""
 
     select: str
     over: tuple[str, ...]
@@ -32,7 +33,7 @@ class View:
 
 @cache
 def views() -> dict[str, View]:
-    """The views by name, in an order in which they can be made."""
+    """The views by name, in an order in which they can be made: those of views.sql, and the metrics' names."""
     made: dict[str, View] = {}
     for name, select in _STATEMENT.findall(database.sql("queries/views.sql")):
         words = re.findall(r"[\w.]+", select)
@@ -40,7 +41,7 @@ def views() -> dict[str, View]:
         over = dict.fromkeys(inner for other in direct for inner in (*made[other].over, other))
         tables = {table for table in (*NATIVE, *PARQUET) if f"recorded.{table}" in words}
         made[name] = View(select, tuple(over), frozenset(tables.union(*(made[other].tables for other in direct))))
-    return made
+    return made | {"metric_names": View(metric_names(), (), frozenset())}
 
 
 def in_segments(

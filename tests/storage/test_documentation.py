@@ -4,6 +4,7 @@ from pathlib import Path
 
 import duckdb
 
+from specs.metrics import BY_NAME
 from storage import Store
 from storage.documentation import _in_sql, comments, descriptions
 from tests.storage.recording import RecordedRun
@@ -97,3 +98,14 @@ def test_a_program_that_knows_only_duckdb_reads_every_table_in_the_index(tmp_pat
         assert [index.execute(f"select count(*) from {name}").fetchall() for name in names] == counts
         frame = index.sql(README).df()
     assert list(frame.itertuples(index=False, name=None)) == by_outcome != []
+
+
+def test_every_metric_stands_with_its_unit_and_meaning(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        rows = {row[0]: row[1:] for row in store.query("from metric_names").rows}
+    assert rows.keys() == BY_NAME.keys()
+    title, unit, better, least, most, recorded_with, meaning = rows["sentinel/difference"]
+    metric = BY_NAME["sentinel/difference"]
+    assert (title, unit, better, least, most) == (metric.title, "nats", "lower", 0.0, None)
+    assert (recorded_with, meaning) == ("a vllm engine", metric.meaning)
+    assert rows["reward/mean"][3] is None, "a reward has no bound"
