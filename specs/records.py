@@ -223,3 +223,5 @@ TABLES = {
     "checkpoints": CheckpointRow,
     "events": EventRow,
 }
+LARGE_TABLES = ("rollouts", "tokens")
+"""Tables that are most of a record. Of a record elsewhere they are fetched only where somebody asks for them."""

@@ -2,7 +2,8 @@
 
 from storage.errors import QueryError
 from storage.ingest import compact, rebuild
+from storage.record import Record, open_record
 from storage.store import Result, Store
 from storage.verify import check
 
-__all__ = ["QueryError", "Result", "Store", "check", "compact", "rebuild"]
+__all__ = ["QueryError", "Record", "Result", "Store", "check", "compact", "open_record", "rebuild"]

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from pathlib import Path
 
 import duckdb
 
@@ -11,6 +12,9 @@ _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _SHUT = ("file system operations are disabled", "disabled by configuration", "disabled through configuration")
 _OF_FILES = (duckdb.Error, duckdb.IOException, duckdb.InternalException, duckdb.FatalException)
 """Raised where a file is at fault. (A damaged page header raises a bare Error.)"""
+
+
+OUTSIDE = "reaches for something outside the store; only what is recorded can be read"
 
 
 class QueryError(RpgError):
@@ -23,14 +27,17 @@ def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
     if missing := _MISSING_TABLE.search(text):
         return _missing_table(connection, missing[1])
     if any(part in text for part in _SHUT):
-        return "this query reaches for something outside the store; only what is recorded can be read"
+        return f"this query {OUTSIDE}"
     return text
 
 
-def is_about_files(error: duckdb.Error) -> bool:
-    """Whether a file is at fault and not the statement."""
+def is_about_files(error: duckdb.Error, root: Path) -> bool:
+    """Whether a file of a home's runs is at fault, and not the statement or a value that an error quotes."""
     text = str(error)
-    return not any(part in text for part in _SHUT) and (type(error) in _OF_FILES or ".parquet" in text)
+    if any(part in text for part in _SHUT):
+        return False
+    named = isinstance(error, duckdb.InvalidInputException) and f"{root}/runs/" in text and ".parquet" in text
+    return named or type(error) in _OF_FILES
 
 
 def _missing_table(connection: duckdb.DuckDBPyConnection, name: str) -> str:

@@ -24,7 +24,7 @@ def export_run(home_root: Path, run_id: str, directory: Path) -> dict[str, int]:
 
     Rows that a later attempt or evaluation superseded are left out.
     """
-    snapshot = Snapshot(Path(home_root).absolute(), sandboxed=False)
+    snapshot = Snapshot(Path(home_root).absolute())
     snapshot.provide_all()
     connection, counts = snapshot.connection, {}
     with connection:

@@ -1,7 +1,6 @@
 """One consistent look at everything recorded: the index as published, and what changed since from the directories."""
 
 import logging
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,11 +26,10 @@ class Snapshot:
     Those whose rows lie in many files are made when a query first names them.
 
     Args:
-        sandboxed: the connection reads nothing of this machine but what is recorded: for SQL that a user wrote.
         damaged: keys of segments that turned out to be damaged, and how: they are left out.
     """
 
-    def __init__(self, root: Path, *, sandboxed: bool = True, damaged: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: Path, *, damaged: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.connection = database.connect()
         warnings = []
@@ -58,8 +56,6 @@ class Snapshot:
         self.warnings = (*warnings, *(f"skipped {line}" for line in skipped))
         for warning in self.warnings:
             _log.warning(warning)
-        if sandboxed:
-            self._shut()
 
     def close(self) -> None:
         """Lets go of the files."""
@@ -149,13 +145,6 @@ class Snapshot:
     def _resumed(self) -> set[str]:
         """The runs of which some rows are superseded."""
         return {row[0] for row in self.connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()}
-
-    def _shut(self) -> None:
-        # A directory of the home may be a link to another disk.
-        places = {os.path.realpath(self.root / part) for part in ("", "runs")} | {str(self.root)}
-        allowed = ", ".join(database.quoted(place) for place in sorted(places))
-        self.connection.execute(f"SET allowed_directories = [{allowed}]")
-        self.connection.execute("SET enable_external_access = false; SET lock_configuration = true")
 
 
 def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, str]:

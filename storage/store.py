@@ -3,22 +3,29 @@
 import contextlib
 import decimal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 from filelock import Timeout
 
-from storage.errors import QueryError, explain, is_about_files
+from storage.errors import QueryError
 from storage.ingest import Ingested, ingest
 from storage.snapshot import Snapshot, find_damage
+from storage.statements.limits import DEFAULT_LIMITS, Limits, confine
+from storage.statements.statement import Params, Statement
 
-_READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.CALL}
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+_Answer = TypeVar("_Answer")
 _ATTEMPTS = 8
 """At a query: files may go away between the look at the directories and the reading."""
 _MOST_UNKNOWN = 20
@@ -50,6 +57,28 @@ class Result:
         """The answer as an Arrow table."""
         return self.table
 
+    def df(self) -> "pandas.DataFrame":
+        """The answer as a pandas data frame. Raises ImportError where pandas is not installed."""
+        _require("pandas")
+        return self.table.to_pandas()
+
+    def pl(self) -> "polars.DataFrame":
+        """The answer as a Polars data frame. Raises ImportError where Polars is not installed."""
+        _require("polars")
+        import polars
+
+        return polars.from_arrow(self.table)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The answer to a query, as it comes."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    warnings: tuple[str, ...]
+    """As a `Result` has them."""
+
 
 class Store:
     """Everything recorded under one home directory, ingested or not, as it was at one moment.
@@ -60,9 +89,14 @@ class Store:
     the warnings of every later result say so. Threads may share a store; their queries run one after another.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, limits: Limits = DEFAULT_LIMITS) -> None:
         self.root = Path(root).absolute()
+        self.limits = limits
         self._snapshot: Snapshot | None = None
+        self._statement: Statement | None = None
+        """The last one on the snapshot's connection."""
+        self._remove_scratch: Callable[[], object] = lambda: None
+        """Removes what the snapshot's connection put on disk."""
         self._answered = False
         """Whether a query was answered since the store was opened or refreshed."""
         self._moved = False
@@ -70,9 +104,9 @@ class Store:
         self._turn = threading.Lock()
 
     @classmethod
-    def open(cls, home_root: Path) -> "Store":
-        """A home that holds nothing yet has all tables, empty."""
-        return cls(home_root)
+    def open(cls, home_root: Path, limits: Limits = DEFAULT_LIMITS) -> "Store":
+        """A home that holds nothing yet has all tables, empty. The limits are those of each query."""
+        return cls(home_root, limits)
 
     def __enter__(self) -> "Store":
         return self
@@ -90,25 +124,56 @@ class Store:
             self._drop_snapshot()
             self._answered = self._moved = False
 
-    def query(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> Result:
+    def query(self, sql: str, params: Params = ()) -> Result:
         """Runs one statement that reads.
 
         Raises:
-            QueryError: the statement is wrong, does not read, or touches what is not recorded here.
+            QueryError: the statement is wrong, does not read, touches what is not recorded here, or passes a limit.
         """
-        with self._turn:
-            return self._query(sql, params)
+        with self._alone():
+            table, warnings = self._attempt(sql, params, Statement.table)
+            return Result(_plain_integers(table), warnings)
+
+    @contextlib.contextmanager
+    def stream(self, sql: str, params: Params = ()) -> Iterator["Stream"]:
+        """Runs one statement that reads, for an answer that need not fit into memory: its rows come in batches.
+
+        Other queries of this store wait until it ends. Raises as `query` does, also while the batches are read.
+        """
+        with self._alone():
+            statement, warnings = self._attempt(sql, params, lambda statement: statement)
+            try:
+                yield Stream(statement.schema, statement.batches(), warnings)
+            except duckdb.Error as error:
+                raise QueryError(f"{error}\n  hint: a file was removed or is damaged; ask again") from error
 
     def ingest(self) -> Ingested:
         """Loads what is not in the database yet; waits for another ingester. The snapshot stays as it is."""
         return ingest(self.root)
 
-    def _query(self, sql: str, params: Sequence[object] | Mapping[str, object]) -> Result:
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One statement at a time; it ends with the block."""
+        with self._turn:
+            try:
+                yield
+            finally:
+                if self._statement:
+                    self._statement.close()
+                    if self._statement.stuck:
+                        self._drop_snapshot()
+
+    def _attempt(
+        self, sql: str, params: Params, use: Callable[[Statement], _Answer]
+    ) -> tuple[_Answer, tuple[str, ...]]:
+        """What `use` makes of the statement that runs, and the snapshot's warnings."""
         damaged: dict[str, str] = {}
         for _ in range(_ATTEMPTS):
             snapshot = self._snapshot or self._take_snapshot(damaged)
+            self._statement = Statement(snapshot, self.limits)
             try:
-                table = _run(snapshot, sql, params)
+                self._statement.start(sql, params)
+                answer = use(self._statement)
             except duckdb.Error as error:
                 cause = error
                 # A file was deleted or merged meanwhile, and the directories say what holds now; or it is damaged.
@@ -117,7 +182,7 @@ class Store:
             else:
                 self._answered = True
                 moved = (_MOVED,) if self._moved else ()
-                return Result(_plain_integers(table), (*snapshot.warnings, *moved))
+                return answer, (*snapshot.warnings, *moved)
         raise QueryError(f"{cause}\n  hint: `rpg db check` says what is damaged") from cause
 
     def _take_snapshot(self, damaged: Mapping[str, str]) -> Snapshot:
@@ -127,48 +192,22 @@ class Store:
                 snapshot.close()
                 ingest(self.root, wait_seconds=0)
             snapshot = Snapshot(self.root, damaged=damaged)
+        self._remove_scratch = confine(snapshot.connection, self.root, self.limits)
         self._moved |= self._answered
         self._snapshot = snapshot
         return snapshot
 
     def _drop_snapshot(self) -> None:
         if self._snapshot:
-            self._snapshot.close()
-            self._snapshot = None
+            if not (self._statement and self._statement.stuck):  # closing would wait for it
+                self._snapshot.close()
+                self._remove_scratch()
+            self._snapshot = self._statement = None
 
 
-def _run(snapshot: Snapshot, sql: str, params: Sequence[object] | Mapping[str, object]) -> pa.Table:
-    """Raises QueryError for what the statement gets wrong, duckdb.Error where a file may be at fault."""
-    connection = snapshot.connection
-    try:
-        snapshot.provide(sql)
-        # Rolled back, so that a type or a table that a statement makes on its way is not there for the next one.
-        connection.begin()
-        try:
-            _require_reading(connection, sql)
-            relation = connection.sql(sql, params=params or None)
-            return relation.to_arrow_table() if relation is not None else pa.table({})
-        finally:
-            connection.rollback()
-    except duckdb.Error as error:
-        if is_about_files(error):
-            raise
-        snapshot.provide_all()
-        raise QueryError(explain(connection, error)) from error
-
-
-def _require_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raises QueryError unless the text is one statement that reads. (PIVOT is a SELECT that first creates a type.)"""
-    kinds = [statement.type for statement in connection.extract_statements(sql)]
-    if not kinds:
-        raise QueryError("the query is empty")
-    *first, last = kinds
-    if first and not set(first) <= {duckdb.StatementType.CREATE}:
-        raise QueryError("more than one statement; give them one at a time")
-    if last not in _READING:
-        raise QueryError(
-            f"{last.name} is not a query: what is recorded can only be read (SELECT, DESCRIBE, EXPLAIN, ...)"
-        )
+def _require(package: str) -> None:
+    if find_spec(package) is None:
+        raise ImportError(f"this needs {package}: `pip install {package}`; `.arrow()` and `.rows` need nothing more")
 
 
 def _plain_integers(table: pa.Table) -> pa.Table:

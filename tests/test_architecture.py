@@ -46,7 +46,9 @@ FLOORS = {
         {"objectives", "files", "types", "schedule", "statistics"},
     ],
     "storage": [
+        {"record"},
         {"store", "verify", "export"},
+        {"statements"},
         {"ingest", "snapshot"},
         {"compaction", "relations", "units"},
         {"provenance"},

@@ -1,21 +1,26 @@
 """How results leave a command: as a table to look at, or as JSON, CSV or Parquet to go on with."""
 
+import contextlib
 import csv
 import io
 import json
 import math
+import os
+import secrets
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
-    from storage import Result
+    import pyarrow as pa
+
+    from storage.store import Stream
 
 MOST_TABLE_ROWS = 1000
 """A table is to be looked at; whoever wants more takes another format."""
@@ -31,36 +36,66 @@ class Format(StrEnum):
     parquet = "parquet"
 
 
-def write_result(result: "Result", chosen: Format | None, output: Path | None) -> None:
-    """A query's answer, to a file or to stdout. With no format chosen the file's name decides; stdout gets a table."""
-    kind = chosen or _format_of(output)
-    if kind is Format.parquet:
-        _write_parquet(result, output)
-        return
+def write_stream(stream: "Stream", kind: Format, output: Path | None) -> None:
+    """A query's answer, to a file or to stdout.
+
+    Warnings go to stderr. Rows are written as they come; of a table only those that are shown are held.
+    """
+    for warning in stream.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    with _destination(output) as file:
+        if kind is Format.parquet:
+            _write_parquet(stream, file)
+            return
+        for text in _texts(stream, kind, width=None if output is None else 0):
+            file.write(_encoded(text))
+
+
+def _texts(stream: "Stream", kind: Format, *, width: int | None) -> Iterator[str]:
+    """The answer in pieces."""
+    columns = stream.schema.names
     if kind is Format.table:
-        text = table_text(result.columns, result.rows, width=None if output is None else 0)
+        shown: list[tuple[Any, ...]] = []
+        count = 0
+        for batch in stream.batches:
+            shown += _rows(batch.slice(0, MOST_TABLE_ROWS - len(shown)))
+            count += len(batch)
+        yield table_text(columns, shown, width=width, num_rows=count)
     elif kind is Format.csv:
-        text = csv_text(result.columns, result.rows)
+        yield csv_text([columns])
+        for batch in stream.batches:
+            yield csv_text(_rows(batch))
     else:
-        text = json_text(as_objects(result.columns, result.rows))
-    write_bytes(text.encode("utf-8", "surrogateescape"), output)
+        start = "["
+        for batch in stream.batches:
+            for row in as_objects(columns, _rows(batch)):
+                yield f"{start}\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
+                start = ","
+        yield "[]\n" if start == "[" else "\n]\n"
+
+
+def _rows(batch: "pa.RecordBatch") -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
     """What a verb lists: a table, or with `--json` a list of objects."""
     text = json_text(as_objects(columns, rows)) if as_json else table_text(columns, rows)
-    write_bytes(text.encode("utf-8", "surrogateescape"), None)
+    _print(text)
 
 
 def print_json(value: Any) -> None:
     """One JSON document."""
-    write_bytes(json_text(value).encode("utf-8", "surrogateescape"), None)
+    _print(json_text(value))
 
 
-def table_text(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None = None) -> str:
+def table_text(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int | None = None, num_rows: int = 0
+) -> str:
     """The rows as a table: numbers to the right, one line each.
 
     Args:
+        num_rows: how many there are, where these are only the first.
         width: characters a line may have; None: the terminal's, without limit where stdout is none; 0: without limit.
     """
     from rich.box import SIMPLE_HEAD
@@ -79,8 +114,7 @@ def table_text(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: 
     buffer = io.StringIO()
     console = Console(file=buffer, force_terminal=on_terminal, width=None if on_terminal else width or 100_000)
     console.print(table)
-    if len(rows) > len(shown):
-        hidden = len(rows) - len(shown)
+    if hidden := max(len(rows), num_rows) - len(shown):
         print(f"{hidden} more rows are not shown; `--format csv` or `-o FILE` gives all", file=sys.stderr)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
@@ -100,11 +134,10 @@ def cell_text(value: Any) -> str:
     return str(value).translate(_CONTROL)
 
 
-def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """RFC 4180 with a header; NULL is an empty field, times are ISO-8601, lists and structs are JSON."""
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """RFC 4180; NULL is an empty field, times are ISO-8601, lists and structs are JSON."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
     for row in rows:
         writer.writerow(_csv_field(value) for value in row)
     return buffer.getvalue()
@@ -147,7 +180,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
 
 
-def _format_of(output: Path | None) -> Format:
+def format_of(output: Path | None) -> Format:
+    """The format that a file's name says; a table where there is no file."""
     if output is None:
         return Format.table
     suffix = output.suffix.lstrip(".")
@@ -156,30 +190,58 @@ def _format_of(output: Path | None) -> Format:
     return Format(suffix)
 
 
-def _write_parquet(result: "Result", output: Path | None) -> None:
+def _write_parquet(stream: "Stream", file: BinaryIO) -> None:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if output is None and sys.stdout.isatty():
+    if file.isatty():
         raise RpgError("Parquet is not for a terminal; give -o FILE")
-    buffer = io.BytesIO()
-    pq.write_table(result.arrow(), buffer, compression="zstd")
-    write_bytes(buffer.getvalue(), output)
+    # DuckDB's sums of integers are decimals of 38 digits, which few programs take for integers.
+    sums = pa.decimal128(38, 0)
+    schema = pa.schema([field.with_type(pa.int64()) if field.type == sums else field for field in stream.schema])
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for batch in stream.batches:
+            try:
+                writer.write_batch(batch.cast(schema))
+            except pa.ArrowInvalid as error:
+                raise RpgError(f"{error}: cast integers of more than 64 bits to DOUBLE or VARCHAR") from error
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def write_bytes(content: bytes, output: Path | None) -> None:
-    """Whole to a file (written aside, renamed), or to stdout, whose reader may leave early."""
+    """Content that is whole, to a file or to stdout."""
+    with _destination(output) as file:
+        file.write(content)
+
+
+def _print(text: str) -> None:
+    write_bytes(_encoded(text), None)
+
+
+@contextlib.contextmanager
+def _destination(output: Path | None) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `output` once it is whole; or stdout, whose reader may leave early."""
     if output is None:
         try:
             sys.stdout.flush()
-            sys.stdout.buffer.write(content)
+            yield sys.stdout.buffer
             sys.stdout.buffer.flush()
         except BrokenPipeError:
             sys.stderr.close()  # Python would complain there when it closes stdout
             raise SystemExit(0) from None
         return
-    aside = output.with_name(f".{output.name}.partial")
+    if os.path.lexists(output) and (output.is_symlink() or not output.is_file()):
+        kind = "a link" if output.is_symlink() else "no plain file"
+        raise RpgError(f"{output} is {kind} and is left as it is; give the name of a new or a plain file")
+    aside = output.with_name(f".{output.name}.{secrets.token_hex(8)}.partial")
     try:
-        aside.write_bytes(content)
+        with open(aside, "xb") as file:
+            yield file
         aside.replace(output)
     except OSError as error:
-        raise RpgError(f"{output} cannot be written: {error.strerror}") from error
+        raise RpgError(f"{output} cannot be written: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)

@@ -5,44 +5,59 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipelines.cli.output import Format, write_result
-from pipelines.home import Home
+from pipelines.cli.output import Format, print_rows, write_stream
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
     from storage import Store
 
-_HELP = """A statement ends with `;` and may go over several lines. DESCRIBE metrics; lists a table's columns.
-.tables    the tables and views
-.quit      leave (so does Ctrl-D); Ctrl-C drops the statement under way"""
+_HELP = """A statement ends with `;` and may go over several lines.
+.tables          the tables and views
+.schema [NAME]   the columns of a table or view, or of all
+.quit            leave (so does Ctrl-D); Ctrl-C drops the statement under way"""
 
 
-def run_prompt(home: Home, chosen: Format) -> None:
+def run_prompt(store: "Store", kind: Format) -> None:
     """Reads statements from stdin and answers each. A wrong one is explained; from a pipe it ends the command."""
-    from storage import Store
-
     interactive = sys.stdin.isatty()
-    with Store.open(home.root) as store, _history(home, store, wanted=interactive):
+    with _history(store, wanted=interactive):
         if interactive:
             print("SQL over everything recorded; .help says more", file=sys.stderr)
         for statement in _statements(interactive):
             try:
-                _answer(store, statement, chosen)
+                _answer(store, statement, kind)
             except RpgError as error:
                 if not interactive:
                     raise
                 print(error, file=sys.stderr)
+            except KeyboardInterrupt:
+                if not interactive:
+                    raise
+                print("stopped", file=sys.stderr)
 
 
-def _answer(store: "Store", statement: str, chosen: Format) -> None:
+def _answer(store: "Store", statement: str, kind: Format) -> None:
     if statement == ".help":
         print(_HELP)
         return
     store.refresh()
-    result = store.query("SHOW TABLES" if statement == ".tables" else statement)
-    for warning in result.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    write_result(result, chosen, None)
+    command, _, name = statement.rstrip("; ").partition(" ")
+    if command == ".schema":
+        _print_columns(store, name.strip(), kind)
+        return
+    with store.stream("SHOW TABLES" if command == ".tables" else statement) as answer:
+        write_stream(answer, kind, None)
+
+
+def _print_columns(store: "Store", name: str, kind: Format) -> None:
+    """The columns of a table or view; with no name those of all."""
+    names = [name] if name else [str(table) for (table,) in store.query("SHOW TABLES").rows]
+    rows = []
+    for table in names:
+        quoted = table.replace('"', '""')
+        columns = store.query(f'SELECT column_name, column_type FROM (DESCRIBE "{quoted}")').rows
+        rows += [(table, *column) for column in columns]
+    print_rows(("table", "column", "type"), rows, as_json=kind is Format.json)
 
 
 def _statements(interactive: bool) -> Iterator[str]:
@@ -73,7 +88,7 @@ def _statements(interactive: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _history(home: Home, store: "Store", *, wanted: bool) -> Iterator[None]:
+def _history(store: "Store", *, wanted: bool) -> Iterator[None]:
     """Line editing, completion of names, and the history file."""
     if not wanted:
         yield
@@ -83,7 +98,7 @@ def _history(home: Home, store: "Store", *, wanted: bool) -> Iterator[None]:
     except ImportError:  # a Python built without it
         yield
         return
-    path = home.root / "sql_history"
+    path = store.root / "sql_history"
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     words = [str(name) for (name,) in store.query("SELECT DISTINCT column_name FROM information_schema.columns").rows]

@@ -54,21 +54,26 @@ class Reading:
 @contextlib.contextmanager
 def reading(profile: str) -> Iterator[Reading]:
     """The home of this machine, or of the server that a profile names; see `ServerRecord` for the errors."""
-    home = Home.from_environment()
     if not profile:
-        yield Reading(home)
+        yield Reading(Home.from_environment())
         return
-    from pipelines.cli.server_record import ServerRecord
-    from pipelines.remote.mirror import mirror_home
-
-    if not home.root.exists():
-        home = mirror_home(profile)  # Prefect needs a directory, and a verb that reads makes no home
-        home.prefect.mkdir(parents=True, exist_ok=True)
-    record = ServerRecord(home, profile)
+    record = open_server(profile)
     try:
         yield Reading(record.home, record)
     finally:
         record.close()
+
+
+def open_server(profile: str) -> "ServerRecord":
+    """The record of the server that a profile names; see `ServerRecord` for the errors."""
+    from pipelines.cli.server_record import ServerRecord
+    from pipelines.remote.mirror import mirror_home
+
+    home = Home.from_environment()
+    if not home.root.exists():
+        home = mirror_home(profile)  # Prefect needs a directory, and what only reads makes no home
+        home.prefect.mkdir(parents=True, exist_ok=True)
+    return ServerRecord(home, profile)
 
 
 def tell_where_they_wait(reading: Reading, run_ids: Sequence[str]) -> None:

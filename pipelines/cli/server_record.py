@@ -40,6 +40,11 @@ class ServerRecord:
         self._mirror = Mirror(mirror_home(f"{self._url} {place}"), self._source)
         self.home = self._mirror.home
 
+    @property
+    def root(self) -> Path:
+        """Of `home`."""
+        return self.home.root
+
     def close(self) -> None:
         """Lets go of connections."""
         self._source.close()

@@ -19,11 +19,10 @@ from pipelines.remote.object_store import StoreSource
 from pipelines.remote.record_files import Listing
 from pipelines.remote.sources import FileGoneError, Source, SourceError, WebSource
 from rpg.files import read_json, replacing, write_json
-from specs.records import TABLES
+from specs.records import LARGE_TABLES, TABLES
 
-LARGE = ("rollouts", "tokens")
-"""Tables that are read only where somebody asks for them."""
-SMALL = frozenset(TABLES) - {*LARGE}
+SMALL = frozenset(TABLES) - {*LARGE_TABLES}
+"""Tables that are read without being asked for."""
 _CONNECTIONS = 8
 _ROUNDS = 5
 """Listings in which a document changed before it was read, until the last is taken as it is."""

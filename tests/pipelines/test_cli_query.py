@@ -7,8 +7,10 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +133,123 @@ def test_a_damaged_segment_is_warned_of_on_stderr(call: Call, home: Path) -> Non
     assert f"warning: skipped {broken.relative_to(home)}" in err
 
 
+def test_values_are_bound_in_turn_or_by_name(call: Call) -> None:
+    count = "select count(*) as n from metrics where name = {} and step > {}"
+    for query, params in ((count.format("?", "?"), ("entropy", "1")), (count.format("$n", "$s"), ("s=1", "n=entropy"))):
+        options = [word for value in params for word in ("--param", value)]
+        assert call("sql", query, *options, "--format", "csv") == (0, "n\n4\n", "")
+    _, out, _ = call("sql", "select typeof(?), ?", "--param", "2.5", "--param", '"a=b"', "--format", "csv")
+    assert out.splitlines()[-1] == "DOUBLE,a=b"
+    code, _, err = call("sql", "select ?, $x", "--param", "1", "--param", "x=1")
+    assert (code, "give all by name (NAME=VALUE) or all in turn" in err) == (2, True)
+
+
+def test_saved_queries_of_the_working_directory_come_before_those_of_the_home(
+    call: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place, answer in ((tmp_path, "here"), (home, "home")):
+        (place / "queries").mkdir()
+        (place / "queries" / "mine.sql").write_text(f"-- What is\n-- mine?\n\nselect '{answer}' as a -- not this\n")
+    (home / "queries" / "other.sql").write_text("select 'other' as a")
+    assert call("sql", "@mine", "--format", "csv") == (0, "a\nhere\n", "")
+    assert call("sql", "@other", "--format", "csv") == (0, "a\nother\n", "")
+    _, out, _ = call("sql", "@", "--format", "json")
+    listed = {row["name"]: row["question"] for row in json.loads(out)}
+    assert listed["@mine"] == "What is mine?"
+    assert listed["@other"] == ""
+    code, _, err = call("sql", "@mien")
+    assert (code, err.splitlines()[-1]) == (2, "  hint: did you mean `@mine`?")
+
+
+def test_the_saved_queries_that_come_with_it_have_answers(call: Call) -> None:
+    _, out, _ = call("sql", "@", "--format", "json")
+    shipped = json.loads(out)
+    assert len(shipped) == 5
+    for row in shipped:
+        assert row["question"]
+        code, out, err = call("sql", row["name"], "--format", "json")
+        assert (code, err) == (0, "")
+        assert json.loads(out), row["name"]
+
+
+def test_a_result_of_many_batches_is_written_whole_in_each_format(call: Call, tmp_path: Path) -> None:
+    query = "select range as n, range::hugeint as h, 'x' || range as text from range(40000)"
+    for name in ("rows.csv", "rows.json", "rows.parquet"):
+        assert call("sql", query, "-o", str(tmp_path / name)) == (0, "", "")
+    with open(tmp_path / "rows.csv", newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["n", "h", "text"]
+    assert rows[-1] == ["39999", "39999", "x39999"]
+    objects = json.loads((tmp_path / "rows.json").read_text())
+    assert objects == pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert len(objects) == len(rows) - 1 == 40_000
+    assert call("sql", "select 1 where false", "--format", "json") == (0, "[]\n", "")
+    code, _, err = call("sql", "select (2::hugeint << 70) as h", "-o", str(tmp_path / "wide.parquet"))
+    assert (code, "cast integers of more than 64 bits" in err) == (2, True)
+    assert not (tmp_path / "wide.parquet").exists()
+
+
+def test_an_output_replaces_plain_files_only(call: Call, tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target.csv", tmp_path / "link.csv", tmp_path / "pipe.csv"
+    target.write_text("precious")
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    (tmp_path / "dangling.csv").symlink_to(tmp_path / "nothing")
+    (tmp_path / "folder.csv").mkdir()
+    for name in ("link.csv", "dangling.csv", "pipe.csv", "folder.csv"):
+        code, out, err = call("sql", "select 1 as a", "-o", str(tmp_path / name))
+        assert (code, out) == (2, "")
+        assert "is left as it is; give the name of a new or a plain file" in err
+    assert target.read_text() == "precious"
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    assert call("sql", "select 1 as a", "-o", str(target))[0] == 0
+    assert target.read_text() == "a\n1\n"
+    assert call("sql", "select error('no') from range(10)", "-o", str(target))[0] == 2
+    assert target.read_text() == "a\n1\n"
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+ENDLESS = "select count(*) from range(1000000) a, range(1000000) b where a.range * b.range % 7 = 3"
+
+
+def test_limits_are_told_with_the_option_that_changes_them(call: Call) -> None:
+    code, _, err = call("sql", ENDLESS, "--timeout", "0.5")
+    assert (code, "its time limit\n  hint: `--timeout SECONDS`" in err) == (2, True)
+    code, _, err = call("sql", "select len(range(1000000000))", "--memory", "200MB")
+    assert (code, "the memory limit\n  hint: `--memory SIZE`" in err) == (2, True)
+    assert "write it as 4GiB" in call("sql", "select 1", "--memory", "much")[2]
+
+
+def test_ctrl_c_stops_a_heavy_query_at_once(home: Path) -> None:
+    command = [sys.executable, "-c", MAIN, "sql", ENDLESS]
+    process = subprocess.Popen(command, env={**os.environ, "RPG_HOME": str(home)}, stderr=subprocess.PIPE, text=True)
+    while int(Path(f"/proc/{process.pid}/stat").read_text().split()[19]) < 3:  # threads: the query runs
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+    assert time.monotonic() - began < 5
+
+
+def test_watch_asks_again_until_ctrl_c(home: Path) -> None:
+    command = [sys.executable, "-c", MAIN, "sql", "select max(step) as s from metrics", "--watch", "--every", "0.1"]
+    environment = {**os.environ, "RPG_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([*command, "--format", "csv"], env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    with process.stdout as out:
+        assert [out.readline() for _ in range(4)] == ["s\n", "3\n", "s\n", "3\n"]
+        RecordedRun(home, "sums-s1-bbbb2222").steps(4, 4)
+        while out.readline() != "4\n":
+            pass
+        process.send_signal(signal.SIGINT)
+        out.read()
+    assert process.wait(timeout=30) == 130
+
+
 def test_a_response_cannot_command_the_terminal(call: Call) -> None:
     _, out, _ = call("sql", "select 'a' || chr(27) || '[31m' || chr(10) || 'b [bold]c' as text")
     assert out.splitlines()[-1] == r"a\x1b[31m\nb [bold]c"
@@ -143,10 +262,11 @@ def test_a_long_table_says_what_it_leaves_out(call: Call) -> None:
 
 
 def test_statements_from_a_pipe_go_up_to_the_semicolon(home: Path) -> None:
-    script = "select 1 as a,\n 2 as b;\n.tables\nselect count(*) as n\nfrom runs"
+    script = "select 1 as a,\n 2 as b;\n.tables\n.schema runs\nselect count(*) as n\nfrom runs"
     done = _process(["sql", "--format", "csv"], home, script)
     assert done.returncode == 0
     assert done.stdout.startswith("a,b\n1,2\nname\nartifacts\n")
+    assert ["runs", "run_id", "VARCHAR"] in [line.split() for line in done.stdout.splitlines()]
     assert done.stdout.endswith("n\n2\n")
     assert _process(["sql"], home, "select 1;\nfrom nowhere;\nselect 2;").returncode == 2
 

@@ -26,7 +26,7 @@ from pipelines.remote.sources import SourceError, WebSource
 from pipelines.server.api import answers
 from rpg.files import read_json
 from specs.records import TABLES
-from storage import Store
+from storage import Record, Store, open_record
 from storage.ingest import ingest
 
 
@@ -102,6 +102,27 @@ def test_what_a_query_does_not_need_stays_where_it_is(served, mirror: Mirror) ->
     mirror.pull(TABLES, logs=True)
     assert len(list(mirror.home.root.glob("runs/*/segments/tokens/*"))) == 1
     assert (mirror.home.run("sums-s0") / "logs/train.log").read_text() == "one\n"
+
+
+class Served:
+    """A served record as `open_record` takes it, without a Prefect server that names the place."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self.root = mirror.home.root
+        self.refresh = mirror.pull
+
+    def close(self) -> None:
+        """The fixture closes the source."""
+
+
+def test_a_record_elsewhere_is_fetched_as_queries_name_its_tables(served, mirror: Mirror) -> None:
+    home, _ = served
+    with Record(Store.open(mirror.home.root), Served(mirror)) as record, Store.open(home.root) as at_home:
+        record.refresh()
+        assert record.sql("select count(*) from metrics").rows == at_home.query("select count(*) from metrics").rows
+        assert not list(mirror.home.root.glob("runs/*/segments/rollouts/*"))
+        responses = "select count(*) from Rollouts"
+        assert record.sql(responses).rows == at_home.query(responses).rows != [(0,)]
 
 
 def test_a_second_pull_reads_what_is_new_and_drops_what_is_gone(served, mirror: Mirror) -> None:
@@ -266,6 +287,9 @@ def assert_seen_alike(lab: Lab, looking: Lab, api: str, run_ids: list[str]) -> N
         here, there = lab.rpg(*verb), looking.rpg(*verb, "--profile", api)
         assert (there.code, there.out) == (here.code, here.out), there.err
         assert here.out.count("\n") > 1
+    for query in ("from metrics order by all", "from tokens order by all"):
+        with open_record(api) as elsewhere, open_record(lab.home.root) as record:
+            assert elsewhere.sql(query).rows == record.sql(query).rows != []
     page = Path(looking.rpg("report", "tiny", "--profile", api).out.strip()).read_text()
     here = Path(lab.rpg("report", "tiny").out.strip()).read_text()
     assert page.rpartition("Written ")[0] == here.rpartition("Written ")[0]

@@ -1,4 +1,4 @@
-"""`rpg sql`: one query, or a prompt."""
+"""`rpg sql`: one query, a saved one, or a prompt."""
 
 from __future__ import annotations
 
@@ -12,29 +12,67 @@ from pipelines.cli.output import Format
 
 
 def sql(
-    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="One statement. Without it, a prompt.")] = None,
+    query: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[QUERY]",
+            help="One statement; @NAME: that of queries/NAME.sql; @: the names there are. Without it, a prompt.",
+        ),
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]VALUE", help="A value for a `?` of the query, or for its `$NAME`."),
+    ] = None,
     chosen: Annotated[
         Format | None, typer.Option("--format", help="How to write rows; FILE's suffix decides otherwise.")
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Stop a query that takes longer; 0: never.")
+    ] = 60,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of a query, as 4GiB; without it a quarter of the machine's.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Ask again and again, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often --watch asks.")] = 2,
     profile: ServerRecord = "",
 ) -> None:
     """SQL over everything recorded, while training runs too."""
     import sys
+    import time
 
-    from pipelines.cli.output import write_result
+    from pipelines.cli.output import format_of, print_rows, write_stream
     from pipelines.cli.prompt import run_prompt
     from pipelines.cli.reading import reading
-    from pipelines.remote.mirror import LARGE, SMALL
+    from pipelines.cli.saved_queries import find_query, parse_params, saved_queries
+    from pipelines.home import Home
+    from pipelines.remote.mirror import SMALL
+    from specs.records import LARGE_TABLES
     from storage import Store
+    from storage.statements.limits import Limits, parse_memory, process_within
 
-    with reading(profile) as record:
-        record.refresh(SMALL.union(table for table in LARGE if query is None or table in query.lower()))
+    home = Home.from_environment()
+    if query == "@":
+        rows = [(f"@{saved.name}", saved.description, str(saved.path)) for saved in saved_queries(home).values()]
+        print_rows(("name", "question", "file"), rows, as_json=chosen is Format.json)
+        return
+    if query and query.startswith("@"):
+        query = find_query(home, query[1:]).text
+    chosen, params = chosen or format_of(output), parse_params(param or [])
+    limits = Limits(timeout, parse_memory(memory) if memory else 0)
+    with reading(profile) as record, Store.open(record.home.root, limits) as store, process_within(limits):
+        tables = SMALL.union(table for table in LARGE_TABLES if query is None or table in query.lower())
+        record.refresh(tables)
         if query is None:
-            run_prompt(record.home, chosen or Format.table)
+            run_prompt(store, chosen)
             return
-        with Store.open(record.home.root) as store:
-            result = store.query(query)
-    for warning in result.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    write_result(result, chosen, output)
+        while True:
+            with store.stream(query, params) as answer:
+                if watch and output is None and sys.stdout.isatty():
+                    print("\x1b[2J\x1b[H", end="")
+                write_stream(answer, chosen, output)
+            if not watch:
+                return
+            time.sleep(every)
+            record.refresh(tables)
+            store.refresh()

@@ -1,0 +1,171 @@
+"""What a query may cost: time, memory, and disk for what does not fit into memory."""
+
+import contextlib
+import re
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import duckdb
+
+from storage.database import quoted
+from storage.errors import QueryError
+
+_Answer = TypeVar("_Answer")
+_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_BESIDE_DUCKDB_BYTES = 2**29
+"""Of a process that queries: rows on their way out, threads' stacks."""
+_STOPPING_SECONDS = 2.0
+"""Patience with a query that was told to stop: one call of a function on a large value is not interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one query."""
+
+    seconds: float = 0
+    """Within DuckDB. 0: as long as it takes."""
+    memory_bytes: int = 0
+    """Of DuckDB, which puts what needs more on disk where it can; and of an answer that is held whole. 0: a quarter
+    of what this machine, or this container, has."""
+
+
+DEFAULT_LIMITS = Limits()
+"""Of the product's own queries: as long as they take, and a quarter of the memory."""
+QUERY_LIMITS = Limits(seconds=60)
+"""Of a query that somebody typed."""
+
+
+def parse_memory(text: str) -> int:
+    """A size as `4GiB`, in bytes. Raises QueryError for what is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B)", text.strip(), re.IGNORECASE)
+    if not match or not float(match[1]):
+        raise QueryError(f"{text!r} is no size of memory; write it as 4GiB or 500MB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def memory_text(num_bytes: int) -> str:
+    """A size for people."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -> Callable[[], object]:
+    """Sets a connection's limits, and keeps it from files but the runs' own. Nothing can be set on it afterwards.
+
+    What does not fit into memory goes to a directory that only this user can read. It is removed by the function that
+    is returned, to be called once the connection is closed, and else with the connection.
+    """
+    scratch = tempfile.mkdtemp(prefix="rpg-query-")
+    remove_scratch = weakref.finalize(connection, shutil.rmtree, scratch, ignore_errors=True)
+    runs = {root / "runs", (root / "runs").resolve()}  # which may be a link to another disk
+    connection.execute(
+        f"SET memory_limit = '{limits.memory_bytes or default_memory()}B'; SET temp_directory = {quoted(scratch)};"
+        " SET autoload_known_extensions = false; SET autoinstall_known_extensions = false;"
+        f" SET allowed_directories = [{', '.join(quoted(path) for path in sorted(runs))}];"
+        " SET enable_external_access = false; SET lock_configuration = true"
+    )
+    return remove_scratch
+
+
+@cache
+def default_memory() -> int:
+    """A quarter of what this machine, or this container, has, in bytes."""
+    with duckdb.connect() as connection:
+        return int(memory_limit(connection) / 0.8 / 4)  # DuckDB takes 80 % by itself
+
+
+def memory_limit(connection: duckdb.DuckDBPyConnection) -> int:
+    """A connection's limit, in bytes."""
+    row = connection.execute("SELECT current_setting('memory_limit')").fetchone()
+    assert row
+    return parse_memory(row[0])
+
+
+@contextlib.contextmanager
+def process_within(limits: Limits) -> Iterator[None]:
+    """Keeps this process, whose only work is a query, within the memory limit (on Linux; elsewhere it does nothing).
+
+    DuckDB counts tables and sorts, and not the values that one call of a function makes: `repeat('a', 10**11)`. What
+    the system refuses is an error of the query like any other.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        yield
+        return
+    import resource
+
+    match = re.search(r"^VmData:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+    assert match
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    allowed = int(match[1]) * 1024 + (limits.memory_bytes or default_memory()) + _BESIDE_DUCKDB_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (min({allowed, *before} - {resource.RLIM_INFINITY}), before[1]))
+    try:
+        yield
+    except MemoryError:
+        raise QueryError(out_of_memory(limits.memory_bytes or default_memory())) from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def out_of_memory(num_bytes: int) -> str:
+    """What to say to a query that needs more than this limit."""
+    return f"the query needs more than {memory_text(num_bytes)}, the memory limit\n  hint: `--memory SIZE` allows more"
+
+
+class Stopwatch:
+    """Runs the parts of one query within its time."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, seconds: float) -> None:
+        """`seconds`: for all parts together; 0: no limit."""
+        self._connection = connection
+        self._seconds = seconds
+        self._used = 0.0
+        self.stuck = False
+        """Whether a part did not stop when it was told to: its connection still works and must not be closed."""
+
+    def run(self, part: Callable[[], _Answer]) -> _Answer:
+        """The answer of a part, which runs in a thread of its own, so that Ctrl-C is heard at once.
+
+        Raises:
+            QueryError: the time is over.
+        """
+        answer: Future[_Answer] = Future()
+        began = time.monotonic()
+        threading.Thread(target=_settle, args=(answer, part), daemon=True).start()
+        try:
+            return answer.result(max(self._seconds - self._used, 0) if self._seconds else None)
+        except TimeoutError:
+            if answer.done():
+                raise  # the part's own
+            self._stop(answer)
+            raise QueryError(
+                f"the query was stopped after {self._seconds:g} seconds, its time limit\n"
+                "  hint: `--timeout SECONDS` gives it more, 0 as long as it takes"
+            ) from None
+        except KeyboardInterrupt:
+            self._stop(answer)
+            raise
+        finally:
+            self._used += time.monotonic() - began
+
+    def _stop(self, answer: "Future[_Answer]") -> None:
+        until = time.monotonic() + _STOPPING_SECONDS
+        while not answer.done() and time.monotonic() < until:
+            self._connection.interrupt()  # again and again: one that comes between two statements is lost
+            wait([answer], timeout=0.05)
+        self.stuck = not answer.done()
+
+
+def _settle(answer: "Future[_Answer]", part: Callable[[], _Answer]) -> None:
+    try:
+        answer.set_result(part())
+    except BaseException as error:  # handed to whoever waits
+        answer.set_exception(error)

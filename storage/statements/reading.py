@@ -1,0 +1,183 @@
+"""What a statement may do: read what is recorded, and nothing else.
+
+DuckDB parses the statement, and every function and table that it names is looked up before it runs. The tables' own
+views reach the segments; a statement reaches no file by itself. DuckDB's settings are a second fence behind this one:
+see `storage.statements.limits.confine`.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+from typing import Any
+
+import duckdb
+
+from storage.errors import OUTSIDE, QueryError
+from storage.statements.functions import SCALAR, TABLE
+
+_READS = "what is recorded can only be read (SELECT, DESCRIBE, EXPLAIN, ...)"
+_SEVERAL = "more than one statement; give them one at a time"
+_PLAIN_NAME = re.compile(r"[\w $-]+")
+"""A name that DuckDB cannot take for a file's: those have an ending."""
+_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
+_END_OF_PIVOT_COLUMN = {"using", "group", "order", "limit", ",", ")", ";"}
+
+
+def require_reading(connection: duckdb.DuckDBPyConnection, sql: str, views: Collection[str]) -> None:
+    """Raises QueryError unless the text is one statement that reads what is recorded; duckdb.Error if it is no SQL.
+
+    Args:
+        views: names of the tables and views that are there, or are made once a statement names them.
+    """
+    if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
+        raise QueryError("the query is no text: it has bytes that are no characters")
+    text = _what_runs(connection, sql)
+    parsed = _parse(connection, text)
+    if parsed["error"] and parsed["error_type"] == "not implemented":
+        # A PIVOT that looks for its columns by itself is two statements to DuckDB; with columns given it is one.
+        parsed = _parse(connection, _with_pivot_columns(text))
+    if parsed["error"]:
+        if parsed["error_type"] == "parser":
+            connection.extract_statements(sql)  # raises the same error, with the place
+        raise QueryError(_not_a_query(text))
+    if not parsed["statements"]:
+        raise QueryError("the query is empty")
+    if len(parsed["statements"]) > 1:
+        raise QueryError(_SEVERAL)
+    for node in _nodes(parsed["statements"][0]["node"]):
+        _check(connection, node, views)
+
+
+def _what_runs(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """The statement inside EXPLAIN; of a CALL the SELECT that is the same; else the text itself."""
+    tokens = _tokens(sql)
+    if not tokens:
+        raise QueryError("the query is empty")
+    words = [word.lower() for _, word in tokens]
+    if words[0] == "call":
+        return "FROM " + _after(sql, tokens, 1)
+    if words[0] != "explain":
+        return sql
+    start = 2 if words[1:2] == ["analyze"] else 1
+    rest = _after(sql, tokens, start)
+    if words[start : start + 1] == ["("] and _parse(connection, rest)["error"]:
+        return _after(sql, tokens, words.index(")") + 1 if ")" in words else start)  # these are options
+    return rest
+
+
+def _tokens(sql: str) -> list[tuple[int, str]]:
+    """Each token of the text but comments: the byte that it starts at, and the token."""
+    content = sql.encode()
+    starts = [start for start, _ in duckdb.tokenize(sql)]
+    return [
+        (start, content[start:end].decode(errors="replace").split("--")[0].split("/*")[0].strip())
+        for start, end in pairwise([*starts, len(content)])
+    ]
+
+
+def _after(sql: str, tokens: list[tuple[int, str]], number: int) -> str:
+    """The text without its first tokens."""
+    return sql.encode()[tokens[number][0] :].decode() if number < len(tokens) else ""
+
+
+def _parse(connection: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
+    """DuckDB's own tree of the statements. It binds nothing and runs nothing."""
+    row = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
+    assert row
+    try:
+        parsed: dict[str, Any] = json.loads(row[0])
+    except RecursionError:
+        raise QueryError("the query is nested too deeply") from None
+    return parsed
+
+
+def _with_pivot_columns(sql: str) -> str:
+    """The text with `IN (0)` after each column of a PIVOT that has no IN. A digit changes no quoting around it."""
+    content, tokens = sql.encode(), _tokens(sql)
+    pieces, copied, depth = [], 0, 0
+    pivots: list[tuple[int, bool]] = []
+    """Of each PIVOT that the reading is inside of: its depth in brackets, and whether its columns are being read."""
+    has_values = False
+    for start, token in [*tokens, (len(content), ";")]:
+        word = token.lower()
+        if pivots and pivots[-1] == (depth, True) and word in _END_OF_PIVOT_COLUMN:
+            if not has_values:
+                pieces.append(content[copied:start] + b" IN (0) ")
+                copied = start
+            has_values = False
+            if word != ",":
+                pivots.pop()
+        elif pivots and pivots[-1] == (depth, False) and word == "on":
+            pivots[-1], has_values = (depth, True), False
+        elif pivots and pivots[-1] == (depth, True) and word == "in":
+            has_values = True
+        elif word in ("pivot", "pivot_wider"):
+            pivots.append((depth, False))
+        depth += (word == "(") - (word == ")")
+    return b"".join([*pieces, content[copied:]]).decode()
+
+
+def _not_a_query(sql: str) -> str:
+    """Why a statement that DuckDB can parse is none that reads."""
+    words = [token.upper() for _, token in _tokens(sql)]
+    if ";" in words[:-1]:
+        return _SEVERAL
+    if "PIVOT" in words:
+        return "this PIVOT cannot be checked; give each column's values: ON name IN ('a', 'b')"
+    return f"{words[0]} is not a query: {_READS}"
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every object in DuckDB's tree, from the root on."""
+    waiting = [tree]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+
+
+def _check(connection: duckdb.DuckDBPyConnection, node: dict[str, Any], views: Collection[str]) -> None:
+    kind = str(node.get("type"))
+    if kind.endswith("_NODE") and kind not in _NODES:
+        raise QueryError(f"{kind.removesuffix('_NODE')} is not a query: {_READS}")
+    if kind == "BASE_TABLE":
+        catalog, schema, name = node["catalog_name"], node["schema_name"], node["table_name"]
+        if (catalog or schema) and not (schema.lower() == "main" and name.lower() in views):
+            _require_known(connection, catalog, schema, name)
+        elif not _PLAIN_NAME.fullmatch(name):
+            raise QueryError(f"`{name}` is no table or view: it {OUTSIDE}")
+    elif kind == "TABLE_FUNCTION":
+        name = node["function"]["function_name"]
+        if name.lower() not in TABLE:
+            _refuse_function(connection, name, TABLE)
+        node["function"] = node["function"]["children"]  # looked up here and not among the scalar ones
+    elif "function_name" in node and node["function_name"].lower() not in SCALAR:
+        _refuse_function(connection, node["function_name"], SCALAR)
+
+
+def _require_known(connection: duckdb.DuckDBPyConnection, catalog: str, schema: str, name: str) -> None:
+    """Raises QueryError unless there is such a table: DuckDB reads a file else, for x.parquet too."""
+    known = connection.execute(
+        "SELECT 1 FROM (FROM duckdb_views() SELECT database_name, schema_name, view_name AS name"
+        " UNION ALL FROM duckdb_tables() SELECT database_name, schema_name, table_name)"
+        " WHERE lower(name) = lower($name) AND lower(schema_name) = lower($schema)"
+        " AND ($catalog = '' OR lower(database_name) = lower($catalog))",
+        {"name": name, "schema": schema, "catalog": catalog},
+    ).fetchone()
+    if not known:
+        full = ".".join(part for part in (catalog, schema, name) if part)
+        raise QueryError(f"`{full}` is no table or view: it {OUTSIDE}")
+
+
+def _refuse_function(connection: duckdb.DuckDBPyConnection, name: str, allowed: frozenset[str]) -> None:
+    """Raises QueryError for a function that is not among the allowed ones."""
+    query = "SELECT 1 FROM duckdb_functions() WHERE lower(function_name) = lower(?)"
+    if connection.execute(query, [name]).fetchone():
+        raise QueryError(f"the function `{name}` {OUTSIDE}")
+    near = difflib.get_close_matches(name.lower(), allowed, n=1)
+    raise QueryError(f"there is no function `{name}`" + (f"\n  hint: did you mean `{near[0]}`?" if near else ""))

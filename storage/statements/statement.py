@@ -1,0 +1,115 @@
+"""One statement as it runs: checked, within its limits, its rows in batches."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from storage.errors import QueryError, explain, is_about_files
+from storage.relations import views
+from storage.snapshot import Snapshot
+from storage.statements.limits import Limits, Stopwatch, memory_limit, memory_text, out_of_memory
+from storage.statements.reading import require_reading
+
+_BATCH_ROWS = 16_384
+_Answer = TypeVar("_Answer")
+Params = Sequence[object] | Mapping[str, object]
+
+
+class Statement:
+    """A statement on a snapshot's connection, on which nothing else may run until it is closed."""
+
+    def __init__(self, snapshot: Snapshot, limits: Limits) -> None:
+        self._snapshot = snapshot
+        self._connection = snapshot.connection
+        self._watch = Stopwatch(self._connection, limits.seconds)
+        self._memory_limit = memory_limit(self._connection)
+        self._reader = pa.RecordBatchReader.from_batches(pa.schema([]), [])
+        self._open = False
+
+    def start(self, sql: str, params: Params) -> None:
+        """Runs it up to its first rows.
+
+        Raises:
+            QueryError: the statement is wrong, does not read, or needs more than its limits.
+            duckdb.Error: a file is at fault.
+        """
+        self._within_limits(lambda: self._prepare(sql))
+        # Rolled back at the end, so that a type that a PIVOT makes on its way is not there for the next statement.
+        self._connection.begin()
+        self._open = True
+        self._reader = self._within_limits(lambda: self._execute(sql, params))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The answer's columns and their types."""
+        return self._reader.schema
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it did not stop when it was told to. Its connection must not be closed then."""
+        return self._watch.stuck
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, once. Raises as `start` does."""
+        while (batch := self._within_limits(lambda: next(self._reader, None))) is not None:
+            yield batch
+
+    def table(self) -> pa.Table:
+        """All rows. Raises as `start` does; an answer larger than the memory limit is a QueryError too."""
+        batches, num_bytes = [], 0
+        for batch in self.batches():
+            batches.append(batch)
+            num_bytes += batch.nbytes
+            if num_bytes > self._memory_limit:
+                raise QueryError(
+                    f"the answer needs more than {memory_text(self._memory_limit)}, the memory limit\n"
+                    "  hint: `--memory SIZE` allows more; `-o FILE` and `--format csv` do not hold the answer whole"
+                )
+        return pa.Table.from_batches(batches, self.schema)
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._open and not self.stuck:
+            self._open = False
+            self._connection.rollback()
+
+    def _prepare(self, sql: str) -> None:
+        require_reading(self._connection, sql, views())
+        self._snapshot.provide(sql)
+
+    def _execute(self, sql: str, params: Params) -> pa.RecordBatchReader:
+        return self._connection.execute(sql, params or None).to_arrow_reader(_BATCH_ROWS)
+
+    def _within_limits(self, part: Callable[[], _Answer]) -> _Answer:
+        """The answer of a part of the work; after an error the statement is closed."""
+        try:
+            return self._watch.run(part)
+        except (duckdb.Error, OSError) as error:
+            self.close()
+            cause = error if isinstance(error, duckdb.Error) else _from_arrow(error)
+            if isinstance(cause, duckdb.OutOfMemoryException):
+                raise QueryError(_needs_too_much(cause, self._memory_limit)) from error
+            if is_about_files(cause, self._snapshot.root):
+                raise cause from error
+            self._snapshot.provide_all()
+            raise QueryError(explain(self._connection, cause)) from error
+        except BaseException:
+            self.close()
+            raise
+
+
+def _from_arrow(error: OSError) -> duckdb.Error:
+    """DuckDB's error behind the one that Arrow makes of it while batches are read: the text begins with its kind."""
+    kind = str(error).partition(":")[0].replace(" ", "").lower().removesuffix("error") + "exception"
+    classes = {name.lower(): value for name, value in vars(duckdb).items() if name.endswith("Exception")}
+    made: duckdb.Error = classes.get(kind, duckdb.Error)(str(error))
+    return made
+
+
+def _needs_too_much(error: duckdb.Error, limit: int) -> str:
+    if "max_temp_directory_size" in str(error):
+        return f"the query needs more disk than is free in {tempfile.gettempdir()}\n  hint: set TMPDIR to a larger one"
+    return out_of_memory(limit)
