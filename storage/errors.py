@@ -14,9 +14,6 @@ _OF_FILES = (duckdb.Error, duckdb.IOException, duckdb.InternalException, duckdb.
 """Raised where a file is at fault. (A damaged page header raises a bare Error.)"""
 
 
-OUTSIDE = "reaches for something outside the store; only what is recorded can be read"
-
-
 class QueryError(RpgError):
     """The SQL that the user gave cannot run. `str()` is the whole message, shown as it stands."""
 
@@ -27,7 +24,7 @@ def explain(connection: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
     if missing := _MISSING_TABLE.search(text):
         return _missing_table(connection, missing[1])
     if any(part in text for part in _SHUT):
-        return f"this query {OUTSIDE}"
+        return "this query reaches for something outside the store; only what is recorded can be read"
     return text
 
 

@@ -64,7 +64,8 @@ class Snapshot:
     def provide(self, sql: str) -> None:
         """Makes the tables and views that a query names; all of them where that cannot be told."""
         try:
-            named = set(views()) if _ABOUT_TABLES.search(sql) else self.connection.get_table_names(sql)
+            names = views() if _ABOUT_TABLES.search(sql) else self.connection.get_table_names(sql)
+            named = {name.lower() for name in names}
         except duckdb.Error:
             named = set(views())
         if "provenance" in named:

@@ -14,10 +14,9 @@ from typing import Any
 
 import duckdb
 
-from storage.errors import OUTSIDE, QueryError
+from storage.errors import QueryError
 from storage.statements.functions import SCALAR, TABLE
 
-_READS = "what is recorded can only be read (SELECT, DESCRIBE, EXPLAIN, ...)"
 _SEVERAL = "more than one statement; give them one at a time"
 _PLAIN_NAME = re.compile(r"[\w $-]+")
 """A name that DuckDB cannot take for a file's: those have an ending."""
@@ -126,7 +125,11 @@ def _not_a_query(sql: str) -> str:
         return _SEVERAL
     if "PIVOT" in words:
         return "this PIVOT cannot be checked; give each column's values: ON name IN ('a', 'b')"
-    return f"{words[0]} is not a query: {_READS}"
+    return _no_query(words[0])
+
+
+def _no_query(kind: str) -> str:
+    return f"{kind} is not a query: what is recorded can only be read (SELECT, DESCRIBE, EXPLAIN, ...)"
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -144,13 +147,13 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 def _check(connection: duckdb.DuckDBPyConnection, node: dict[str, Any], views: Collection[str]) -> None:
     kind = str(node.get("type"))
     if kind.endswith("_NODE") and kind not in _NODES:
-        raise QueryError(f"{kind.removesuffix('_NODE')} is not a query: {_READS}")
+        raise QueryError(_no_query(kind.removesuffix("_NODE")))
     if kind == "BASE_TABLE":
         catalog, schema, name = node["catalog_name"], node["schema_name"], node["table_name"]
         if (catalog or schema) and not (schema.lower() == "main" and name.lower() in views):
             _require_known(connection, catalog, schema, name)
         elif not _PLAIN_NAME.fullmatch(name):
-            raise QueryError(f"`{name}` is no table or view: it {OUTSIDE}")
+            raise QueryError(_no_table(name))
     elif kind == "TABLE_FUNCTION":
         name = node["function"]["function_name"]
         if name.lower() not in TABLE:
@@ -170,14 +173,21 @@ def _require_known(connection: duckdb.DuckDBPyConnection, catalog: str, schema: 
         {"name": name, "schema": schema, "catalog": catalog},
     ).fetchone()
     if not known:
-        full = ".".join(part for part in (catalog, schema, name) if part)
-        raise QueryError(f"`{full}` is no table or view: it {OUTSIDE}")
+        raise QueryError(_no_table(".".join(part for part in (catalog, schema, name) if part)))
+
+
+def _no_table(name: str) -> str:
+    return (
+        f"`{name}` is no table or view: it reaches for something outside the store; only what is recorded can be read"
+    )
 
 
 def _refuse_function(connection: duckdb.DuckDBPyConnection, name: str, allowed: frozenset[str]) -> None:
     """Raises QueryError for a function that is not among the allowed ones."""
     query = "SELECT 1 FROM duckdb_functions() WHERE lower(function_name) = lower(?)"
     if connection.execute(query, [name]).fetchone():
-        raise QueryError(f"the function `{name}` {OUTSIDE}")
+        raise QueryError(
+            f"the function `{name}` reaches for something outside the store; only what is recorded can be read"
+        )
     near = difflib.get_close_matches(name.lower(), allowed, n=1)
     raise QueryError(f"there is no function `{name}`" + (f"\n  hint: did you mean `{near[0]}`?" if near else ""))
