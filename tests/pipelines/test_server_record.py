@@ -28,6 +28,7 @@ from rpg.files import read_json
 from specs.records import TABLES
 from storage import Record, Store, open_record
 from storage.ingest import ingest
+from tests.storage.recording import RecordedRun
 
 
 @dataclass
@@ -117,6 +118,9 @@ class Served:
 
 def test_a_record_elsewhere_is_fetched_as_queries_name_its_tables(served, mirror: Mirror) -> None:
     home, _ = served
+    run = RecordedRun(home.root, "more-s0")
+    run.start(1)
+    run.steps(1, 2)
     with Record(Store.open(mirror.home.root), Served(mirror)) as record, Store.open(home.root) as at_home:
         record.refresh()
         assert record.sql("select count(*) from metrics").rows == at_home.query("select count(*) from metrics").rows
