@@ -135,6 +135,24 @@ def _tables_by_step(group: Group, by_run: BySteps) -> dict[int, np.ndarray]:
     return {step: _stack(runs, step, _problems(runs, step)) for step in steps}
 
 
+def left_behind(groups: Sequence[Group], evaluated: Mapping[str, BySteps]) -> list[str]:
+    """A sentence for each finished run that was last evaluated at an earlier step than another run of its group."""
+    sentences = []
+    for dataset, by_run in evaluated.items():
+        for group in groups:
+            last = {run.run_id: max(by_run.get(run.run_id, {}), default=None) for run in group.runs}
+            latest = max((step for step in last.values() if step is not None), default=None)
+            for run in group.runs:
+                step = last[run.run_id]
+                if run.status == "finished" and step != latest:
+                    found = "has no evaluation" if step is None else f"was last evaluated at step {step}"
+                    sentences.append(
+                        f"{run.name or run.run_id} {found} on {dataset}, others at step {latest}:"
+                        " the answer is of the runs and the last step that are there"
+                    )
+    return sentences
+
+
 def headline(results: Sequence[Outcome]) -> str:
     """The answer in a sentence or two, about the first dataset."""
     if not results:
@@ -178,7 +196,9 @@ def _table(group: Group, by_run: BySteps) -> _Table | None:
     runs = [by_run[run.run_id] for run in group.runs if by_run.get(run.run_id)]
     if not runs:
         return None
-    last = min(max(steps) for steps in runs)
+    # A run that was evaluated before training alone, be it that what came later is damaged, answers for no training.
+    trained = [steps for steps in runs if max(steps) > 0] or runs
+    last = min(max(steps) for steps in trained)
     runs = [steps for steps in runs if last in steps]
     problems = _problems(runs, last)
     has_before = last > 0 and all(set(problems) <= set(steps.get(0, ())) for steps in runs)

@@ -15,6 +15,7 @@ from pipelines.report.answer import (
     Outcome,
     accuracies_by_step,
     headline,
+    left_behind,
     only_these_weights,
     outcomes,
     outcomes_of_other_measures,
@@ -70,6 +71,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         trouble = trouble_of(store, run_ids)
         best, worst = (evidence.sample_responses(store, run_ids, best=side) for side in (True, False))
         trained = trained_responses(store, home, runs)
+        unread = store.query("SELECT 1").warnings
     on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence), drawn, marks)
     charts, flat = learning_curves(drawn, curves, marks, confidence=confidence)
     colored = [each.group for each in drawn if not each.pale]
@@ -81,7 +83,15 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         facts=_facts(name, groups),
         answer=headline(results),
         method=_method(results, confidence),
-        warnings=Listed.of([*_warnings(runs), *_trouble_lines(trouble, runs)], 20),
+        warnings=Listed.of(
+            [
+                *_warnings(runs),
+                *(f"{sentence}." for sentence in left_behind(groups, evaluated)),
+                *_damage_lines(unread, run_ids),
+                *_trouble_lines(trouble, runs),
+            ],
+            20,
+        ),
         answer_charts=_answer_charts(results, drawn),
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
@@ -265,6 +275,11 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
         f"{run.name or run.run_id} is {run.status}{_why(run)}: what is shown of it is not the whole."
         for run in unfinished
     ]
+
+
+def _damage_lines(unread: Sequence[str], run_ids: Sequence[str]) -> list[str]:
+    """What of these runs could not be read, and is missing on the page. `unread`: the store's warnings."""
+    return [f"{line}: its rows are missing here." for line in unread if any(f"runs/{run}/" in line for run in run_ids)]
 
 
 def _trouble_lines(trouble: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:

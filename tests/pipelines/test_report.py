@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from recorded_home import (
     START,
@@ -397,6 +399,24 @@ def test_a_page_of_cells_with_one_seed_each_claims_nothing(tmp_path: Path) -> No
     table = text[text.index("against the first") : text.index("</table>")]
     assert re.search(r'<span class="">\+\d\d\.\d</span>', table)
     assert "sure" not in table
+
+
+def test_a_run_whose_last_evaluation_is_lost_is_named_and_answers_for_nothing(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    runs = [record_run(home, f"x-s{seed}", seed=seed, before=0.3, after=0.9) for seed in range(3)]
+    record_experiment(home, runs)
+    (samples,) = (home.run("x-s1") / "evaluate").rglob("evaluation_samples/*.parquet")
+    table = pq.read_table(samples)
+    pq.write_table(table.filter(pc.equal(table["step"], 0)), samples)
+    text = write_experiment_report(home, "sums").read_text()
+    assert re.search(r"Accuracy on two-terms rose from 3\d\.\d % to 8\d\.\d %", text)
+    assert "60 held-out problems and 2 seeds" in text
+    assert "seed 1 was last evaluated at step 0 on two-terms, others at step 60" in text
+    samples.write_bytes(samples.read_bytes()[:-200])
+    text = write_experiment_report(home, "sums").read_text()
+    assert "60 held-out problems and 2 seeds" in text
+    assert "seed 1 has no evaluation on two-terms, others at step 60" in text
+    assert re.search(r"skipped runs/x-s1/evaluate/\S+parquet: .*: its rows are missing here", text)
 
 
 def test_one_seed_is_said_of_a_run_that_did_not_move_too(tmp_path: Path) -> None:
