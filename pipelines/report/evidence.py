@@ -35,6 +35,30 @@ _TROUBLE_QUERY = """
     SELECT run_id, step, kind, message, recorded_at FROM events
     WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most
 """
+_SAMPLES = """
+    WITH last AS (
+        SELECT dataset, run_id, step, problem_id, sample, score FROM evaluation_samples
+        WHERE list_contains($runs, run_id) QUALIFY step = max(step) OVER ()
+    ),
+    of_problem AS (
+        SELECT *, row_number() OVER (problem ORDER BY score DESC, run_id, sample) AS highest,
+               row_number() OVER (problem ORDER BY score, run_id, sample) AS lowest
+        FROM last WINDOW problem AS (PARTITION BY dataset, problem_id)
+    )
+    SELECT run_id, dataset, step, problem_id, sample,
+           row_number() OVER (ORDER BY highest, score DESC, md5(problem_id)) AS best,
+           row_number() OVER (ORDER BY lowest, score, md5(problem_id)) AS worst
+    FROM of_problem QUALIFY least(best, worst) <= $count
+"""
+_TEXTS = """
+    SELECT run_id, dataset, step, problem_id, sample, prompt, response, answer, extracted, score, correct, num_tokens,
+           finish_reason
+    FROM evaluation_samples
+    SEMI JOIN (SELECT unnest($runs) AS run_id, unnest($datasets) AS dataset, unnest($steps) AS step,
+                      unnest($problems) AS problem_id, unnest($samples) AS sample)
+    USING (run_id, dataset, step, problem_id, sample)
+    WHERE list_contains($runs, run_id) AND list_contains($problems, problem_id)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +213,26 @@ def metric_curves(store: Store, run_ids: Sequence[str]) -> Curves:
     return curves
 
 
-def sample_responses(store: Store, run_ids: Sequence[str], *, best: bool, count: int = 3) -> list[JsonObject]:
-    """Responses of the last evaluated checkpoint with the highest (lowest) scores, each to another problem."""
-    order = "DESC" if best else "ASC"
-    result = store.query(
-        "SELECT dataset, step, problem_id, prompt, response, answer, extracted, score, correct, num_tokens, "
-        "finish_reason FROM evaluation_samples WHERE list_contains(?, run_id) "
-        "QUALIFY step = max(step) OVER () "
-        f"AND row_number() OVER (PARTITION BY dataset, problem_id, step ORDER BY score {order}, run_id, sample) = 1 "
-        f"ORDER BY score {order}, md5(problem_id) LIMIT ?",
-        [list(run_ids), count],
-    )
-    return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+def sample_responses(
+    store: Store, run_ids: Sequence[str], *, count: int = 3
+) -> tuple[list[JsonObject], list[JsonObject]]:
+    """Responses of the last evaluated checkpoint, those with the highest and those with the lowest scores.
+
+    Args:
+        count: of each; to so many problems, where there are as many.
+    """
+    chosen = store.query(_SAMPLES, {"runs": list(run_ids), "count": count}).rows
+    if not chosen:
+        return [], []
+    keys = [row[:5] for row in chosen]
+    # The texts come apart, of these alone: those of all samples may be gigabytes.
+    names = ("runs", "datasets", "steps", "problems", "samples")
+    result = store.query(_TEXTS, dict(zip(names, map(list, zip(*keys, strict=True)), strict=True)))
+    texts = {row[:5]: dict(zip(result.columns, row, strict=True)) for row in result.rows}
+    best, worst = ([(row[place], texts[row[:5]]) for row in chosen if row[place] <= count] for place in (5, 6))
+    best.sort(key=lambda ranked: ranked[0])
+    worst.sort(key=lambda ranked: ranked[0])
+    return [text for _, text in best], [text for _, text in worst]
 
 
 def trouble_of(store: Store, run_ids: Sequence[str]) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         spread = distributions(store, drawn, marks)
         measures = _measures(store, runs)
         trouble = trouble_of(store, run_ids)
-        best, worst = (evidence.sample_responses(store, run_ids, best=side) for side in (True, False))
+        best, worst = evidence.sample_responses(store, run_ids)
         trained = trained_responses(store, home, runs)
         unread = store.query("SELECT 1").warnings
     on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence), drawn, marks)

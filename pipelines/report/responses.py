@@ -13,21 +13,28 @@ MOST_TOKENS = 400
 """That are shown of a response."""
 MOST_CHARACTERS = 2000
 """That are shown of a prompt."""
-_MOST_STEPS = 20
+_Key = tuple[str, int, int]
+"""run, step, rollout"""
+_MOST_STEPS = 10
 """Over all runs: among the responses of so many last steps it is chosen."""
 _EACH = 2
 _CHOICES = {"best": "Highest reward", "worst": "Lowest reward", "moved": "Most changed by their step's updates"}
 """Of equal rewards that comes first whose group did worse (better); a group has one place in each."""
+_FIRST_STEPS = """
+    WITH steps AS (SELECT DISTINCT run_id, step FROM rollouts WHERE list_contains(?, run_id)),
+    last AS (FROM steps QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC) <= ?)
+    SELECT run_id, min(step) FROM last GROUP BY run_id
+"""
 _CHOSEN = """
     WITH recent AS (
-        SELECT run_id, step, rollout_id, group_id, prompt, response, reward, advantage, num_tokens, finish_reason
-        FROM rollouts WHERE list_contains($runs, run_id)
-        QUALIFY dense_rank() OVER (PARTITION BY run_id ORDER BY step DESC) <= $steps
+        SELECT run_id, step, rollout_id, group_id, reward, advantage, num_tokens, finish_reason
+        FROM rollouts JOIN (SELECT unnest($runs) AS run_id, unnest($firsts) AS first) USING (run_id)
+        WHERE list_contains($runs, run_id) AND step >= $earliest AND step >= first
     ),
     trained AS (
         SELECT run_id, step, rollout_id, avg(abs(logprob - old_logprob)) AS movement, avg(clipped::INT) AS clipped
         FROM tokens SEMI JOIN recent USING (run_id, step, rollout_id)
-        WHERE list_contains($runs, run_id) AND sampled GROUP BY ALL
+        WHERE list_contains($runs, run_id) AND step >= $earliest AND sampled GROUP BY ALL
     ),
     ranked AS (
         SELECT *,
@@ -41,14 +48,21 @@ _CHOSEN = """
            row_number() OVER (ORDER BY best_of_group, reward DESC, advantage DESC, run_id, step, group_id) AS best,
            row_number() OVER (ORDER BY worst_of_group, reward, advantage, run_id, step, group_id) AS worst,
            row_number() OVER (ORDER BY movement IS NULL, moved_of_group, movement DESC, run_id, step) AS moved
-    FROM ranked 
-    QUALIFY least(best, worst, moved) <= $each
+    FROM ranked QUALIFY least(best, worst, moved) <= $each
+"""
+# The texts come apart, of the chosen alone: those of all responses may be gigabytes.
+_TEXTS = """
+    SELECT run_id, step, rollout_id, prompt, response FROM rollouts
+    SEMI JOIN (SELECT unnest($runs) AS run_id, unnest($steps) AS step, unnest($rollouts) AS rollout_id)
+    USING (run_id, step, rollout_id)
+    WHERE list_contains($runs, run_id) AND list_contains($steps, step)
 """
 _TOKENS = f"""
     SELECT run_id, step, rollout_id, {COLUMNS} FROM tokens
     SEMI JOIN (SELECT unnest($runs) AS run_id, unnest($steps) AS step, unnest($rollouts) AS rollout_id)
     USING (run_id, step, rollout_id)
-    WHERE list_contains($runs, run_id) AND position < $most ORDER BY run_id, step, rollout_id, position
+    WHERE list_contains($runs, run_id) AND list_contains($steps, step) AND position < $most
+    ORDER BY run_id, step, rollout_id, position
 """
 
 
@@ -89,21 +103,28 @@ class ChosenResponses:
 
 def trained_responses(store: Store, home: Home, runs: Sequence[Run]) -> list[ChosenResponses]:
     """The best, the worst and the most changed of the runs' last steps; empty where no rollouts are recorded."""
+    firsts = dict(store.query(_FIRST_STEPS, [[run.run_id for run in runs], max(1, _MOST_STEPS // len(runs))]).rows)
+    if not firsts:
+        return []
+    last = {"runs": [*firsts], "firsts": [*firsts.values()], "earliest": min(firsts.values())}
+    chosen = _rows(store, _CHOSEN, last | {"each": _EACH})
+    keys = [_key(row) for row in chosen]
+    asked = dict(zip(("runs", "steps", "rollouts"), map(list, zip(*keys, strict=True)), strict=True))
+    texts = {_key(row): row for row in _rows(store, _TEXTS, asked)}
+    tokens: dict[_Key, list[dict[str, Any]]] = {key: [] for key in keys}
+    for row in _rows(store, _TOKENS, {**asked, "most": MOST_TOKENS}):
+        tokens[_key(row)].append(row)
     names = {run.run_id: run.name or run.run_id for run in runs}
-    steps = max(1, _MOST_STEPS // len(runs))
-    chosen = _rows(store, _CHOSEN, {"runs": list(names), "steps": steps, "each": _EACH})
-    keys = [(row["run_id"], row["step"], row["rollout_id"]) for row in chosen]
-    tokens: dict[tuple[str, int, int], list[dict[str, Any]]] = {key: [] for key in keys}
-    if keys:
-        asked = dict(zip(("runs", "steps", "rollouts"), map(list, zip(*keys, strict=True)), strict=True))
-        for row in _rows(store, _TOKENS, {**asked, "most": MOST_TOKENS}):
-            tokens[row["run_id"], row["step"], row["rollout_id"]].append(row)
-    shown = {key: _shown(home, row, names, tokens[key]) for key, row in zip(keys, chosen, strict=True)}
+    shown = {key: _shown(home, row | texts[key], names, tokens[key]) for key, row in zip(keys, chosen, strict=True)}
     return [
         ChosenResponses(heading, [shown[key] for _, key in sorted(ranked)])
         for choice, heading in _CHOICES.items()
         if (ranked := [(row[choice], key) for row, key in zip(chosen, keys, strict=True) if _has_place(row, choice)])
     ]
+
+
+def _key(row: Mapping[str, Any]) -> _Key:
+    return row["run_id"], row["step"], row["rollout_id"]
 
 
 def _has_place(row: Mapping[str, Any], choice: str) -> bool:
