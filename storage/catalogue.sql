@@ -137,7 +137,7 @@ CREATE TABLE artifacts (
 );
 
 -- One row per value of a run's spec, with where it comes from, and per fact about what the run was made with.
--- Runs of earlier versions have fewer of these documents, and fewer rows.
+-- Runs of earlier versions have fewer rows.
 CREATE TABLE provenance (
     unit VARCHAR NOT NULL,
     run_id VARCHAR,

@@ -18,6 +18,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """One run whole: how it stands, what its spec says, its stages, figures, evaluations and files."""
+    import sys
+
     from pipelines.cli.output import print_json, print_rows
     from pipelines.cli.reading import reading
     from pipelines.cli.show import describe_run, print_run
@@ -32,6 +34,8 @@ def show(
             columns = COLUMNS if as_json else COLUMNS[1:]
             cells = [[row.get(name, None if as_json else "") for name in columns] for row in rows]
             print_rows(columns, cells, as_json=as_json)
+            if not any(row["kind"] == "spec" for row in rows):
+                print(f"{run_id} was frozen by an earlier version, which noted no origins", file=sys.stderr)
             return
         described = describe_run(record.home, run_id)
     if as_json:
