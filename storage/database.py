@@ -16,6 +16,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from specs.records import TABLES
+from storage.columns import columns
+
 _HERE = Path(__file__).parent
 _ROWS_AT_ONCE = 20_000
 """Of rows that are inserted as JSON, so that their text stays small."""
@@ -39,8 +42,9 @@ def sql(name: str) -> str:
 
 @cache
 def schema_version() -> str:
-    """Number and digest of the schema that this code writes."""
+    """Number and digest of the schema that this code writes, and of the columns of the segments that it lists."""
     text = sql("schema.sql") + sql("catalogue.sql") + sql("queries/views.sql")
+    text += "".join(f"{table}: {columns(table)}\n" for table in TABLES)
     number = re.search(r"^-- version: (\d+)$", text, re.MULTILINE)
     assert number, "schema.sql carries no version"
     return f"{number[1]}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -54,6 +58,8 @@ def quoted(text: object) -> str:
 def connect(path: str | Path = ":memory:") -> duckdb.DuckDBPyConnection:
     """A connection whose times are UTC. SQL cannot name the variables of the Python around it."""
     connection = duckdb.connect(str(path))
+    # Segments never change: whoever asks again need not read their footers again.
+    connection.execute("SET parquet_metadata_cache = true")
     connection.execute("SET TimeZone = 'UTC'; SET python_enable_replacements = false")
     return connection
 

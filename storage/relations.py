@@ -58,8 +58,7 @@ def in_segments(
         other: segments of older or newer versions; missing columns are NULL, unknown ones left out.
         resumed: runs of which some rows may be superseded; those are left out.
     """
-    # The first relation has no rows: it gives the columns that older files lack their place and type.
-    parts = ["SELECT " + ", ".join(f"NULL::{sql} AS {name}" for name, _, sql in columns(table)) + " WHERE false"]
+    parts = []
     for segments, options in ((current, ""), (other, ", union_by_name = true")):
         whole = [segment for segment in segments if segment.run_id not in resumed]
         partly = [segment for segment in segments if segment.run_id in resumed]
@@ -67,6 +66,11 @@ def in_segments(
             parts.append(f"SELECT * FROM {_read(root, whole, options)}")
         if partly:
             parts.append(f"SELECT * FROM {_read(root, partly, options)} AS r WHERE {_NOT_SUPERSEDED}")
+    # One relation over files is read several times as fast as a union with it. Where all columns may not be there, a
+    # relation without rows gives them their place and type.
+    if other or len(parts) != 1:
+        nulls = ", ".join(f"NULL::{kind} AS {name}" for name, _, kind in columns(table))
+        parts.insert(0, f"SELECT {nulls} WHERE false")
     return f"SELECT {column_list(table)} FROM ({' UNION ALL BY NAME '.join(parts)})"
 
 
