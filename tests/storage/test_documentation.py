@@ -57,9 +57,9 @@ def test_comments_are_statements_with_quoted_texts() -> None:
 
 WITHOUT = """
     SELECT table_name, column_name FROM duckdb_columns()
-    WHERE schema_name = 'main' AND database_name = current_database() AND NOT internal AND comment IS NULL
+    WHERE schema_name = 'main' AND NOT internal AND comment IS NULL
     UNION ALL SELECT view_name, '' FROM duckdb_views()
-    WHERE schema_name = 'main' AND database_name = current_database() AND NOT internal AND comment IS NULL
+    WHERE schema_name = 'main' AND NOT internal AND comment IS NULL
     UNION ALL SELECT table_name, '' FROM duckdb_tables() WHERE schema_name = 'main' AND comment IS NULL
 """
 """What any program may ask for, and nothing says what it is."""
