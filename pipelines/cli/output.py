@@ -244,4 +244,5 @@ def _destination(output: Path | None) -> Iterator[BinaryIO]:
     except OSError as error:
         raise RpgError(f"{output} cannot be written: {error.strerror or error}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # renamed, or never made
+            aside.unlink()
