@@ -52,12 +52,19 @@ def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = K
     Raises:
         OSError: the disk refused. What was there is whole.
     """
-    listed = [segment for segment in run_segments(root, run_id) if not segment.is_of_evaluate_stage]
-    gone = merged_away(root, listed)
+    listed, gone = _listed(root, run_id)
+    live = [segment for segment in listed if segment.key not in gone and _is_good(root, segment)]
+    merged = sum(_merge(root, _to_merge([s for s in live if s.table == table], whole=whole)) for table in TABLES)
+    listed, gone = _listed(root, run_id)
     _delete_merged(root, [segment for segment in listed if segment.key in gone], listed, keep_seconds)
     _delete_stale(root / "runs" / run_id / "segments")
-    live = [segment for segment in listed if segment.key not in gone and _is_good(root, segment)]
-    return sum(_merge(root, _to_merge([s for s in live if s.table == table], whole=whole)) for table in TABLES)
+    return merged
+
+
+def _listed(root: Path, run_id: str) -> tuple[list[Segment], set[str]]:
+    """A run's segments but those of evaluate stages, and the keys of those that were merged into others."""
+    listed = [segment for segment in run_segments(root, run_id) if not segment.is_of_evaluate_stage]
+    return listed, merged_away(root, listed)
 
 
 def _to_merge(segments: Sequence[Segment], *, whole: bool) -> list[Segment]:

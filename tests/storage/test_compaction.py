@@ -150,7 +150,6 @@ def test_a_compaction_killed_at_any_call_loses_and_doubles_nothing(
     run.save()
     before = everything(tmp_path)
     compact(tmp_path, keep_seconds=0.0)
-    compact(tmp_path, keep_seconds=0.0)
     assert everything(tmp_path) == before
     assert len(files(run)) == len(TABLES)
     assert check(tmp_path, full=True) == []
