@@ -5,8 +5,10 @@ The dashboard draws Mermaid in Markdown but drops embedded images, so the curve 
 
 import math
 import re
+import time
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from pipelines.planning.plan import RunPlan
@@ -19,6 +21,8 @@ from storage import Store
 _CURVES = tuple(metric for metric in METRICS if metric.short_name)
 _MOST_STEPS = 20
 """That are listed of what happened again and again."""
+_PAGE_SECONDS = 10.0
+"""Between two renewals of an experiment's page because runs began: that of 1,000 runs is long."""
 _CURVE_POINTS = 60
 _CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
 """Mermaid's own colour cannot be seen on the dashboard's light background."""
@@ -47,8 +51,28 @@ def plan_markdown(run: RunPlan) -> str:
 def publish_experiment(execution: RunExecution) -> None:
     """The page of the run's experiment, as its runs stand now."""
     experiment = execution.plan.experiment.name
+    renewed = _renewal(execution)
+    renewed.parent.mkdir(parents=True, exist_ok=True)
+    renewed.touch()  # Before the record is read: what changes meanwhile is not on the page.
     if page := experiment_markdown(execution.home, experiment, execution.outbox.record_url or ""):
         execution.outbox.artifact(experiment, "markdown", page, f"Runs of {experiment}")
+
+
+def publish_begin(execution: RunExecution) -> None:
+    """Has the experiment's page show that the run has begun, if it does not yet. Called now and then.
+
+    Not before the server has named the reports' address, to which the page links, and not soon after another renewal.
+    """
+    renewed = _renewal(execution)
+    renewed_at = renewed.stat().st_mtime if renewed.exists() else 0.0
+    is_shown = renewed_at > (execution.directory / "plan.json").stat().st_mtime
+    if not is_shown and execution.outbox.record_url is not None and time.time() - renewed_at > _PAGE_SECONDS:
+        publish_experiment(execution)
+
+
+def _renewal(execution: RunExecution) -> Path:
+    """The empty file whose modification time is when a run of this home last renewed its experiment's page."""
+    return execution.home.prefect / "pages" / execution.plan.experiment.name
 
 
 def publish_progress(execution: RunExecution, percent: float) -> None:

@@ -304,9 +304,12 @@ class _StageReporter:
     def tick(self) -> None:
         """Called many times a second."""
         now = time.monotonic()
-        if self._stage != "train" or now - self._shown_at < _PROGRESS_SECONDS:
+        if now - self._shown_at < _PROGRESS_SECONDS:
             return
         self._shown_at = now
+        _show(self._execution, dashboard.publish_begin)
+        if self._stage != "train":
+            return
         progress = read_json(self._execution.directory / "progress.json")
         if progress.get("steps"):
             dashboard.publish_progress(self._execution, 100.0 * progress["step"] / progress["steps"])

@@ -35,8 +35,17 @@ def call(url: str, body: Any = None) -> Any:
         return json.loads(answer.read())
 
 
+def linked(run: dict[str, str]) -> str:
+    """A submitted run's cell in the table on the experiment's page."""
+    return f"| [{run['run_id']}](/v2/runs/flow-run/{run['flow_run_id']})"
+
+
 def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     lab, api = stack
+
+    def page() -> str:
+        return str(call(f"{api}/artifacts/tiny/latest")["data"])
+
     submitted = json.loads(lab.rpg("submit", str(lab.spec), "--json", overrides=LONG).out)
     first, second = submitted
     assert first["link"].endswith(f"/v2/runs/flow-run/{first['flow_run_id']}")
@@ -50,6 +59,7 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     assert cancelled.code == 0, cancelled.err
     assert call(f"{api}/flow_runs/{second['flow_run_id']}")["state"]["type"] == "CANCELLED"
     wait_for(lambda: lab.progress(first["run_id"]) >= 2, what="step 2 in the worker")
+    wait_for(lambda: f"{linked(first)} | running |" in page(), timeout=30, what="the page of the experiment")
     state = {"type": "CANCELLING", "name": "Cancelling"}
     call(f"{api}/flow_runs/{first['flow_run_id']}/set_state", {"state": state})
     wait_for(lambda: lab.state(first["run_id"])["status"] == "cancelled", timeout=30, what="the run's end")
@@ -63,9 +73,7 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     # A run to its end, by the worker; after that the same spec here reports to the same server and finds it done.
     (short,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)
     wait_for(lambda: lab.state(short["run_id"])["status"] == "finished", timeout=180, what="the submitted run")
-    link = f"[{short['run_id']}](/v2/runs/flow-run/{short['flow_run_id']})"
-    shown = wait_for(lambda: f"| {link} | finished |" in call(f"{api}/artifacts/tiny/latest")["data"], timeout=30)
-    assert shown, "the experiment's page has the run's end"
+    wait_for(lambda: f"{linked(short)} | finished |" in page(), timeout=30, what="the page of the experiment")
     here = lab.rpg("run", str(lab.spec))
     assert here.code == 0, here.err
     assert here.err.count("cached") == 5
