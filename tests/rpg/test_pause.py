@@ -137,6 +137,7 @@ def test_evaluation_on_the_way_changes_nothing_in_training(evaluating: Path, str
     assert timed == {2, 4, 6}
 
 
+@pytest.mark.long
 def test_killed_while_it_evaluates_a_run_goes_on_with_every_row_once(
     inputs: Path, tmp_path: Path, straight: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_killed_while_it_evaluates_a_run_goes_on_with_every_row_once(
     assert_trained_alike(run_dir, straight)
 
 
+@pytest.mark.long
 def test_asked_to_stop_before_an_evaluation_a_run_evaluates_when_it_goes_on(
     inputs: Path, tmp_path: Path, straight: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_asked_to_stop_before_an_evaluation_a_run_evaluates_when_it_goes_on(
     assert_trained_alike(run_dir, straight)
 
 
+@pytest.mark.long
 def test_set_back_a_run_evaluates_later_steps_again(inputs: Path, tmp_path: Path, straight: Path) -> None:
     keeping = {"training": {**TRAINING, "checkpoint": {"every_steps": 3, "keep_last": 9}}}
     run_dir = new_run(inputs, tmp_path / "run", **EVERY_TWO | keeping)
