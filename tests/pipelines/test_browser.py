@@ -1,6 +1,8 @@
 """What a person sees in a browser: headless Chromium on the dashboard and on the record's pages."""
 
+import io
 import json
+import re
 import shutil
 import threading
 import time
@@ -15,7 +17,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
-from live import wait_for
+from live import SPEC, wait_for
+from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
 from recorded_home import (
@@ -41,6 +44,8 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 PATIENCE = 120_000
 """Milliseconds that a page of the dashboard may take on a busy machine."""
+PAIR = SPEC.replace("name: tiny", "name: pair") + "seeds: [0, 1]\n"
+ENDLESS = SPEC.replace("name: tiny", "name: endless").replace("steps: 6\n", "steps: 100000\n")
 
 
 @dataclass
@@ -327,3 +332,126 @@ def test_who_has_not_logged_in_is_shown_nothing(browser: Browser, server_lab: Se
         visited.page.wait_for_url("**/login**")
         with pytest.raises(PlaywrightError, match="ERR_INVALID_AUTH_CREDENTIALS"):
             visited.page.goto(services.record_url)
+
+
+def log_in(page: Page, lab: ServerLab) -> None:
+    page.goto(lab.url.removesuffix("/api"))
+    page.get_by_placeholder("admin:pass").fill("rpg:wrong")
+    page.get_by_role("button", name="Login").click()
+    expect(page.locator("form p")).to_be_visible()
+    assert "/login" in page.url
+    page.get_by_placeholder("admin:pass").fill(lab.auth_string)
+    page.get_by_role("button", name="Login").click()
+    page.wait_for_url("**/dashboard**")
+
+
+def submit(lab: ServerLab, spec: str) -> list[dict[str, str]]:
+    """The flow runs of a spec that is submitted as `rpg submit` does."""
+    lab.spec.write_text(spec)
+    result = lab.rpg("submit", str(lab.spec), "--json")
+    assert result.code == 0, result.err
+    submitted: list[dict[str, str]] = json.loads(result.out)
+    return submitted
+
+
+def open_artifact(page: Page, lab: ServerLab, key: str) -> None:
+    """Opens the newest artifact of a key from the list of those of its key."""
+    page.goto(f"{lab.url.removesuffix('/api')}/v2/artifacts/key/{key}")
+    page.locator("a[href*='/artifacts/artifact/']").first.click()
+    page.wait_for_url("**/artifacts/artifact/**")
+
+
+def drawn_colours(page: Page) -> int:
+    """How many colours the graph of a flow run has: a single one while nothing is drawn."""
+    image = Image.open(io.BytesIO(page.locator("canvas").first.screenshot())).convert("RGB")
+    return len(image.getcolors(maxcolors=2**24) or ())
+
+
+@pytest.mark.long
+def test_a_submitted_experiment_is_followed_from_pending_to_finished(browser: Browser, server_lab: ServerLab) -> None:
+    lab = server_lab
+    services = running_services(lab.home)
+    assert services is not None
+    user, _, password = lab.auth_string.partition(":")
+    credentials = {"username": user, "password": password, "origin": services.record_url}
+    first, second = submit(lab, PAIR)
+    with visit(browser, credentials) as visited:
+        page = visited.page
+        log_in(page, lab)
+        page.goto(second["link"])
+        expect(page.get_by_text(re.compile("^(Scheduled|Late|Pending)$")).first).to_be_visible()
+        page.goto(first["link"])
+        expect(page.get_by_text("Running", exact=True).first).to_be_visible()
+        for run in (first, second):
+            page.goto(run["link"])
+            expect(page.get_by_text("Completed", exact=True).first).to_be_visible(timeout=4 * PATIENCE)
+        wait_for(lambda: drawn_colours(page) > 8, timeout=60, what="the graph")
+        page.get_by_role("tab", name="Artifacts").click()
+        for name in ("plan", "learning-curve", "results", "training"):
+            expect(page.get_by_role("heading", name=f"{second['run_id']}-{name}").first).to_be_visible()
+
+        open_artifact(page, lab, f"{second['run_id']}-plan")
+        expect(page.locator("svg[id^=mermaid] .node")).to_have_count(5)
+        open_artifact(page, lab, f"{second['run_id']}-learning-curve")
+        expect(page.locator("svg[aria-roledescription=xychart]").first).to_be_visible()
+        open_artifact(page, lab, f"{second['run_id']}-results")
+        expect(page.get_by_role("cell", name="mean@2").first).to_be_visible()
+
+        open_artifact(page, lab, "pair")
+        expect(page.get_by_test_id("markdown-display").get_by_text("2 runs: 2 finished")).to_be_visible()
+        page.get_by_role("link", name=first["run_id"]).click()
+        page.wait_for_url(f"**{first['flow_run_id']}**")
+        open_artifact(page, lab, "pair")
+        of_dashboard, visited.errors = visited.errors, []
+        page.get_by_role("link", name="report", exact=True).first.click()
+        page.wait_for_url(f"{services.record_url}/runs/*")
+        expect(page.locator("svg").first).to_be_visible()
+        page.goto(f"{services.record_url}/experiments/pair")
+        expect(page.locator("svg").first).to_be_visible()
+        page.goto(services.record_url)
+        assert set(column(page, "status")) == {"finished"}
+        assert visited.errors == []
+        assert visited.elsewhere == []
+        kept_back = [error for error in of_dashboard if "Content Security Policy" in error]
+        assert kept_back, "the dashboard's analytics are kept from leaving"
+        assert all("amplitude.com" in error for error in kept_back), kept_back
+
+
+@pytest.mark.long
+def test_the_curve_grows_while_a_run_trains_and_the_dashboard_cancels_it(
+    browser: Browser, server_lab: ServerLab
+) -> None:
+    lab = server_lab
+    (run,) = submit(lab, ENDLESS)
+    key = f"{run['run_id']}-learning-curve"
+
+    def curves() -> list[dict[str, Any]]:
+        wanted = {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC"}
+        shown: list[dict[str, Any]] = lab.call("/artifacts/filter", wanted)
+        return shown
+
+    with visit(browser) as visited:
+        page = visited.page
+        log_in(page, lab)
+        last_steps = []
+        for count in (1, 2):
+            wait_for(lambda count=count: len(curves()) >= count, timeout=300, what="a learning curve")
+            open_artifact(page, lab, key)
+            chart = page.locator("svg[aria-roledescription=xychart]").first
+            expect(chart).to_be_visible()
+            steps = [int(word) for word in chart.locator("text").all_text_contents() if word.isdecimal()]
+            last_steps.append(max(steps))
+        assert last_steps[1] > last_steps[0]
+
+        page.goto(run["link"])
+        expect(page.get_by_text("Running", exact=True).first).to_be_visible()
+        page.locator("main [aria-haspopup=menu]").first.click()
+        page.get_by_role("menuitem", name="Cancel").click()
+        page.get_by_role("button", name="Cancel Flow Run").click()
+        wait_for(lambda: lab.call(f"/flow_runs/{run['flow_run_id']}")["state"]["type"] == "CANCELLED", what="the end")
+        page.reload()
+        expect(page.get_by_text("Cancelled", exact=True).first).to_be_visible()
+        assert visited.elsewhere == []
+    wait_for(lambda: lab.state(run["run_id"])["status"] == "cancelled", timeout=30, what="the record")
+    assert lab.training_pid() == 0
+    assert list(lab.home.run(run["run_id"]).glob("checkpoints/step-*"))
