@@ -44,6 +44,7 @@ def assert_untold(lab: Lab, *outputs: str) -> None:
     assert re.search(r"telltale RPG_DATASETS_URL postgresql://rpg:\(hidden\)@nowhere/rpg", log)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("told")
 def test_a_secret_that_the_stages_print_is_nowhere_after_a_run(lab: Lab, tmp_path: Path) -> None:
     result = lab.rpg("run", str(lab.spec))
@@ -56,6 +57,7 @@ def test_a_secret_that_the_stages_print_is_nowhere_after_a_run(lab: Lab, tmp_pat
     assert files_that_hold(tmp_path / "exported", CANARY, PASSWORD) == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("told")
 def test_a_secret_in_an_error_is_nowhere_after_a_run_that_failed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TELLTALE", "fail")

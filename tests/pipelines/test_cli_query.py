@@ -225,12 +225,16 @@ def test_limits_are_told_with_the_option_that_changes_them(call: Call) -> None:
 
 def test_ctrl_c_stops_a_heavy_query_at_once(home: Path) -> None:
     command = [sys.executable, "-c", MAIN, "sql", ENDLESS]
-    process = subprocess.Popen(command, env={**os.environ, "RPG_HOME": str(home)}, stderr=subprocess.PIPE, text=True)
-    while psutil.Process(process.pid).cpu_times().user < 6:  # more than starting takes: the query runs
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, err = process.communicate(timeout=30)
+    environment = {**os.environ, "RPG_HOME": str(home)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while psutil.Process(process.pid).cpu_times().user < 6:  # more than starting takes: the query runs
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (process.returncode, err) == (130, "")
     assert time.monotonic() - began < 5
 

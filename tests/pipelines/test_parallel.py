@@ -67,6 +67,7 @@ def test_runs_at_the_same_time_share_what_both_need_and_give_what_each_alone_wou
     assert lab.processes() == []
 
 
+@pytest.mark.long
 def test_an_interrupt_stops_every_run_with_its_checkpoint_and_begins_no_other(lab):
     command = start_two_of_three(lab)
     os.kill(command.pid, signal.SIGINT)
@@ -91,6 +92,7 @@ def test_a_second_interrupt_kills_what_still_runs(lab):
     assert_dead_in_time(lab)
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_costs_its_run_alone_and_none_outlives_the_command(lab):
     command = start_two_of_three(lab)
     lost, other = lab.run_ids()

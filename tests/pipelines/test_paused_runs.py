@@ -4,6 +4,7 @@ import json
 import subprocess
 from typing import Any
 
+import pytest
 from live import Lab, finished
 
 from rpg.files import digest
@@ -47,6 +48,7 @@ def weights_digest(lab: Lab, run_id: str) -> str:
     return digest(lab.home.run(run_id) / "weights" / "step-000008" / "model.safetensors")
 
 
+@pytest.mark.long
 def test_a_run_pauses_where_it_is_told_to_and_goes_on_to_the_weights_of_an_uninterrupted_one(lab: Lab) -> None:
     assert execute_until(lab, 4) == ["paused", 4]
     (run_id,) = lab.run_ids()

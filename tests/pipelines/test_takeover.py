@@ -72,6 +72,7 @@ def assert_as_undisturbed(lab: Lab, undisturbed: list[Any]) -> None:
     assert lab.query("select count(*), count(distinct (step, rollout_id)) from rollouts") == [(STEPS * 16, STEPS * 16)]
 
 
+@pytest.mark.long
 def test_a_run_of_a_stopped_host_is_taken_over_by_another_and_what_wakes_up_changes_nothing(
     lab: Lab, undisturbed: list[Any]
 ) -> None:

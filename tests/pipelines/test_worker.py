@@ -140,6 +140,7 @@ def test_a_run_outlives_its_workers_end_the_kill_of_prefects_worker_and_that_of_
     assert finished(third, timeout=60).code == 0
 
 
+@pytest.mark.long
 def test_the_dashboard_suspends_a_run_resumes_it_and_cancels_it_even_after_the_api_was_started_again(
     cluster: Cluster,
 ) -> None:

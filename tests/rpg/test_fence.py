@@ -38,6 +38,7 @@ def reproducible(run_dir: Path) -> list[Any]:
     return sorted(metric for metric in metrics if not metric[1].startswith(timed))
 
 
+@pytest.mark.long
 def test_a_trainer_that_wakes_up_after_its_run_was_taken_over_writes_nothing(tmp_path: Path) -> None:
     make_inputs(tmp_path / "inputs")
     undisturbed = make_run(tmp_path / "inputs", tmp_path / "undisturbed" / "run", **CHANGES)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pipelines.launchers.local import local_command
 from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
@@ -32,6 +33,7 @@ def test_rloo_trains_on_rewards_less_the_recorded_divergence_from_the_initial_po
     assert np.allclose([row["advantage"] for row in rollouts], expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_reinforce_plus_plus_whitens_over_all_tokens_of_all_ranks_and_the_reference_follows_slowly(
     inputs: Path, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ def test_two_ranks_sample_and_learn_the_same(home: Home, inputs: Path, tmp_path:
         assert metrics[0][1, name] == pytest.approx(metrics[1][1, name], rel=1e-4, abs=1e-7), name
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_goes_on_bit_for_bit_with_given_tokens_in_the_batches_that_wait(
     inputs: Path, tmp_path: Path
 ) -> None:
