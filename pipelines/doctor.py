@@ -115,7 +115,7 @@ def _database(home: Home) -> Iterator[Finding]:
 
     with Store.open(home.root) as store:
         runs = store.query("select count(*) from runs").rows[0][0]
-    yield Finding("records", "ok", f"{runs} runs; `rpg db check` looks at every row")
+    yield Finding("records", "ok", f"{runs} runs; `rpg db check --full` reads every row")
 
 
 def _profile(home: Home) -> Iterator[Finding]:
