@@ -46,8 +46,7 @@ def sql(
     from pipelines.cli.reading import reading
     from pipelines.cli.saved_queries import find_query, parse_params, saved_queries
     from pipelines.home import Home
-    from pipelines.remote.mirror import SMALL
-    from specs.records import LARGE_TABLES
+    from specs.records import LARGE_TABLES, TABLES
     from storage import Store
     from storage.statements.limits import Limits, parse_memory, process_within
 
@@ -61,7 +60,8 @@ def sql(
     chosen, params = chosen or format_of(output), parse_params(param or [])
     limits = Limits(timeout, parse_memory(memory) if memory else 0)
     with reading(profile) as record, Store.open(record.home.root, limits) as store, process_within(limits):
-        tables = SMALL.union(table for table in LARGE_TABLES if query is None or table in query.lower())
+        unnamed = {table for table in LARGE_TABLES if query is not None and table not in query.lower()}
+        tables = TABLES.keys() - unnamed
         record.refresh(tables)
         if query is None:
             run_prompt(store, chosen)
