@@ -2,7 +2,7 @@
 
 A trainer writes a segment a table and step. They are merged into files of growing size while the run goes on, and into
 one a table when it has ended. A compacted file says in its own metadata which segments its rows are from; from the
-rename that publishes it those count no more, for whoever reads the directory. They are deleted some minutes later:
+rename that publishes it those count no more, for whoever reads the directory. An ingest deletes them some minutes later:
 readers' snapshots name them until then.
 """
 
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from specs.records import TABLES
 from specs.segment_names import DigestedFile, SegmentName, content_digest
 from storage.columns import arrow_schema
+from storage.database import sync_directory
 from storage.segments import (
     MERGED,
     BadSegmentError,
@@ -55,10 +56,23 @@ def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = K
     listed, gone = _listed(root, run_id)
     live = [segment for segment in listed if segment.key not in gone and _is_good(root, segment)]
     merged = sum(_merge(root, _to_merge([s for s in live if s.table == table], whole=whole)) for table in TABLES)
-    listed, gone = _listed(root, run_id)
-    _delete_merged(root, [segment for segment in listed if segment.key in gone], listed, keep_seconds)
+    delete_merged(root, run_id, keep_seconds)
     _delete_stale(root / "runs" / run_id / "segments")
     return merged
+
+
+def delete_merged(root: Path, run_id: str, keep_seconds: float = KEEP_SECONDS) -> None:
+    """Deletes a run's segments whose rows are in a compacted file that is older than `keep_seconds`, and whole."""
+    listed, gone = _listed(root, run_id)
+    merged = [segment for segment in listed if segment.key in gone]
+    holders = [segment for segment in listed if segment.parsed.is_compacted and segment.key not in gone]
+    for holder in holders:
+        names = inspect(root, holder).merged if _is_good(root, holder) else frozenset()
+        held = [segment for segment in merged if segment.table == holder.table and segment.name in names]
+        is_old = time.time() - holder.modified_ns / 1e9 >= keep_seconds
+        if held and is_old and content_digest(root / holder.key) == holder.parsed.digest:
+            for segment in held:
+                (root / segment.key).unlink(missing_ok=True)
 
 
 def _listed(root: Path, run_id: str) -> tuple[list[Segment], set[str]]:
@@ -106,7 +120,7 @@ def _merge(root: Path, segments: Sequence[Segment]) -> int:
         return 0  # `check` names it; what can be read is read from where it is
     finally:
         aside.unlink(missing_ok=True)
-    _sync(directory)
+    sync_directory(directory)
     return len(segments)
 
 
@@ -125,21 +139,6 @@ def _write(file: DigestedFile, schema: pa.Schema, tables: Iterable[pa.Table]) ->
             writer.write_table(pa.concat_tables(pending).replace_schema_metadata(None), _ROWS_A_GROUP)
 
 
-def _delete_merged(root: Path, merged: Sequence[Segment], listed: Sequence[Segment], keep_seconds: float) -> None:
-    """Deletes segments whose rows are in a compacted file that is old enough, and whole."""
-    now, whole = time.time(), dict[str, bool]()
-    holders = [segment for segment in listed if segment.parsed.is_compacted and segment not in merged]
-    for segment in merged:
-        for holder in holders:
-            if holder.table != segment.table or segment.name not in inspect(root, holder).merged:
-                continue
-            if holder.key not in whole:
-                is_old = now - holder.modified_ns / 1e9 >= keep_seconds
-                whole[holder.key] = is_old and content_digest(root / holder.key) == holder.parsed.digest
-            if whole[holder.key]:
-                (root / segment.key).unlink(missing_ok=True)
-
-
 def _delete_stale(directory: Path) -> None:
     """Deletes what killed writers left aside."""
     for path in directory.glob("*/.*.partial"):
@@ -156,11 +155,3 @@ def _is_good(root: Path, segment: Segment) -> bool:
     except (BadSegmentError, FileNotFoundError):
         return False
     return True
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

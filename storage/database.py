@@ -112,11 +112,16 @@ def publish(root: Path) -> None:
     # A log that another program left behind belongs to the file that is replaced here.
     database_path(root).with_name("experiments.duckdb.wal").unlink(missing_ok=True)
     os.replace(working, database_path(root))
-    directory = os.open(root, os.O_RDONLY)
+    sync_directory(root)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names in a directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def discard_working_copy(root: Path) -> None:

@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from storage import catalogue, database
 from storage.columns import NATIVE, PARQUET, column_list
-from storage.compaction import KEEP_SECONDS, compact_run
+from storage.compaction import KEEP_SECONDS, compact_run, delete_merged
 from storage.documentation import comment
 from storage.provenance import unit_provenance
 from storage.relations import in_segments, views
@@ -63,13 +63,14 @@ def ingest(
         wait_seconds: how long to wait for another ingester; -1: as long as it takes.
         compact: a run whose segments are merged first, where they are many.
         whole: that run's trainer has ended: it is to have one file a table.
-        keep_seconds: how long its merged segments stay for readers that know nothing newer.
+        keep_seconds: how long merged segments stay for readers that know nothing newer.
     Raises:
         filelock.Timeout: another ingester was at work all that time.
     """
     root = Path(home_root).absolute()
     with _lock(root, wait_seconds):
         merged = compact_run(root, compact, whole=whole, keep_seconds=keep_seconds) if compact else 0
+        _delete_merged(root, keep_seconds)
         return _ingest(root, merged)
 
 
@@ -140,11 +141,27 @@ def _ingest(root: Path, merged: int = 0, *, from_scratch: bool = False) -> Inges
     return Ingested(len(read - known.keys()), len(left), merged, tuple(problems(entries)))
 
 
+def _delete_merged(root: Path, keep_seconds: float) -> None:
+    """Deletes the segments that were merged, of the runs that have such as the index knows."""
+    with database.connect() as connection:
+        if database.attach(connection, root):
+            return
+        runs = connection.execute("SELECT unit FROM store.recorded.units WHERE has_merged").fetchall()
+    for (unit,) in runs:
+        delete_merged(root, unit.removeprefix("runs/"), keep_seconds)
+
+
 def _indexed_stamps(root: Path) -> dict[str, str | None] | None:
-    """The units that the index has, and their stamps; None where it cannot be used."""
-    connection = database.connect()
-    with connection:
-        return None if database.attach(connection, root) else known_stamps(connection, "store.recorded")
+    """The units that the index has, and their stamps; None where it cannot be used.
+
+    A unit that had merged segments has none: they may have been deleted.
+    """
+    with database.connect() as connection:
+        if database.attach(connection, root):
+            return None
+        stamps = known_stamps(connection, "store.recorded")
+        had_merged = connection.execute("SELECT unit FROM store.recorded.units WHERE has_merged").fetchall()
+    return stamps | {unit: None for (unit,) in had_merged}
 
 
 def _remove(connection: duckdb.DuckDBPyConnection, units: list[str]) -> None:
@@ -175,7 +192,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]
     for table, parts in copied.items():
         _insert_copied(connection, table, parts)
     database.insert_rows(connection, "recorded.segments", [as_row(entry) for entry in entries])
-    stamps = [{"unit": unit.path, "stamp": unit.stamp} for unit in units]
+    stamps = [{"unit": unit.path, "stamp": unit.stamp, "has_merged": unit.has_merged} for unit in units]
     database.insert_rows(connection, "recorded.units", stamps)
     return entries
 

@@ -48,6 +48,8 @@ class Unit:
     rows: Rows
     """Of the catalogue's tables."""
     segments: tuple[KnownSegment, ...]
+    has_merged: bool
+    """Whether segments that were merged into others are still there, and are to be deleted."""
 
 
 def unit_stamps(root: Path) -> dict[str, str]:
@@ -79,15 +81,17 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
     # The order matters. States are read before segments, so that the evaluation that a state names is on disk.
     # Segments are listed before attempts are read, so that every row's attempt is known: it may replace earlier rows.
     segments: list[KnownSegment] = []
-    rows = read_unit(root, path, lambda run_id: segments.extend(_read_segments(root, run_id, known)))
+    merged: set[str] = set()
+
+    def read_segments(run_id: str) -> None:
+        listed = run_segments(root, run_id)
+        merged.update(merged_away(root, listed))
+        live = (segment for segment in listed if segment.key not in merged)
+        segments.extend(entry for s in live if (entry := _inspected(root, s, known.get(s.key))))
+
+    rows = read_unit(root, path, read_segments)
     settled = stamp if _is_settled(stamp) and _is_closed(path, rows, segments) else None
-    return Unit(path, settled, rows, tuple(segments))
-
-
-def _read_segments(root: Path, run_id: str, known: dict[str, KnownSegment]) -> list[KnownSegment]:
-    listed = run_segments(root, run_id)
-    merged = merged_away(root, listed)
-    return [entry for s in listed if s.key not in merged and (entry := _inspected(root, s, known.get(s.key)))]
+    return Unit(path, settled, rows, tuple(segments), bool(merged))
 
 
 def _inspected(root: Path, segment: Segment, before: KnownSegment | None) -> KnownSegment | None:

@@ -26,12 +26,13 @@ class Reading:
     record: "ServerRecord | None" = None
     """Where the home is a mirror: of what."""
 
-    def refresh(self, tables: Collection[str] | None = None, *, logs: bool = False) -> None:
+    def refresh(self, tables: Collection[str] | None = None, *, logs: bool = False, only: Collection[str] = ()) -> None:
         """Brings a mirror up to the server's record; a home of this machine is what it is.
 
         Args:
             tables: whose rows are needed; None: all but the two large ones.
             logs: whether the runs' logs are needed.
+            only: units that are needed, as `runs/RUN`; empty: all.
         Raises:
             RpgError: the server or its record cannot be read.
         """
@@ -39,7 +40,7 @@ class Reading:
             return
         from pipelines.remote.mirror import SMALL
 
-        self.record.refresh(SMALL if tables is None else tables, logs=logs)
+        self.record.refresh(SMALL if tables is None else tables, logs=logs, only=only)
 
     def wait(self, run_ids: Sequence[str]) -> None:
         """Waits a moment, and has what runs have recorded since. While the server does not answer, nothing is new."""

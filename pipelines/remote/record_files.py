@@ -20,6 +20,7 @@ _RECORD = (
     "studies/*/study.json",
     "artifacts/*/*/manifest.json",
     "artifacts/*/*/summary.json",
+    "artifacts/*/*/tokenizer.json",
     "runs/*/*.json",
     "runs/*/leases/*.json",
     "runs/*/exits/*.json",

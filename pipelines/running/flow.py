@@ -46,6 +46,7 @@ from specs.secrets import hide
 PAUSED = "Paused"
 """What Prefect calls the state of a stage and of a run that wait to go on: for Prefect they are completed."""
 _INGEST_SECONDS = 30.0
+_LAST_INGEST_SECONDS = 60.0
 _LOG_SECONDS = 10.0
 _PROGRESS_SECONDS = 2.0
 _CLOSE_SECONDS = 5.0
@@ -358,7 +359,9 @@ class _StageReporter:
         from storage.ingest import ingest
 
         try:
-            ingest(self._execution.home.root, wait_seconds=0, compact=self._execution.run_id, whole=whole)
+            # What the trainer leaves is merged now or never: another ingester, who takes seconds, is waited for.
+            wait_seconds = _LAST_INGEST_SECONDS if whole else 0.0
+            ingest(self._execution.home.root, wait_seconds=wait_seconds, compact=self._execution.run_id, whole=whole)
         except (Timeout, OSError, duckdb.Error) as error:
             self._warn(f"the database is behind, its rows stay in the segments: {error}")
 

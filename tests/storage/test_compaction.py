@@ -110,6 +110,18 @@ def test_what_was_merged_stays_for_readers_and_is_deleted_only_while_the_merged_
     assert everything(tmp_path) == before, "the segments that were merged count again"
 
 
+def test_what_was_merged_of_runs_that_have_ended_is_deleted_by_a_later_ingest(tmp_path: Path, run: RecordedRun) -> None:
+    before = everything(tmp_path)
+    ingest(tmp_path, compact="sums-1", whole=True)
+    assert len(files(run)) > len(TABLES)
+    ingest(tmp_path)
+    assert len(files(run)) > len(TABLES), "readers may have them open"
+    ingest(tmp_path, keep_seconds=0.0)
+    assert len(files(run)) == len(TABLES)
+    assert everything(tmp_path) == before
+    assert check(tmp_path) == []
+
+
 def test_a_damaged_segment_stays_where_it_is_and_the_others_are_read(tmp_path: Path, run: RecordedRun) -> None:
     broken = segment(run, "metrics", 2)
     content = bytearray(broken.read_bytes())

@@ -38,10 +38,12 @@ def report(
     from pipelines.cli.reading import reading
     from pipelines.report import write_experiment_report, write_run_report
     from pipelines.report.evidence import find_groups
+    from specs.records import TABLES
 
     with reading(profile) as record:
         record.refresh()
         groups = find_groups(record.home, name)
+        record.refresh(TABLES, only=[f"runs/{run_id}" for group in groups for run_id in group.run_ids])
         if (record.home.experiment(name) / "experiment.json").is_file():
             typer.echo(write_experiment_report(record.home, name, output))
         else:
