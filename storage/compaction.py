@@ -2,8 +2,8 @@
 
 A trainer writes a segment a table and step. They are merged into files of growing size while the run goes on, and into
 one a table when it has ended. A compacted file says in its own metadata which segments its rows are from; from the
-rename that publishes it those count no more, for whoever reads the directory. An ingest deletes them some minutes later:
-readers' snapshots name them until then.
+rename that publishes it those count no more, for whoever reads the directory. An ingest deletes them some minutes
+later: readers' snapshots name them until then.
 """
 
 import os
