@@ -35,8 +35,9 @@ check: .venv/.dev  ## what pre-commit and CI run first: style, types, architectu
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
 
-test: .venv/.dev  ## what CI runs
-	$(BIN)/pytest
+test: export OMP_NUM_THREADS := 1
+test: .venv/.dev  ## what CI runs: a file of tests a core at a time
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 
 test-long: .venv/.dev  ## campaigns of minutes: kills, seeds, sweeps
 	$(BIN)/pytest -m long

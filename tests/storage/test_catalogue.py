@@ -28,6 +28,7 @@ def answer(root: Path, query: str) -> list[tuple[object, ...]]:
         (None, start_of(os.getpid()), None, "crashed"),
         (os.getpid(), start_of(os.getpid()), "another-host", "crashed"),  # it has no heartbeat
     ],
+    ids=["alive", "pid reused", "no such pid", "no pid", "another host"],
 )
 def test_a_run_whose_process_is_gone_has_crashed(
     tmp_path: Path, run: RecordedRun, pid: int | None, started: str, host: str | None, status: str
