@@ -53,6 +53,14 @@ def experiment_runs(home: Home, name: str) -> list[str]:
     return list(recorded.get("current") or recorded.get("runs") or ())
 
 
+def study_runs(home: Home, name: str) -> list[str]:
+    """The ids of the runs of a study: of its trials, then of those that confirm; empty where there is no such study."""
+    study = read_json(home.study(name) / "study.json")
+    arms = (study.get("confirmation") or {}).get("arms", [])
+    confirming = [unit["run_id"] for arm in arms for unit in arm["units"] if unit.get("run_id")]
+    return [*(run_id for trial in study.get("trials", []) for run_id in trial.get("run_ids") or ()), *confirming]
+
+
 def status_of(home: Home, run_id: str) -> str:
     """pending, running, finished, failed, cancelled, or crashed: recorded as running, and nobody executes it."""
     from storage import liveness

@@ -1,5 +1,6 @@
 """The catalogue: the rows of the tables in catalogue.sql, read from the JSON documents of a home."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -83,11 +84,28 @@ def _run(directory: Path, identity: Row, state: Row) -> Row:
         **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id", "evaluation")},
         "run_id": directory.name,
         "cell": identity.get("values"),
+        "setting": _setting(read_document(directory / "plan.json")),
         "status": status_of(directory, state),
         "step": progress.get("step"),
         "steps": progress.get("steps"),
         "path": f"runs/{directory.name}",
     }
+
+
+def _setting(plan: Row) -> str | None:
+    """A digest of what a run's training and evaluation are made from, its seed left out; None of a run without a plan.
+
+    Args:
+        plan: the run's plan.json: the fields that make the fingerprint of each stage, and those of the stages it reads.
+    """
+    stages = plan.get("stages") or {}
+    try:
+        train, evaluate = stages["train"], stages["evaluate"]
+        trained = {path: value for path, value in train["identity"].items() if path.partition(".")[0] != "seeds"}
+        made_from = [trained, train["inputs"], evaluate["identity"], evaluate["inputs"]["data"]]
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _stages(run_id: str, state: Row, run_status: str) -> list[Row]:

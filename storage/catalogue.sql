@@ -26,6 +26,7 @@ CREATE TABLE runs (
     step INTEGER,                           -- the last one that the trainer finished
     steps INTEGER,                          -- how many there are to be
     cell JSON,                              -- the matrix cell: path in the spec -> value
+    setting VARCHAR,                        -- digest of the resolved spec without its seed: runs that share it differ in the seed alone; NULL: never begun
     objective VARCHAR,                      -- its type
     question VARCHAR,                       -- what the experiment answers
     created_at TIMESTAMP WITH TIME ZONE,    -- when it was frozen

@@ -21,7 +21,10 @@ _LIST = """
     SELECT s.run_id, s.experiment, s.name, s.seed, s.status, s.step, s.steps, s.reward_last,
            s.accuracy_before, s.accuracy_after, r.started_at, r.ended_at, s.seconds, r.reason, r.cause, r.cell
     FROM run_summary AS s JOIN runs AS r USING (run_id)
-    WHERE ($experiment IS NULL OR s.experiment = $experiment) AND ($status IS NULL OR s.status = $status)
+    WHERE ($experiment IS NULL OR s.experiment = $experiment
+           OR s.run_id IN (SELECT unnest(run_ids) FROM trials WHERE study = $experiment)
+           OR s.run_id IN (SELECT run_id FROM confirmations WHERE study = $experiment))
+    AND ($status IS NULL OR s.status = $status)
     ORDER BY r.created_at, s.run_id
 """
 _LAST_METRICS = """

@@ -102,11 +102,15 @@ class Group:
 
 
 def find_groups(home: Home, name: str) -> list[Group]:
-    """The groups of seeds that an experiment's name, a run's id or an unambiguous part of one stands for.
+    """The groups of seeds that a study's or an experiment's name, a run's id or an unambiguous part of one stands for.
+
+    A study's trials are an experiment of its name: there the name stands for the study.
 
     Raises:
         RpgError: nothing has that name, or several runs have.
     """
+    if (home.study(name) / "study.json").is_file():
+        return study_groups(home, name)
     if (home.experiment(name) / "experiment.json").is_file():
         return experiment_groups(home, name)
     run = load_run(home, find_run(home, name))
@@ -118,7 +122,7 @@ def experiment_groups(home: Home, name: str) -> list[Group]:
     recorded = read_json(home.experiment(name) / "experiment.json")
     cells: dict[str, list[Run]] = {}
     for run_id in recorded.get("current") or recorded.get("runs", []):
-        if (home.run(run_id) / "run.json").is_file():
+        if _is_recorded(home, run_id):
             run = load_run(home, run_id)
             cells.setdefault(json.dumps(run.values, sort_keys=True), []).append(run)
     labels = recorded.get("labels", {})
@@ -128,6 +132,27 @@ def experiment_groups(home: Home, name: str) -> list[Group]:
     if not groups:
         raise SpecError(Issue(f"experiment {name!r} has no runs yet", given=name, hint="`rpg run` it first"))
     return groups
+
+
+def study_groups(home: Home, name: str) -> list[Group]:
+    """The seeds of each trial of a study that has runs, in the order of the trials.
+
+    Raises:
+        SpecError: no trial has begun.
+    """
+    groups = []
+    for trial in read_json(home.study(name) / "study.json").get("trials", []):
+        runs = [load_run(home, run_id) for run_id in trial.get("run_ids") or () if _is_recorded(home, run_id)]
+        if runs:
+            label = f"trial {trial['number']}" + (" (baseline)" if trial.get("baseline") else "")
+            groups.append(Group(label, tuple(runs)))
+    if not groups:
+        raise SpecError(Issue(f"study {name!r} has no runs yet", given=name, hint="`rpg study run` it first"))
+    return groups
+
+
+def _is_recorded(home: Home, run_id: str) -> bool:
+    return (home.run(run_id) / "run.json").is_file()
 
 
 def load_run(home: Home, run_id: str) -> Run:

@@ -138,9 +138,11 @@ SELECT
 FROM runs LEFT JOIN reward USING (run_id) LEFT JOIN accuracy USING (run_id)
 ORDER BY runs.experiment, runs.name;
 
--- One row per experiment, cell, set and measure: the mean over the seeds at each run's last evaluated step, best first.
+-- One row per experiment, setting, set and measure: the mean over the seeds of finished runs, each at its last evaluated step,
+-- best first. Runs are seeds of one setting where their resolved specs differ in the seed alone.
 --   rank: 1 is the best of its set and measure
---   cell: the matrix cell: path in the spec -> value
+--   cell: the matrix cell, or what a study's trial varies: path in the spec -> value
+--   setting: digest of the resolved spec without its seed, see runs; NULL: runs of earlier versions, told apart by their cell
 --   dataset: name of the evaluation set
 --   metric: mean@k, pass@k or maj@k
 --   value: mean over the seeds, 0 to 1
@@ -153,10 +155,11 @@ CREATE VIEW leaderboard AS
 WITH last_step AS (
     SELECT run_id, max(step) AS step FROM evaluations GROUP BY run_id
 ),
-cells AS (
+settings AS (
     SELECT
         runs.experiment,
         runs.cell,
+        runs.setting,
         e.dataset,
         e.metric,
         avg(e.value) AS value,
@@ -166,8 +169,9 @@ cells AS (
         count(*) AS num_seeds,
         list(e.run_id ORDER BY e.run_id) AS run_ids
     FROM evaluations AS e JOIN last_step USING (run_id, step) JOIN runs USING (run_id)
+    WHERE runs.status = 'finished'
     GROUP BY ALL
 )
 SELECT rank() OVER (PARTITION BY dataset, metric ORDER BY value DESC) AS rank, *
-FROM cells
+FROM settings
 ORDER BY dataset, metric, rank, experiment;

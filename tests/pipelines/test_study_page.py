@@ -1,6 +1,7 @@
 """The page of a study: the answer in words that claim only what fresh seeds confirm, and the charts under it."""
 
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded_home import record_experiment, record_run
 from recorded_study import (
     GOAL,
     HIGH,
@@ -25,9 +27,12 @@ from recorded_study import (
     study,
     trial,
 )
+from typer.testing import CliRunner
 
+from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.report.charts import Axis
+from pipelines.report.compare import compare
 from pipelines.report.dots import Dot, Scale, dot_chart, smoothed, surface_chart
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.importances import importances, num_best
@@ -49,6 +54,27 @@ def page_of(home: Home, data: dict[str, Any]) -> str:
 
 def sentence_of(home: Home, data: dict[str, Any]) -> str:
     return answer(home, StudyRecord.of(data)).sentence
+
+
+def test_the_name_of_a_study_means_the_study_and_its_trials_wherever_a_name_is_asked_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = [confirmed_arm(home, 0, 0.5, [100]), confirmed_arm(home, 2, 0.7, [100])]
+    record(home, study(SEARCH[:3], confirmation=confirmation(*arms)))
+    trials = [
+        record_run(home, f"trial-{number}-s{seed}", seed=seed, experiment="clips", steps=4)
+        for number in range(3)
+        for seed in range(2)
+    ]
+    record_experiment(home, trials[-1:], "clips")  # as earlier versions did, which knew the last trial alone
+    record_run(home, "other", experiment="other", steps=4)
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    page = CliRunner().invoke(app, ["report", "clips"]).stdout.strip()
+    assert page == str(home.study("clips") / "report.html")
+    assert "trial 2" in Path(page).read_text()
+    assert [group.label for group in compare(home, ["clips"]).groups] == ["trial 0 (baseline)", "trial 1", "trial 2"]
+    listed = json.loads(CliRunner().invoke(app, ["runs", "--experiment", "clips", "--json"]).stdout)
+    assert {run["run_id"] for run in listed} == {*trials, "confirm-0-s100", "confirm-2-s100"}
 
 
 def test_before_confirmation_the_answer_is_a_candidate(home: Home) -> None:

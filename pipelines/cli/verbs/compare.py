@@ -18,7 +18,9 @@ _SURE = "accuracy differs (of so many other figures some intervals exclude 0 by 
 
 
 def compare(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or experiments: groups of seeds.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs, experiments or studies: groups of seeds.")
+    ],
     profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 def report(
     name: Annotated[
-        str, typer.Argument(metavar="RUN-or-EXPERIMENT", help="A run, or an experiment with all its seeds.")
+        str,
+        typer.Argument(
+            metavar="RUN-or-EXPERIMENT", help="A run, an experiment with all its seeds, or a study with all its trials."
+        ),
     ] = "",
     output: Output = None,
     profile: ServerRecord = "",
@@ -38,16 +41,24 @@ def report(
     from pipelines.cli.reading import reading
     from pipelines.report import write_experiment_report, write_run_report
     from pipelines.report.evidence import find_groups
+    from pipelines.runs import study_runs
+    from pipelines.studies.answers.report import write_study_report
     from specs.records import TABLES
 
     with reading(profile) as record:
         record.refresh()
-        groups = find_groups(record.home, name)
-        record.refresh(TABLES, only=[f"runs/{run_id}" for group in groups for run_id in group.run_ids])
-        if (record.home.experiment(name) / "experiment.json").is_file():
-            typer.echo(write_experiment_report(record.home, name, output))
+        home = record.home
+        is_study = (home.study(name) / "study.json").is_file()
+        groups = [] if is_study else find_groups(home, name)
+        run_ids = study_runs(home, name) if is_study else [run_id for group in groups for run_id in group.run_ids]
+        record.refresh(TABLES, only=[f"runs/{run_id}" for run_id in run_ids])
+        if is_study:
+            page = write_study_report(home, name, output)
+        elif (home.experiment(name) / "experiment.json").is_file():
+            page = write_experiment_report(home, name, output)
         else:
-            typer.echo(write_run_report(record.home, groups[0].run_ids[0], output))
+            page = write_run_report(home, run_ids[0], output)
+        typer.echo(page)
 
 
 def _serve(home: Home, host: str, port: int) -> None:

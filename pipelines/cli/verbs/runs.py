@@ -10,7 +10,7 @@ from pipelines.cli.options import AsJson, ServerRecord
 
 
 def runs(
-    experiment: Annotated[str | None, typer.Option(help="Only this experiment's runs.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Only the runs of this experiment or study.")] = None,
     status: Annotated[str | None, typer.Option(help="Only runs that are so, e.g. failed.")] = None,
     profile: ServerRecord = "",
     as_json: AsJson = False,
