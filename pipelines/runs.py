@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pipelines.home import Home
 from pipelines.state import Record, run_ids
+from pipelines.versions import runs_of
 from rpg.files import read_json
 from specs.errors import RpgError
 
@@ -38,19 +39,14 @@ def find_runs(home: Home, text: str) -> list[str]:
     What is a run's id or an experiment's name means just that, even where other ids begin with it.
 
     Args:
-        text: an experiment's name, or what names a run for `find_run`.
+        text: an experiment's name, NAME@VERSION, or what names a run for `find_run`.
     Raises:
         NoSuchRunError: as for `find_run`.
+        NoSuchVersionError: the experiment has other versions.
     """
     if text in run_ids(home):
         return [text]
-    return experiment_runs(home, text) or [find_run(home, text)]
-
-
-def experiment_runs(home: Home, name: str) -> list[str]:
-    """The ids of the runs that an experiment has now, in its order; empty where there is no such experiment."""
-    recorded = read_json(home.experiment(name) / "experiment.json")
-    return list(recorded.get("current") or recorded.get("runs") or ())
+    return runs_of(home, text) or [find_run(home, text)]
 
 
 def study_runs(home: Home, name: str) -> list[str]:

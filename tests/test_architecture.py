@@ -65,6 +65,7 @@ FLOORS = {
         {"server"},
         {"launchers", "report", "planning", "replay", "garbage"},
         {"runs", "processes", "results", "remote", "unrecorded"},
+        {"versions"},
         {"state"},
         {"home"},
     ],

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.home import Home
 from pipelines.running.experiment import RunOutcome
+from pipelines.versions import names_of_others
 from specs.metrics import REWARD
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ def answer_lines(document: "Document", home: Home) -> list[str]:
     lines = ["", document.experiment.question] if document.experiment.question else [""]
     lines += [headline(results), ""]
     lines += [outcome_line(result, several=len(groups) > 1) for result in results]
-    return [*lines, "", f"report  {home.experiment(name) / 'report.html'}"]
+    lines += ["", f"report  {home.experiment(name) / 'report.html'}"]
+    if others := names_of_others(home, name):
+        lines.append(f"        run with other values too: {', '.join(others)} (rpg report, rpg compare)")
+    return lines
 
 
 def outcome_line(outcome: "Outcome", *, several: bool) -> str:

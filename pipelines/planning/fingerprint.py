@@ -79,6 +79,11 @@ def train_identity(experiment: Experiment) -> Identity:
     return flatten(parts | {"seeds": list(experiment.seeds)})
 
 
+def without_seed(identity: Identity) -> Identity:
+    """The identity of a run's training but for its seed: runs that share the rest are seeds of one cell."""
+    return {path: value for path, value in identity.items() if path.partition(".")[0] != "seeds"}
+
+
 def evaluate_identity(experiment: Experiment) -> Identity:
     """What a run's evaluation depends on, beside its data and its weights."""
     evaluation, rollout = experiment.evaluation.identity(), experiment.rollout.identity()

@@ -60,6 +60,12 @@ class RunPlan:
         """The stage of that name."""
         return next(stage for stage in self.stages if stage.stage == name)
 
+    @property
+    def recipe(self) -> str:
+        """A digest of what the run's id is made from, the seed left out: of two runs of a cell it is the same."""
+        train = self.stage("train")
+        return recipe_of(self.values, train.identity, train.inputs)
+
     def record(self) -> dict[str, Any]:
         """What a later plan compares itself with; kept as the run's plan.json."""
         stages = {
@@ -74,6 +80,17 @@ class Plan:
 
     document: "Document"
     runs: tuple[RunPlan, ...]
+
+
+def recipe_of(values: dict[str, Any], identity: fp.Identity, inputs: dict[str, str]) -> str:
+    """See `RunPlan.recipe`.
+
+    Args:
+        values: the matrix fields' values in the run.
+        identity, inputs: of its train stage.
+    """
+    without_seed = fp.without_seed(identity) | {"measured": _measured(values)}
+    return fp.fingerprint("train", without_seed, inputs)[:16]
 
 
 def make_plan(document: "Document", home: Home) -> Plan:
@@ -221,12 +238,13 @@ def _identify(cell: "Cell") -> _RunIdentity:
 
 
 def _run_id(cell: "Cell", train_fingerprint: str) -> str:
-    # A change of the evaluation section measures the same run again; cells that differ in it alone are still apart.
-    measured = {
-        path: value for path, value in cell.values.items() if path.startswith(("evaluation", "data.evaluation"))
-    }
-    digest = fp.fingerprint("train", {"measured": measured}, {"train": train_fingerprint})
+    digest = fp.fingerprint("train", {"measured": _measured(cell.values)}, {"train": train_fingerprint})
     return f"{cell.experiment.name}-s{cell.experiment.seeds[0]}-{digest[:8]}"
+
+
+def _measured(values: dict[str, Any]) -> dict[str, Any]:
+    """A change of the evaluation section measures the same run again; cells that differ in it alone are still apart."""
+    return {path: value for path, value in values.items() if path.startswith(("evaluation", "data.evaluation"))}
 
 
 def _run_name(cell: "Cell") -> str:

@@ -21,6 +21,7 @@ from pipelines.processes.lease import Lease, RunBusyError, acquire
 from pipelines.remote.object_store import VARIABLE, ObjectStore
 from pipelines.remote.record_files import FileVersion
 from pipelines.results import filling
+from pipelines.versions import merged_versions
 from rpg.files import DiskError, digest, publish_directory, read_json, replacing, write_json
 from rpg.processes.fence import Fence, lease_file
 from specs.errors import RpgError
@@ -380,8 +381,8 @@ def _files(root: Path, unit: str) -> list[str]:
 def _merged(here: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
     """An experiment's record as two homes have it together, each of which lists the runs that it began.
 
-    All runs count. Those of the newer spec are current, of both homes where they have the same one. What is merged once
-    more stays as it is, so that two workers do not send it back and forth.
+    All runs count. Those of the newer spec are current, of both homes where they have the same cells. What is merged
+    once more stays as it is, so that two workers do not send it back and forth.
     """
     newer = max((there, here), key=lambda record: str(record.get("updated_at", "")))
     merged = newer | {"runs": _union(there, here, "runs")}
@@ -391,6 +392,9 @@ def _merged(here: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
             "current": _union(there, here, "current"),
             "labels": labels | here.get("labels", {}) | labels,
         }
+    if versions := merged_versions(there, here, newer):
+        merged["versions"] = [version.to_json() for version in versions]
+        merged["current"] = list(versions[-1].runs)
     return merged
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pipelines.home import Home
 from pipelines.runs import find_run, status_of
+from pipelines.versions import is_experiment, runs_of, split_name
 from rpg.evaluation.measures import majority_at_k, pass_at_k, sizes
 from rpg.files import read_json
 from specs.errors import Issue, SpecError
@@ -102,7 +103,8 @@ class Group:
 
 
 def find_groups(home: Home, name: str) -> list[Group]:
-    """The groups of seeds that a study's or an experiment's name, a run's id or an unambiguous part of one stands for.
+    """The groups of seeds that a name stands for: a study's, an experiment's (NAME, NAME@VERSION), a run's id or an
+    unambiguous part of one.
 
     A study's trials are an experiment of its name: there the name stands for the study.
 
@@ -111,17 +113,24 @@ def find_groups(home: Home, name: str) -> list[Group]:
     """
     if (home.study(name) / "study.json").is_file():
         return study_groups(home, name)
-    if (home.experiment(name) / "experiment.json").is_file():
+    if is_experiment(home, name):
         return experiment_groups(home, name)
     run = load_run(home, find_run(home, name))
     return [Group(f"{run.experiment} {run.name}".strip(), (run,))]
 
 
 def experiment_groups(home: Home, name: str) -> list[Group]:
-    """An experiment's runs, one group per cell of its matrix, in the matrix's order."""
-    recorded = read_json(home.experiment(name) / "experiment.json")
+    """The runs of an experiment's version, one group per cell of its matrix, in the matrix's order.
+
+    Args:
+        name: NAME, the version that was run last, or NAME@VERSION.
+    Raises:
+        RpgError: the experiment has no runs, or no such version.
+    """
+    experiment, _ = split_name(name)
+    recorded = read_json(home.experiment(experiment) / "experiment.json")
     cells: dict[str, list[Run]] = {}
-    for run_id in recorded.get("current") or recorded.get("runs", []):
+    for run_id in runs_of(home, name):
         if _is_recorded(home, run_id):
             run = load_run(home, run_id)
             cells.setdefault(json.dumps(run.values, sort_keys=True), []).append(run)

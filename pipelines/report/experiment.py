@@ -30,6 +30,7 @@ from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
 from pipelines.unrecorded import why_incomplete
+from pipelines.versions import names_of_others, split_name
 from specs.metrics import BY_NAME
 from storage import Store
 
@@ -48,11 +49,14 @@ def write_run_report(home: Home, run_id: str, path: Path | None = None) -> Path:
 def write_experiment_report(home: Home, experiment: str, path: Path | None = None) -> Path:
     """Writes the page of an experiment, its seeds pooled, and returns its path.
 
+    Args:
+        experiment: NAME, the version that was run last, or NAME@VERSION.
     Raises:
-        SpecError: the experiment has no runs.
+        RpgError: the experiment has no runs, or no such version.
     """
     page = _page(home, "experiment", experiment, evidence.experiment_groups(home, experiment))
-    return publish(path or home.experiment(experiment) / "report.html", page)
+    name, version = split_name(experiment)
+    return publish(path or home.experiment(name) / (f"report@{version}.html" if version else "report.html"), page)
 
 
 def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
@@ -80,7 +84,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         kind=kind,
         name=name,
         question=runs[0].question,
-        facts=_facts(name, groups),
+        facts=_facts(name, groups) + _other_versions(home, kind, name),
         answer=headline(results),
         method=_method(results, confidence),
         warnings=Listed.of(
@@ -249,6 +253,12 @@ def _facts(name: str, groups: Sequence[Group]) -> list[str]:
     if created := min((run.created_at for run in runs if run.created_at), default=""):
         facts.append(f"begun {created[:16].replace('T', ' ')} UTC")
     return facts
+
+
+def _other_versions(home: Home, kind: str, name: str) -> list[str]:
+    """What else was run under an experiment's name, with other values than these."""
+    others = names_of_others(home, name) if kind == "experiment" else []
+    return [f"run with other values too: {', '.join(others)}"] if others else []
 
 
 def _method(results: Sequence[Outcome], confidence: float) -> str:

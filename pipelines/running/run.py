@@ -6,11 +6,12 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.home import Home
-from pipelines.planning.plan import RunPlan, plan_run
+from pipelines.planning.plan import RunPlan, plan_run, recipe_of
 from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import Stop, StopRequest, clear_request
@@ -18,6 +19,7 @@ from pipelines.remote.sharing import shared_run
 from pipelines.running.outbox import Outbox
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.state import Record, RunState, write_once
+from pipelines.versions import Version, versions_in, with_runs
 from rpg.files import now, read_json, replacing, write_json
 from specs.origins import origins_of
 from storage.liveness import start_of
@@ -197,10 +199,11 @@ def register_runs(home: Home, document: "Document", plans: Iterable[RunPlan], *,
 def register_experiment(
     home: Home, document: "Document", runs: tuple[RunPlan, ...], *, in_addition: bool = False
 ) -> None:
-    """Writes the experiment's record, which lists all runs that it ever had, and its frozen document.
+    """Writes the experiment's record, which lists all runs that it ever had, by versions, and its frozen document.
 
     Args:
-        in_addition: the runs join those that the experiment has now, as a study's trials do; else they replace them.
+        in_addition: the runs join those that the experiment has now, as a study's trials do; else the version of their
+            cells is the one that the experiment has now.
     """
     with home.locked(f"experiment-{document.experiment.name}", waiting=lambda: None):
         _register_experiment(home, document, runs, in_addition)
@@ -220,20 +223,37 @@ def _fingerprint(document: "Document") -> str:
     return hashlib.sha256(json.dumps(document.to_json()["experiment"], sort_keys=True).encode()).hexdigest()
 
 
+def _versions(home: Home, record: Record) -> list[Version]:
+    """The versions in an experiment's record. What the cells of one that an earlier program left are made from is read
+    from the plans of its runs."""
+    return [
+        version if version.recipes else replace(version, recipes=frozenset(_recipes(home, version.runs)))
+        for version in versions_in(record)
+    ]
+
+
+def _recipes(home: Home, run_ids: Iterable[str]) -> Iterator[str]:
+    for run_id in run_ids:
+        if plan := read_json(home.run(run_id) / "plan.json"):
+            train = plan["stages"]["train"]
+            yield recipe_of(plan["values"], train["identity"], train["inputs"])
+
+
 def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, ...], in_addition: bool) -> None:
     experiment = document.experiment
     directory = home.experiment(experiment.name)
     before = read_json(directory / "experiment.json")
     run_ids = [run.run_id for run in runs]
     listed = [run_id for run_id in before.get("runs", []) if run_id not in run_ids]
-    kept = [run_id for run_id in before.get("current", []) if run_id not in run_ids] if in_addition else []
-    labels = {run_id: label for run_id, label in before.get("labels", {}).items() if run_id in kept}
+    recipes = {run.recipe for run in runs}
+    versions = with_runs(_versions(home, before), recipes, run_ids, in_addition=in_addition)
     record = {
         "name": experiment.name,
         "question": experiment.question,
         "runs": listed + run_ids,
-        "current": kept + run_ids,
-        "labels": labels | {run.run_id: run.label for run in runs if run.label},
+        "current": list(versions[-1].runs),
+        "versions": [version.to_json() for version in versions],
+        "labels": before.get("labels", {}) | {run.run_id: run.label for run in runs if run.label},
         "created_at": before.get("created_at") or now(),
         "updated_at": now(),
         "fingerprint": _fingerprint(document),

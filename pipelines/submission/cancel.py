@@ -12,11 +12,11 @@ from pipelines.launchers import launchers
 from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import cancel_message, clear_request, request_cancel
-from pipelines.runs import experiment_runs
 from pipelines.server.api import is_healthy
 from pipelines.server.client import prefect_client
 from pipelines.state import RunState
 from pipelines.submission.submit import flow_run_link
+from pipelines.versions import runs_of, split_name
 from rpg.files import now, read_json
 from specs.errors import Issue, SpecError, render_one
 from storage import liveness
@@ -55,7 +55,7 @@ def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document"
 
     frozen = read_json(home.run(run_id) / "document.json")
     if not frozen and experiment:
-        frozen = read_json(home.experiment(experiment) / "spec.json")
+        frozen = read_json(home.experiment(split_name(experiment)[0]) / "spec.json")
     if not frozen:
         raise SpecError(Issue("the run has no frozen spec", given=run_id, hint="`rpg run FILE` goes on with it"))
     return Document.from_json(frozen)
@@ -94,12 +94,12 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
         NotStoppedError: at the end, where some were asked to stop and have not stopped yet; the message has them, and
             those that could not be asked.
     """
-    states = {run_id: RunState(home, run_id) for run_id in experiment_runs(home, name)}
+    states = {run_id: RunState(home, run_id) for run_id in runs_of(home, name)}
     running = [run_id for run_id, state in states.items() if _is_running(state)]
     submitted = [run_id for run_id, state in states.items() if _is_submitted(state) and run_id not in running]
     if not running and not submitted:
         raise SpecError(Issue("no run of the experiment is running or waits on a server", given=name))
-    request_cancel(home.experiment(name), grace)
+    request_cancel(home.experiment(split_name(name)[0]), grace)
     for run_id in running:
         request_cancel(home.run(run_id), grace)
     unstopped: list[str] = []

@@ -257,3 +257,25 @@ def test_two_machines_list_the_runs_of_both_in_their_experiment(tmp_path: Path, 
     record(second_home, "c", "2026-01-03", "g")
     changed = send(second, first, second)
     assert (changed["runs"], changed["current"]) == (["a", "b", "c"], ["c"])
+
+
+def test_versions_of_the_same_cells_on_two_machines_are_one(tmp_path: Path, url: str) -> None:
+    (first_home, first), (second_home, second) = (machine(tmp_path, url, name) for name in ("first", "second"))
+    unit = "experiments/sums"
+
+    def record(home: Home, at: str, *versions: tuple[int, str, str]) -> None:
+        plain = [{"version": number, "recipes": [recipe], "runs": [run_id]} for number, recipe, run_id in versions]
+        runs = [run_id for *_, run_id in versions]
+        about = {"name": "sums", "runs": runs, "current": runs[-1:], "versions": plain, "updated_at": at}
+        write(home.root / unit / "experiment.json", about | {"fingerprint": at})
+
+    record(first_home, "2026-01-02", (1, "short", "short-s0"), (2, "long", "long-s0"))
+    record(second_home, "2026-01-03", (1, "wide", "wide-s0"), (2, "short", "short-s1"))
+    for run in (first, second, first, second):
+        run._send_unit(unit)
+    together = stored(url, f"{unit}/experiment.json")
+    assert isinstance(together, dict)
+    assert [(entry["version"], entry["runs"]) for entry in together["versions"]] == [
+        *((2, ["long-s0"]), (3, ["wide-s0"]), (1, ["short-s0", "short-s1"])),
+    ]
+    assert together["current"] == ["short-s0", "short-s1"]

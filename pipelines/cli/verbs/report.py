@@ -16,7 +16,8 @@ def report(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="RUN-or-EXPERIMENT", help="A run, an experiment with all its seeds, or a study with all its trials."
+            metavar="RUN-or-EXPERIMENT",
+            help="A run; an experiment, all seeds of the version run last or of NAME@VERSION; a study.",
         ),
     ] = "",
     output: Output = None,
@@ -43,6 +44,7 @@ def report(
     from pipelines.report.evidence import find_groups
     from pipelines.runs import study_runs
     from pipelines.studies.answers.report import write_study_report
+    from pipelines.versions import is_experiment, names_of_others
     from specs.records import TABLES
 
     with reading(profile) as record:
@@ -54,8 +56,10 @@ def report(
         record.refresh(TABLES, only=[f"runs/{run_id}" for run_id in run_ids])
         if is_study:
             page = write_study_report(home, name, output)
-        elif (home.experiment(name) / "experiment.json").is_file():
+        elif is_experiment(home, name):
             page = write_experiment_report(home, name, output)
+            if others := names_of_others(home, name):
+                typer.echo(f"run with other values too: {', '.join(others)}", err=True)
         else:
             page = write_run_report(home, run_ids[0], output)
         typer.echo(page)
