@@ -7,10 +7,11 @@ from itertools import pairwise, product
 from typing import Any
 
 from specs.errors import Issue, Path, Positions, nearest_position
+from specs.published import SpecOfCell, warnings_of_cells
 from specs.reading.validate import parse, show
 from specs.rules import issues_of, warnings_of
 from specs.schema.experiment import Experiment, Matrix
-from specs.schema.fields import below, carried_over, no_such_item, split, unknown
+from specs.schema.fields import below, carried_over, kept_in_another, no_such_item, split, unknown
 
 MAX_RUNS = 4096
 FIXED = ("name", "question", "seeds", "matrix")
@@ -58,7 +59,8 @@ def cell_source(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 def with_values(source: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the source with values set at their dotted paths: a section before its fields, its type before others.
 
-    A section that becomes another type or source loses its other fields: they belonged to what it was.
+    A section that becomes another type keeps the fields that this type has too; one that becomes another source loses
+    its other fields: they belonged to what it was.
     """
     result = copy.deepcopy(dict(source))
     for path, value in sorted(((split(text), value) for text, value in values.items()), key=_setting_order):
@@ -84,7 +86,7 @@ def _set(target: Any, path: Path, value: Any) -> None:
         target = target[part]
     last = path[-1]
     if isinstance(target, dict):
-        kept = carried_over(schema, target, str(last), value)
+        kept = (kept_in_another if last == "type" else carried_over)(schema, target, str(last), value)
         target.clear()
         target.update(kept)
     target[last] = value
@@ -122,8 +124,11 @@ def check_cells(
         return [Issue("too many runs", ("matrix",), given, f"at most {MAX_RUNS}")], []
     cells_with: dict[Issue, list[dict[str, Any]]] = {}
     cells_warned: dict[Issue, list[dict[str, Any]]] = {}
+    specs: list[SpecOfCell] = []
     for values in cells:
-        run, issues = parse(Experiment, cell_source(source, values))
+        written = cell_source(source, values)
+        run, issues = parse(Experiment, written)
+        specs += [] if issues else [SpecOfCell(written, run)]
         for issue in issues or issues_of(run):
             cells_with.setdefault(issue, []).append(values)
         for warning in [] if issues else warnings_of(run):
@@ -132,7 +137,8 @@ def check_cells(
     def blamed(by_issue: dict[Issue, list[dict[str, Any]]]) -> list[Issue]:
         return [_blame(issue, having, len(cells), experiment.matrix, positions) for issue, having in by_issue.items()]
 
-    return blamed(cells_with), blamed(cells_warned)
+    differing = warnings_of_cells(specs, experiment.matrix) if experiment.matrix else ()
+    return blamed(cells_with), [*blamed(cells_warned), *differing]
 
 
 def _blame(

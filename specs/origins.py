@@ -10,7 +10,8 @@ from specs.cells import cell_source
 from specs.document import Document
 from specs.errors import Path, Position, nearest_position
 from specs.schema.experiment import Experiment, with_published
-from specs.schema.fields import split
+from specs.schema.fields import says, split
+from specs.schema.objective import Rival
 
 _OVERRIDE = "--set"
 
@@ -46,8 +47,9 @@ def origins_of(document: Document, values: Mapping[str, Any], experiment: Experi
     in_matrix = [(split(path), place) for path, place in _matrix_places(document).items() if path in values]
     origins = []
     for path in _leaves(experiment.model_dump(mode="json", exclude={"matrix"}), ()):
-        if not _says(given, path):
-            origins.append(Origin(path, "published" if _says(completed, path) else "default"))
+        if not says(given, path):
+            is_published = says(completed, path) or _is_rivals(experiment, path)
+            origins.append(Origin(path, "published" if is_published else "default"))
             continue
         place = next((place for varied, place in in_matrix if path[: len(varied)] == varied), None)
         varies = place is not None or path[0] == "seeds"
@@ -57,6 +59,11 @@ def origins_of(document: Document, values: Mapping[str, Any], experiment: Experi
         else:
             origins.append(Origin(path, "matrix" if varies else "file", place.file, place.line))
     return origins
+
+
+def _is_rivals(experiment: Experiment, path: Path) -> bool:
+    """Whether it is a field of a rival, whose defaults are what it was published with."""
+    return path[0] == "objective" and isinstance(experiment.objective, Rival)
 
 
 def _matrix_places(document: Document) -> dict[str, Position | None]:
@@ -76,19 +83,3 @@ def _leaves(value: Any, path: Path) -> Iterator[Path]:
             yield from _leaves(child, (*path, index))
     else:
         yield path
-
-
-def _says(data: Any, path: Path) -> bool:
-    """Whether the data gives a value at the path, itself or through a shorter form of a section around it."""
-    for part in path:
-        if isinstance(data, Mapping):
-            if part not in data:
-                return False
-            data = data[part]
-        elif isinstance(data, list) and isinstance(part, int):
-            if part >= len(data):
-                return False
-            data = data[part]
-        else:
-            return True
-    return True

@@ -23,6 +23,7 @@ FLOORS = {
         {"study_document", "origins"},
         {"document"},
         {"cells"},
+        {"published"},
         {"rules", "reading"},
         {"study_space"},
         {"schema"},

@@ -125,6 +125,50 @@ def carried_over(
     return {} if switches else dict(section)
 
 
+def kept_in_another(annotations: Iterable[Any], section: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The entries of a section that it still has once `key`, which chooses its class, has this value.
+
+    What is written holds for every class that has such a field, in the sections below too: of another objective
+    `kl_coef` and the margins of its clip, but no `divergence`.
+    """
+    if key not in section or section[key] == value:
+        return dict(section)
+    # Where it is not known yet what stands around the section, others may fit there that have no such field.
+    models = [annotation for annotation in annotations if is_model(annotation) and key in annotation.model_fields]
+    kept = _fields_of(models, {**section, key: value})
+    return {name: item for name, item in kept.items() if name != key}
+
+
+def _fields_of(annotations: Iterable[Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are fields of the class that the section's tag chooses."""
+    alternatives = tuple(annotations)
+    models = sections_of(alternatives, section)
+    if not models:
+        return dict(section)
+    fields = {name for model in models for name in model.model_fields}
+    return {
+        name: _fields_of(below(models, name), item) if isinstance(item, Mapping) else item
+        for name, item in section.items()
+        if name in fields
+    }
+
+
+def says(data: Any, path: Path) -> bool:
+    """Whether data gives a value at the path, itself or through a shorter form of a section around it."""
+    for part in path:
+        if isinstance(data, Mapping):
+            if part not in data:
+                return False
+            data = data[part]
+        elif isinstance(data, list) and isinstance(part, int):
+            if part >= len(data):
+                return False
+            data = data[part]
+        else:
+            return True
+    return True
+
+
 def nearest(word: str, allowed: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint that names the closest of the allowed words; empty where none is close."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=cutoff)

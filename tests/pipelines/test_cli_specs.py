@@ -149,3 +149,25 @@ def test_brackets_in_a_question_are_shown_as_they_are(rpg):
     code, out, err = rpg("plan", "a.yaml", "--set", f"question={json.dumps(question, ensure_ascii=False)}")
     assert (code, err) == (0, "")
     assert f"starter  {question}" in out
+
+
+def test_a_resolved_plan_has_each_cells_whole_spec_with_the_origin_of_each_value(rpg):
+    Path("a.yaml").write_text(STARTER)
+    matrix = "extends: a.yaml\nseeds: [0, 1]\nmatrix:\n  product:\n    objective.type: [rpg, grpo]\n"
+    Path("b.yaml").write_text(matrix)
+    code, out, _ = rpg("plan", "b.yaml", "--resolved", "--set", "training.steps=7")
+    assert code == 0
+    cells = out.split("objective.type=")[1:]
+    assert [cell.split("\n")[0] for cell in cells] == ["rpg", "grpo"]
+    lines = {line.split()[0]: line.split()[1:] for line in cells[1].splitlines()[1:] if line}
+    line = 1 + next(number for number, text in enumerate(STARTER.splitlines()) if text.startswith("  kl_coef:"))
+    assert lines["objective.type"] == ["grpo", "b.yaml:5", "(matrix)"]
+    assert lines["objective.kl_coef"] == ["0.01", f"a.yaml:{line}"]
+    assert lines["objective.aggregation"] == ["sequence_mean", "published"]
+    assert lines["advantage.scale"] == ["group_std", "published"]
+    assert lines["training.steps"] == ["7", "--set"]
+    assert lines["training.epochs"] == ["1", "default"]
+    spec = {field["path"]: field for field in json.loads(rpg("plan", "b.yaml", "--resolved", "--json")[1])[0]["spec"]}
+    assert spec["seeds"] == {"path": "seeds", "value": [0, 1], "origin": "matrix", "file": "b.yaml", "line": 2}
+    assert spec["objective.divergence"]["value"] == "unnormalized_reverse"
+    assert not Path(".rpg").exists()

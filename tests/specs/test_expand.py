@@ -61,6 +61,45 @@ def test_published_settings_follow_the_objective_of_the_cell():
     assert runs[0].experiment.objective.clip.low == 0.2
 
 
+def test_what_is_written_holds_in_every_cell_whose_objective_has_the_key():
+    spec = GOOD.replace("kl_coef: 1e-2", "kl_coef: 0.03\n  divergence: forward")
+    runs = cells("matrix:\n  product:\n    objective.type: [rpg, grpo, cispo]\n", spec.replace("low: 0.2", "low: 0.15"))
+    assert [run.experiment.objective.kl_coef for run in runs] == [0.03] * 3
+    assert [run.experiment.objective.clip.low for run in runs[:2]] == [0.15] * 2
+    assert runs[0].experiment.objective.divergence == "forward"
+
+
+def test_a_clip_of_another_type_keeps_the_margins_that_are_written():
+    spec = GOOD.replace("low: 0.2", "low: 0.15\n    dual: 5")
+    runs = cells("matrix:\n  product:\n    objective.clip.type: [dual, truncate, none]\n", spec)
+    assert [run.experiment.objective.clip.model_dump().get("low") for run in runs] == [0.15, 0.15, None]
+
+
+def test_a_key_that_no_objective_has_is_named_in_a_matrix_of_objectives_too():
+    said = message(GOOD.replace("kl_coef: 1e-2", "kl_cof: 1e-2") + "matrix: {product: {objective.type: [grpo, rpg]}}\n")
+    assert "objective.kl_cof: unknown field" in said
+
+
+def test_settings_that_differ_as_published_are_warned_of_until_they_are_written():
+    matrix = "matrix:\n  product:\n    objective.type: [rpg, grpo]\n"
+    (warning,) = load_document(write(GOOD + matrix)).warnings
+    assert (warning.path, warning.line) == (("matrix", "product", "objective.type"), 26)
+    assert warning.given == (
+        "objective.clip.high 0.28 (rpg), 0.2 (grpo); objective.clip.dual 10 (rpg), 0 (grpo); "
+        "objective.aggregation token_mean (rpg), sequence_mean (grpo); "
+        "advantage.scale none (rpg), group_std (grpo); reference.source behaviour (rpg), initial (grpo)"
+    )
+    written = GOOD.replace("low: 0.2", "low: 0.2\n    high: 0.28\n    dual: 10\n  aggregation: token_mean")
+    written += "advantage: {scale: none}\nreference: {source: initial}\n"
+    assert not load_document(write(written + matrix)).warnings
+
+
+def test_rows_that_write_whole_objectives_are_warned_of_what_one_of_them_leaves_out():
+    rows = "matrix: {zip: {objective: [{type: rpg, kl_coef: 0.01}, {type: grpo}]}}\n"
+    (warning,) = load_document(write(GOOD + rows)).warnings
+    assert warning.given.startswith("objective.kl_coef 0.01 (rpg), 0.04 (grpo); ")
+
+
 def test_a_type_is_set_before_the_fields_that_vary_with_it():
     runs = cells("matrix:\n  product:\n    objective.kl_coef: [0.02]\n    objective.type: [grpo]\n")
     assert (runs[0].experiment.objective.type, runs[0].experiment.objective.kl_coef) == ("grpo", 0.02)

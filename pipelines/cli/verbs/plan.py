@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from pipelines.cli.options import AsJson, Overrides, SpecFile
 
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
     from pipelines.planning.plan import Plan
     from specs.schema.experiment import Experiment
 
-
+_RESOLVED = "Each cell's full spec with the origin of each value instead: file and line, --set, published, default."
 LARGE = 50_000_000
 """Parameters from which GPU hours are of interest."""
 
@@ -18,6 +20,7 @@ LARGE = 50_000_000
 def plan(
     file: SpecFile,
     overrides: Overrides = None,
+    resolved: Annotated[bool, typer.Option("--resolved", help=_RESOLVED)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing.
@@ -27,6 +30,7 @@ def plan(
     import json
     import sys
 
+    from pipelines.cli.resolved import print_resolved
     from pipelines.cli.study_plan import print_study_plan, study_plan_data
     from pipelines.home import Home
     from pipelines.planning.memory import memory_warnings
@@ -37,6 +41,9 @@ def plan(
 
     document, home = load_either(file, tuple(overrides or ())), Home.from_environment()
     experiment = document.experiment if isinstance(document, StudyDocument) else document
+    if resolved:
+        print_resolved(experiment, as_json=as_json)
+        return
     made = make_plan(experiment, home)
     if isinstance(document, StudyDocument):
         data = study_plan_data(document, made, home)
