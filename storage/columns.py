@@ -4,11 +4,12 @@ import types
 import typing
 from datetime import datetime
 from functools import cache
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from specs.records import TABLES, Float32, Int32
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 NATIVE = ("events", "checkpoints", "evaluations")
 """Tables whose rows are copied into the DuckDB file."""
@@ -17,33 +18,44 @@ PARQUET = ("metrics", "rollouts", "tokens", "evaluation_samples")
 EVALUATED = ("evaluations", "evaluation_samples")
 """Tables that the evaluate stage writes; the trainer writes all of them."""
 
-_TYPES: dict[Any, tuple[pa.DataType, str]] = {
-    int: (pa.int64(), "BIGINT"),
-    float: (pa.float64(), "DOUBLE"),
-    Float32: (pa.float32(), "FLOAT"),
-    Int32: (pa.int32(), "INTEGER"),
-    str: (pa.string(), "VARCHAR"),
-    bool: (pa.bool_(), "BOOLEAN"),
-    datetime: (pa.timestamp("us", tz="UTC"), "TIMESTAMP WITH TIME ZONE"),
+_TYPES: dict[Any, str] = {
+    int: "BIGINT",
+    float: "DOUBLE",
+    Float32: "FLOAT",
+    Int32: "INTEGER",
+    str: "VARCHAR",
+    bool: "BOOLEAN",
+    datetime: "TIMESTAMP WITH TIME ZONE",
 }
 
 
 @cache
-def columns(table: str) -> tuple[tuple[str, pa.DataType, str], ...]:
-    """(name, Arrow type, SQL type) of each column of a recorded table, in order."""
+def columns(table: str) -> tuple[tuple[str, str], ...]:
+    """(name, SQL type) of each column of a recorded table, in order."""
     hints = typing.get_type_hints(TABLES[table])
-    return tuple((name, *_TYPES[_bare(hint)]) for name, hint in hints.items())
+    return tuple((name, _TYPES[_bare(hint)]) for name, hint in hints.items())
 
 
 @cache
-def arrow_schema(table: str) -> pa.Schema:
+def arrow_schema(table: str) -> "pa.Schema":
     """What a segment written today looks like."""
-    return pa.schema([(name, arrow) for name, arrow, _ in columns(table)])
+    import pyarrow as pa  # here, as a query that reads no segment by itself is answered sooner without it
+
+    types = {
+        "BIGINT": pa.int64(),
+        "DOUBLE": pa.float64(),
+        "FLOAT": pa.float32(),
+        "INTEGER": pa.int32(),
+        "VARCHAR": pa.string(),
+        "BOOLEAN": pa.bool_(),
+        "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", tz="UTC"),
+    }
+    return pa.schema([(name, types[kind]) for name, kind in columns(table)])
 
 
 def column_list(table: str) -> str:
     """The columns as a SQL select list."""
-    return ", ".join(name for name, _, _ in columns(table))
+    return ", ".join(name for name, _ in columns(table))
 
 
 def _bare(hint: Any) -> Any:

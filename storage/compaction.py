@@ -17,17 +17,9 @@ import pyarrow.parquet as pq
 from specs.records import TABLES
 from specs.segment_names import DigestedFile, SegmentName, content_digest
 from storage.columns import arrow_schema
+from storage.contents import MERGED, inspect, merged_away, read_groups, write_merged
 from storage.database import sync_directory
-from storage.segments import (
-    MERGED,
-    BadSegmentError,
-    Segment,
-    inspect,
-    merged_away,
-    read_groups,
-    run_segments,
-    write_merged,
-)
+from storage.segments import BadSegmentError, Segment, run_segments
 
 MOST_SMALL = 32
 """A table of a run under way is merged when it has as many segments of the trainer's own."""

@@ -1,5 +1,6 @@
 """The ingester, of which one works at a time: it brings the index up to what the directories hold."""
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,19 @@ from filelock import FileLock
 from storage import catalogue, database
 from storage.columns import NATIVE, PARQUET, column_list
 from storage.compaction import KEEP_SECONDS, compact_run, delete_merged
+from storage.contents import read
 from storage.documentation import comment
 from storage.provenance import unit_provenance
-from storage.relations import in_segments, views
-from storage.segments import BadSegmentError, read
+from storage.relations import SUMMARY, in_segments, rewards, views
+from storage.segments import BadSegmentError
 from storage.units import (
     ENDED,
-    OF_UNITS,
     KnownSegment,
     Unit,
     as_row,
     known_segments,
     known_stamps,
+    of_units,
     problems,
     read_units,
     unit_stamps,
@@ -121,7 +123,7 @@ def _ingest(root: Path, merged: int = 0, *, from_scratch: bool = False) -> Inges
     connection = database.create(root) if indexed is None else database.open_copy(root)
     try:
         connection.execute("BEGIN")
-        known = known_segments(connection, "recorded", OF_UNITS, [[*changed, *gone]])
+        known = known_segments(connection, "recorded", of_units([*changed, *gone]))
         _remove(connection, [*changed, *gone])
         entries: list[KnownSegment] = []
         names = sorted(changed)
@@ -166,9 +168,9 @@ def _indexed_stamps(root: Path) -> dict[str, str | None] | None:
 
 def _remove(connection: duckdb.DuckDBPyConnection, units: list[str]) -> None:
     for table in ("units", *catalogue.TABLES):
-        connection.execute(f"DELETE FROM recorded.{table} WHERE unit IN (SELECT unnest(?))", [units])
-    for table in ("segments", *NATIVE):
-        connection.execute(f"DELETE FROM recorded.{table} WHERE {OF_UNITS}", [units])
+        connection.execute(f"DELETE FROM recorded.{table} WHERE unit IN (SELECT unnest({database.quoted_list(units)}))")
+    for table in ("segments", SUMMARY, *NATIVE):
+        connection.execute(f"DELETE FROM recorded.{table} WHERE {of_units(units)}")
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]) -> list[KnownSegment]:
@@ -191,6 +193,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]
             continue  # deleted meanwhile
     for table, parts in copied.items():
         _insert_copied(connection, table, parts)
+    database.insert_rows(connection, f"recorded.{SUMMARY}", _rewards(root, units))
     database.insert_rows(connection, "recorded.segments", [as_row(entry) for entry in entries])
     stamps = [{"unit": unit.path, "stamp": unit.stamp, "has_merged": unit.has_merged} for unit in units]
     database.insert_rows(connection, "recorded.units", stamps)
@@ -205,13 +208,43 @@ def _insert_copied(connection: duckdb.DuckDBPyConnection, table: str, parts: lis
         connection.unregister("incoming")
 
 
+def _rewards(root: Path, units: list[Unit]) -> list[catalogue.Row]:
+    """The rows of the summary of runs. One whose metrics cannot be read has none: it is left to readers, who say so."""
+    runs = [unit for unit in units if unit.path.startswith("runs/")]
+    with database.connect() as connection:  # an error would end the transaction on the ingester's own
+        database.create_tables(connection, "recorded")
+        attempts = [row for unit in runs for row in unit.rows["attempts"]]
+        database.insert_rows(connection, "recorded.attempts", attempts)
+        connection.execute(f"CREATE VIEW recorded.superseded AS {views()['recorded.superseded'].select}")
+        try:
+            return _rewards_of(connection, root, runs)
+        except duckdb.Error:
+            rows = []
+            for run in runs:
+                with contextlib.suppress(duckdb.Error):
+                    rows += _rewards_of(connection, root, [run])
+            return rows
+
+
+def _rewards_of(connection: duckdb.DuckDBPyConnection, root: Path, runs: list[Unit]) -> list[catalogue.Row]:
+    entries = [
+        entry for run in runs for entry in run.segments if entry.segment.table == "metrics" and not entry.problem
+    ]
+    current = [entry.segment for entry in entries if entry.current_columns]
+    other = [entry.segment for entry in entries if not entry.current_columns]
+    resumed = {row[0] for row in connection.execute("SELECT run_id FROM recorded.superseded").fetchall()}
+    found = connection.execute(rewards(in_segments("metrics", root, current, other, resumed))).fetchall()
+    known = {row[0]: dict(zip(("last_step", "reward_first", "reward_last"), row[1:], strict=True)) for row in found}
+    return [{"run_id": run_id} | known.get(run_id, {}) for run in runs for run_id in [Path(run.path).name]]
+
+
 def _name_segments(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
     """Makes the relations over the segments that there are now, on which the contract's views stand."""
     connection.execute(f"CREATE OR REPLACE VIEW recorded.superseded AS {views()['recorded.superseded'].select}")
     resumed = connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()
     superseded = {run_id for (run_id,) in resumed}
     for table in PARQUET:
-        entries = known_segments(connection, "recorded", "problem IS NULL AND table_name = ?", [table]).values()
+        entries = known_segments(connection, "recorded", f"problem IS NULL AND table_name = '{table}'").values()
         current = [entry.segment for entry in entries if entry.current_columns]
         other = [entry.segment for entry in entries if not entry.current_columns]
         rows = in_segments(table, root, current, other, superseded)

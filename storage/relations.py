@@ -16,6 +16,8 @@ _NOT_SUPERSEDED = (
     "NOT EXISTS (FROM recorded.superseded AS s"
     " WHERE s.run_id = r.run_id AND s.attempt = r.attempt AND r.step > s.valid_through)"
 )
+SUMMARY = "rewards"
+"""The table that an ingest keeps of what it reads in the runs' metrics."""
 UNIT_OF_RUN = "'runs/' || run_id"
 """SQL: the unit of the run that a row is of."""
 
@@ -28,7 +30,7 @@ class View:
     over: tuple[str, ...]
     """The views that must be made before it, in that order."""
     tables: frozenset[str]
-    """The tables recorded in segments that it reads in the end."""
+    """The tables recorded in segments, or made from them, that it reads in the end."""
 
 
 @cache
@@ -39,7 +41,7 @@ def views() -> dict[str, View]:
         words = re.findall(r"[\w.]+", select)
         direct = [other for other in made if other in words]
         over = dict.fromkeys(inner for other in direct for inner in (*made[other].over, other))
-        tables = {table for table in (*NATIVE, *PARQUET) if f"recorded.{table}" in words}
+        tables = {table for table in (*NATIVE, *PARQUET, SUMMARY) if f"recorded.{table}" in words}
         made[name] = View(select, tuple(over), frozenset(tables.union(*(made[other].tables for other in direct))))
     return made | {"metric_names": View(metric_names(), (), frozenset())}
 
@@ -69,9 +71,14 @@ def in_segments(
     # One relation over files is read several times as fast as a union with it. Where all columns may not be there, a
     # relation without rows gives them their place and type.
     if other or len(parts) != 1:
-        nulls = ", ".join(f"NULL::{kind} AS {name}" for name, _, kind in columns(table))
+        nulls = ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns(table))
         parts.insert(0, f"SELECT {nulls} WHERE false")
     return f"SELECT {column_list(table)} FROM ({' UNION ALL BY NAME '.join(parts)})"
+
+
+def rewards(metrics: str) -> str:
+    """The rows of the summary of some rows of `metrics`, both as a SELECT."""
+    return f"WITH metrics AS ({metrics}) {database.sql('queries/rewards.sql')}"
 
 
 def _read(root: Path, segments: Iterable[Segment], options: str) -> str:

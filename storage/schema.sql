@@ -22,6 +22,14 @@ CREATE TABLE segments (
     problem VARCHAR                     -- why it is skipped; NULL: it is good
 );
 
+-- One row per run that could be read whole, see queries/rewards.sql; without rewards of NULLs.
+CREATE TABLE rewards (
+    run_id VARCHAR,
+    last_step INTEGER,
+    reward_first DOUBLE,
+    reward_last DOUBLE
+);
+
 CREATE TABLE events (
     run_id VARCHAR,
     attempt INTEGER,

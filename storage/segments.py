@@ -1,25 +1,16 @@
-"""Segments, the Parquet files that hold a run's rows: listing, checking and reading them."""
+"""Segments, the Parquet files that hold a run's rows, as the directories list them."""
 
-import json
 import os
 import re
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 from specs.records import TABLES
-from specs.segment_names import SegmentName, content_digest, parse_segment_name
-from storage.columns import EVALUATED, arrow_schema
+from specs.segment_names import SegmentName, parse_segment_name
+from storage.columns import EVALUATED
 
 _FINGERPRINT = re.compile(r"[0-9a-f]+")
-MERGED = b"rpg.merged"
-"""Key of a compacted segment's metadata: the names of all segments whose rows are in it."""
 
 
 class BadSegmentError(Exception):
@@ -59,17 +50,6 @@ class Segment:
         return here == before and bool(self.parsed.digest or self.modified_ns == other.modified_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
-    """What a segment says of itself."""
-
-    num_rows: int
-    current_columns: bool
-    """Whether the columns are exactly today's."""
-    merged: frozenset[str] = frozenset()
-    """Names of the segments whose rows a compacted one holds."""
-
-
 def run_segments(root: Path, run_id: str) -> list[Segment]:
     """Every file of one run that is named like a segment, ordered by path; those that were merged into others too."""
     return [segment for segment, is_named in _candidates(root, run_id) if is_named]
@@ -78,79 +58,6 @@ def run_segments(root: Path, run_id: str) -> list[Segment]:
 def misnamed_files(root: Path, run_id: str) -> list[str]:
     """Paths, relative to the home, of a run's files that lie where segments lie and are not named like one."""
     return [segment.key for segment, is_named in _candidates(root, run_id) if not is_named]
-
-
-def merged_away(root: Path, segments: Iterable[Segment]) -> set[str]:
-    """Keys of those of a run's segments whose rows are in a compacted one: they count no more, and may be deleted."""
-    listed = list(segments)
-    merged: dict[str, set[str]] = {}
-    for segment in listed:
-        if segment.parsed.is_compacted:
-            try:
-                merged.setdefault(segment.table, set()).update(inspect(root, segment).merged)
-            except (BadSegmentError, FileNotFoundError):
-                continue  # what it replaced counts, where it is still there
-    return {s.key for s in listed if not s.is_of_evaluate_stage and s.name in merged.get(s.table, ())}
-
-
-@lru_cache(maxsize=2**17)
-def inspect(root: Path, segment: Segment) -> Footer:
-    """Reads a segment's footer; once in a process, as a segment never changes.
-
-    Raises:
-        BadSegmentError: the file is truncated or no Parquet, or its columns or its run are wrong.
-        FileNotFoundError: the file was deleted meanwhile.
-    """
-    try:
-        with pq.ParquetFile(root / segment.key) as file:
-            _require_columns(file.schema_arrow, arrow_schema(segment.table))
-            _require_run(file, segment.run_id)
-            metadata = file.schema_arrow.metadata or {}
-            merged = read_merged(metadata[MERGED]) if MERGED in metadata else frozenset()
-            current = _same_columns(file.schema_arrow, arrow_schema(segment.table))
-            return Footer(file.metadata.num_rows, current, merged)
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, zlib.error) as error:
-        raise BadSegmentError(f"not a whole Parquet file: {_first_line(error)}") from error
-
-
-def write_merged(names: Iterable[str]) -> bytes:
-    """The value of `MERGED`."""
-    return zlib.compress(json.dumps(sorted(names)).encode())
-
-
-def read_merged(value: bytes) -> frozenset[str]:
-    """Raises ValueError or zlib.error where the value is none of `write_merged`."""
-    return frozenset(json.loads(zlib.decompress(value)))
-
-
-def read(root: Path, segment: Segment) -> pa.Table:
-    """All rows of a segment, as of `read_groups`."""
-    groups = list(read_groups(root, segment))
-    return pa.concat_tables(groups) if groups else arrow_schema(segment.table).empty_table()
-
-
-def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
-    """The rows of a segment, a row group at a time, with today's columns; a column that an older file lacks is NULL.
-
-    Raises:
-        BadSegmentError: as for `inspect`, or the data are damaged.
-        FileNotFoundError: the file was deleted meanwhile.
-    """
-    inspect(root, segment)
-    try:
-        if (digest := segment.parsed.digest) and content_digest(root / segment.key) != digest:
-            raise BadSegmentError("damaged: its content is not what was written")
-        with pq.ParquetFile(root / segment.key) as file:
-            for group in range(file.num_row_groups):
-                rows = file.read_row_group(group)
-                columns = [_column(rows, field) for field in arrow_schema(segment.table)]
-                yield pa.Table.from_arrays(columns, schema=arrow_schema(segment.table))
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadSegmentError(f"damaged: {_first_line(error)}") from error
 
 
 def _candidates(root: Path, run_id: str) -> Iterator[tuple[Segment, bool]]:
@@ -187,58 +94,3 @@ def entries(directory: Path) -> "list[os.DirEntry[str]]":
 
 def _name(entry: "os.DirEntry[str]") -> str:
     return entry.name
-
-
-def _require_columns(schema: pa.Schema, expected: pa.Schema) -> None:
-    for name in ("run_id", "step"):
-        if name not in schema.names:
-            raise BadSegmentError(f"foreign: it has no column `{name}`")
-    for field in schema:
-        if field.name in expected.names and not _fits(field.type, expected.field(field.name).type):
-            wanted = expected.field(field.name).type
-            raise BadSegmentError(f"foreign: column `{field.name}` is {field.type}, expected {wanted}")
-
-
-def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of the first type can stand in a column of the second."""
-    families = (_is_number, pa.types.is_boolean, pa.types.is_timestamp, _is_text)
-    return bool(pa.types.is_null(kind)) or any(family(kind) and family(wanted) for family in families)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
-
-
-def _require_run(file: pq.ParquetFile, run_id: str) -> None:
-    """Raises unless the first rows are of the run in whose directory the file lies; by its statistics if it has any."""
-    if not file.metadata.num_rows:
-        return
-    group = file.metadata.row_group(0)
-    columns = (group.column(index) for index in range(group.num_columns))
-    statistics = next(column.statistics for column in columns if column.path_in_schema == "run_id")
-    if statistics is not None and statistics.has_min_max:
-        run_ids = [statistics.min, statistics.max]
-    else:
-        run_ids = pc.unique(file.read_row_group(0, columns=["run_id"]).column(0)).to_pylist()
-    for other in run_ids:
-        if other != run_id:
-            raise BadSegmentError(f"foreign: it has rows of run `{other}`")
-
-
-def _same_columns(schema: pa.Schema, expected: pa.Schema) -> bool:
-    """Whether names and types agree; whether a column may be NULL does not matter to a reader."""
-    return [(field.name, field.type) for field in schema] == [(field.name, field.type) for field in expected]
-
-
-def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
-    if field.name not in table.column_names:
-        return pa.nulls(len(table), field.type)
-    return table.column(field.name).cast(field.type)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0]

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import duckdb
@@ -11,9 +11,9 @@ from storage import catalogue, database
 from storage.columns import NATIVE
 from storage.documentation import comment
 from storage.provenance import unit_provenance
-from storage.relations import UNIT_OF_RUN, in_segments, views
-from storage.segments import BadSegmentError, Segment, read
-from storage.units import OF_UNITS, KnownSegment, known_segments, known_stamps, problems, read_units, unit_stamps
+from storage.relations import SUMMARY, UNIT_OF_RUN, in_segments, rewards, views
+from storage.segments import BadSegmentError, Segment
+from storage.units import KnownSegment, known_segments, known_stamps, of_units, problems, read_units, unit_stamps
 
 _log = logging.getLogger("storage")
 _ABOUT_TABLES = re.compile(r"\b(show|information_schema|pg_catalog|sqlite_master|duckdb_\w+)\b", re.IGNORECASE)
@@ -42,7 +42,7 @@ class Snapshot:
         changed = {unit: stamp for unit, stamp in stamps.items() if indexed.get(unit) != stamp}
         self.num_unknown = sum(indexed.get(unit, "") is not None for unit in changed)
         """How many units are not in the index as they are, those aside that change all the time."""
-        fresh = read_units(root, changed, self._known(OF_UNITS, [[*changed]]) if changed else {})
+        fresh = read_units(root, changed, self._known(of_units(changed)) if changed else {})
         self._outdated = {*changed, *(indexed.keys() - stamps.keys())}
         self._fresh = [entry for unit in fresh for entry in unit.segments]
         self._damaged = dict(damaged or {})
@@ -62,15 +62,11 @@ class Snapshot:
         self.connection.close()
 
     def provide(self, sql: str) -> None:
-        """Makes the tables and views that a query names; all of them where that cannot be told."""
-        try:
-            names = views() if _ABOUT_TABLES.search(sql) else self.connection.get_table_names(sql)
-            named = {name.lower() for name in names}
-        except duckdb.Error:
-            named = set(views())
+        """Makes the tables and views that a query names; all of them if it asks which there are."""
+        named = set(views()) if _ABOUT_TABLES.search(sql) else _views_in(sql)
         if "provenance" in named:
             self._read_provenance()
-        self._make(named & views().keys())
+        self._make(named)
         if "comment" in sql.lower():
             comment(self.connection)
 
@@ -81,8 +77,7 @@ class Snapshot:
 
     def segments_of(self, sql: str) -> list[Segment]:
         """The segments that a query may read."""
-        named = set(re.findall(r"\w+", sql.lower())) & views().keys()
-        tables = {table for name in named for table in views()[name].tables}
+        tables = {table for name in _views_in(sql) for table in views()[name].tables}
         return [entry.segment for table in sorted(tables) for entry in self._entries(table)]
 
     def _create_catalogue(self, fresh: Collection[catalogue.Rows]) -> None:
@@ -119,38 +114,55 @@ class Snapshot:
 
     def _relation(self, table: str) -> str:
         """The rows of a table that is recorded in segments: those that the index has a copy of, and those in files."""
+        if table == SUMMARY:
+            made = rewards(self._in_files("metrics", self._entries(SUMMARY)))
+            return f"{self._stored(SUMMARY, UNIT_OF_RUN)} UNION ALL BY NAME ({made})" if self._attached else made
         copied = table in NATIVE and self._attached
         fresh = [entry for entry in self._fresh if entry.segment.table == table]
-        entries = fresh if copied else self._entries(table)
+        rows = self._in_files(table, fresh if copied else self._entries(table))
+        return f"{self._stored(table, UNIT_OF_RUN)} UNION ALL BY NAME {rows}" if copied else rows
+
+    def _in_files(self, table: str, entries: Iterable[KnownSegment]) -> str:
+        """The rows of a table in these segments, those that are damaged aside."""
         read = [entry for entry in entries if not entry.problem and entry.segment.key not in self._damaged]
         current = [entry.segment for entry in read if entry.current_columns]
         other = [entry.segment for entry in read if not entry.current_columns]
-        if table not in NATIVE:
-            return in_segments(table, self.root, current, other, self._resumed())
-        rows = in_segments(table, self.root, current, other)
-        return f"{self._stored(table, UNIT_OF_RUN)} UNION ALL BY NAME {rows}" if copied else rows
+        return in_segments(table, self.root, current, other, () if table in NATIVE else self._resumed())
 
     def _entries(self, table: str) -> list[KnownSegment]:
-        """A table's segments."""
-        indexed = self._indexed("table_name = ?", [table])
+        """A table's segments; of the summary those of the runs that the index has none of."""
+        if table == SUMMARY:
+            indexed = self._indexed(
+                "table_name = 'metrics' AND run_id NOT IN (SELECT run_id FROM store.recorded.rewards)"
+            )
+            table = "metrics"
+        else:
+            indexed = self._indexed(f"table_name = '{table}'")
         return [*indexed, *(entry for entry in self._fresh if entry.segment.table == table)]
 
-    def _indexed(self, condition: str, parameters: Sequence[object] = ()) -> list[KnownSegment]:
+    def _indexed(self, condition: str) -> list[KnownSegment]:
         """The segments of the index that still hold and fulfil a condition in SQL."""
-        known = self._known(condition, parameters).values()
+        known = self._known(condition).values()
         return [entry for entry in known if f"runs/{entry.segment.run_id}" not in self._outdated]
 
-    def _known(self, condition: str, parameters: Sequence[object]) -> dict[str, KnownSegment]:
-        return known_segments(self.connection, "store.recorded", condition, parameters) if self._attached else {}
+    def _known(self, condition: str) -> dict[str, KnownSegment]:
+        return known_segments(self.connection, "store.recorded", condition) if self._attached else {}
 
     def _resumed(self) -> set[str]:
         """The runs of which some rows are superseded."""
         return {row[0] for row in self.connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()}
 
 
+def _views_in(sql: str) -> set[str]:
+    """The views whose names are words of a query: those that it reads, and perhaps others."""
+    return set(re.findall(r"\w+", sql.lower())) & views().keys()
+
+
 def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, str]:
     """Which segments are damaged where a query failed over a file, by key: the one that the error names, or whichever
     of all that the query reads. A file that is not there is not damaged."""
+    from storage.contents import read
+
     segments = snapshot.segments_of(sql)
     named = [segment for segment in segments if segment.key in str(error)]
     damaged = {}

@@ -12,11 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
-import pyarrow as pa
 from filelock import Timeout
 
 from storage.errors import QueryError
-from storage.ingest import Ingested, ingest
 from storage.snapshot import Snapshot, find_damage
 from storage.statements.limits import DEFAULT_LIMITS, Limits, confine
 from storage.statements.statement import Params, Statement
@@ -24,6 +22,9 @@ from storage.statements.statement import Params, Statement
 if TYPE_CHECKING:
     import pandas
     import polars
+    import pyarrow as pa
+
+    from storage.ingest import Ingested
 
 _Answer = TypeVar("_Answer")
 _ATTEMPTS = 8
@@ -37,7 +38,7 @@ _MOVED = "a file was removed while it was being queried: earlier answers were of
 class Result:
     """The answer to a query."""
 
-    table: pa.Table
+    table: "pa.Table"
     warnings: tuple[str, ...] = ()
     """Segments that were left out because they are damaged, one line each, and whether the snapshot moved on."""
 
@@ -53,7 +54,7 @@ class Result:
             return []
         return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
 
-    def arrow(self) -> pa.Table:
+    def arrow(self) -> "pa.Table":
         """The answer as an Arrow table."""
         return self.table
 
@@ -72,12 +73,24 @@ class Result:
 
 @dataclass(frozen=True)
 class Stream:
-    """The answer to a query, as it comes."""
+    """The answer to a query, as it comes: its rows can be read once, in one of two forms."""
 
-    schema: pa.Schema
-    batches: Iterator[pa.RecordBatch]
+    _statement: Statement
     warnings: tuple[str, ...]
     """As a `Result` has them."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns' names in order. Two may be equal."""
+        return self._statement.columns
+
+    def rows(self) -> Iterator[list[tuple[Any, ...]]]:
+        """The rows as plain Python values, some thousand at a time. Times are UTC, with their time zone."""
+        return self._statement.rows()
+
+    def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
+        """The rows as Arrow's batches instead, and the columns' types."""
+        return self._statement.batches()
 
 
 class Store:
@@ -143,12 +156,14 @@ class Store:
         with self._alone():
             statement, warnings = self._attempt(sql, params, lambda statement: statement)
             try:
-                yield Stream(statement.schema, statement.batches(), warnings)
+                yield Stream(statement, warnings)
             except duckdb.Error as error:
                 raise QueryError(f"{error}\n  hint: a file was removed or is damaged; ask again") from error
 
-    def ingest(self) -> Ingested:
+    def ingest(self) -> "Ingested":
         """Loads what is not in the database yet; waits for another ingester. The snapshot stays as it is."""
+        from storage.ingest import ingest
+
         return ingest(self.root)
 
     @contextlib.contextmanager
@@ -188,6 +203,8 @@ class Store:
     def _take_snapshot(self, damaged: Mapping[str, str]) -> Snapshot:
         snapshot = Snapshot(self.root, damaged=damaged)
         if snapshot.num_unknown > _MOST_UNKNOWN:
+            from storage.ingest import ingest
+
             with contextlib.suppress(Timeout, OSError, duckdb.Error):  # another one does, or the home is read-only
                 snapshot.close()
                 ingest(self.root, wait_seconds=0)
@@ -210,8 +227,10 @@ def _require(package: str) -> None:
         raise ImportError(f"this needs {package}: `pip install {package}`; `.arrow()` and `.rows` need nothing more")
 
 
-def _plain_integers(table: pa.Table) -> pa.Table:
+def _plain_integers(table: "pa.Table") -> "pa.Table":
     """Makes 64-bit integers of the 38-digit decimals that DuckDB's sums of integers are, where they fit."""
+    import pyarrow as pa
+
     for index, field in enumerate(table.schema):
         if pa.types.is_decimal(field.type) and field.type.precision == 38 and field.type.scale == 0:
             try:

@@ -7,7 +7,7 @@ listing of `runs/`.
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,13 @@ from typing import Any
 import duckdb
 
 from storage.catalogue import Rows, read_unit
-from storage.segments import BadSegmentError, Segment, entries, inspect, merged_away, run_segments
+from storage.database import quoted_list
+from storage.segments import BadSegmentError, Segment, entries, run_segments
 
 _SETTLED_NS = 2_000_000_000
 """A directory that changed less than so long ago may change again without its time showing it."""
 ENDED = ("finished", "failed", "cancelled")
 """Statuses of a run that nobody executes."""
-OF_UNITS = "'runs/' || run_id IN (SELECT unnest(?))"
-"""SQL: whether a row with a `run_id` is of one of these units."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,8 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
     merged: set[str] = set()
 
     def read_segments(run_id: str) -> None:
+        from storage.contents import merged_away
+
         listed = run_segments(root, run_id)
         merged.update(merged_away(root, listed))
         live = (segment for segment in listed if segment.key not in merged)
@@ -96,6 +97,8 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
 
 def _inspected(root: Path, segment: Segment, before: KnownSegment | None) -> KnownSegment | None:
     """None if the file was deleted meanwhile."""
+    from storage.contents import inspect
+
     if before is not None and not before.problem and segment.is_as(before.segment):
         return before
     try:
@@ -150,14 +153,16 @@ def known_stamps(connection: duckdb.DuckDBPyConnection, schema: str) -> dict[str
     return dict(connection.execute(f"SELECT unit, stamp FROM {schema}.units").fetchall())
 
 
-def known_segments(
-    connection: duckdb.DuckDBPyConnection, schema: str, condition: str, parameters: Sequence[object] = ()
-) -> dict[str, KnownSegment]:
+def of_units(units: Iterable[str]) -> str:
+    """SQL: whether a row with a `run_id` is of one of these units."""
+    return f"'runs/' || run_id IN (SELECT unnest({quoted_list(units)}))"
+
+
+def known_segments(connection: duckdb.DuckDBPyConnection, schema: str, condition: str) -> dict[str, KnownSegment]:
     """The segments of an index that fulfil a condition in SQL, by key."""
     rows = connection.execute(
         "SELECT key, table_name, run_id, num_bytes, modified_ns, num_rows, current_columns, problem"
-        f" FROM {schema}.segments WHERE {condition}",
-        list(parameters),
+        f" FROM {schema}.segments WHERE {condition}"
     ).fetchall()
     return {row[0]: KnownSegment(Segment(*row[:5]), *row[5:]) for row in rows}
 

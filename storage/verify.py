@@ -8,8 +8,9 @@ import duckdb
 from storage import database
 from storage.catalogue import FREED, read_attempts, read_document
 from storage.columns import NATIVE
+from storage.contents import inspect, merged_away, read
 from storage.liveness import STATUSES
-from storage.segments import BadSegmentError, Segment, entries, inspect, merged_away, misnamed_files, read, run_segments
+from storage.segments import BadSegmentError, Segment, entries, misnamed_files, run_segments
 from storage.units import ENDED, KnownSegment, known_segments
 
 _ANSWERS = {

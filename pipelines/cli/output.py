@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from storage.store import Stream
 
 MOST_TABLE_ROWS = 1000
@@ -53,29 +51,25 @@ def write_stream(stream: "Stream", kind: Format, output: Path | None) -> None:
 
 def _texts(stream: "Stream", kind: Format, *, width: int | None) -> Iterator[str]:
     """The answer in pieces."""
-    columns = stream.schema.names
+    columns = stream.columns
     if kind is Format.table:
         shown: list[tuple[Any, ...]] = []
         count = 0
-        for batch in stream.batches:
-            shown += _rows(batch.slice(0, MOST_TABLE_ROWS - len(shown)))
-            count += len(batch)
+        for rows in stream.rows():
+            shown += rows[: MOST_TABLE_ROWS - len(shown)]
+            count += len(rows)
         yield table_text(columns, shown, width=width, num_rows=count)
     elif kind is Format.csv:
         yield csv_text([columns])
-        for batch in stream.batches:
-            yield csv_text(_rows(batch))
+        for rows in stream.rows():
+            yield csv_text(rows)
     else:
         start = "["
-        for batch in stream.batches:
-            for row in as_objects(columns, _rows(batch)):
+        for rows in stream.rows():
+            for row in as_objects(columns, rows):
                 yield f"{start}\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
                 start = ","
         yield "[]\n" if start == "[" else "\n]\n"
-
-
-def _rows(batch: "pa.RecordBatch") -> list[tuple[Any, ...]]:
-    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
@@ -129,7 +123,7 @@ def cell_text(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
-    if isinstance(value, (list, dict)):
+    if isinstance(value, (list, tuple, dict)):
         value = json.dumps(plain(value), ensure_ascii=False)
     return str(value).translate(_CONTROL)
 
@@ -171,7 +165,7 @@ def plain(value: Any) -> Any:
 
 
 def _csv_field(value: Any) -> Any:
-    if isinstance(value, (list, dict)):
+    if isinstance(value, (list, tuple, dict)):
         return json.dumps(plain(value), ensure_ascii=False)
     return value.isoformat() if isinstance(value, (datetime, date)) else value
 
@@ -198,9 +192,10 @@ def _write_parquet(stream: "Stream", file: BinaryIO) -> None:
         raise RpgError("Parquet is not for a terminal; give -o FILE")
     # DuckDB's sums of integers are decimals of 38 digits, which few programs take for integers.
     sums = pa.decimal128(38, 0)
-    schema = pa.schema([field.with_type(pa.int64()) if field.type == sums else field for field in stream.schema])
+    given, batches = stream.batches()
+    schema = pa.schema([field.with_type(pa.int64()) if field.type == sums else field for field in given])
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for batch in stream.batches:
+        for batch in batches:
             try:
                 writer.write_batch(batch.cast(schema))
             except pa.ArrowInvalid as error:

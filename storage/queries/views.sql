@@ -94,20 +94,7 @@ ORDER BY runs.experiment, run, wide.step;
 --   accuracy_after: mean@k at the last evaluated step, 0 to 1; mean over the sets
 --   evaluated_step: that step
 CREATE VIEW run_summary AS
-WITH rewards AS (
-    SELECT run_id, step, value, max(step) OVER run AS last_step, min(step) OVER run AS first_step
-    FROM metrics WHERE name = 'reward/mean'
-    WINDOW run AS (PARTITION BY run_id)
-),
-reward AS (
-    SELECT
-        run_id,
-        max(step) AS last_step,
-        avg(value) FILTER (step < first_step + 10) AS reward_first,
-        avg(value) FILTER (step > last_step - 10) AS reward_last
-    FROM rewards GROUP BY run_id
-),
-accuracies AS (
+WITH accuracies AS (
     SELECT run_id, step, avg(value) AS value, count(*) AS num_sets
     FROM evaluations WHERE metric LIKE 'mean@%' GROUP BY run_id, step
 ),
@@ -135,7 +122,7 @@ SELECT
     accuracy.accuracy_before,
     accuracy.accuracy_after,
     accuracy.evaluated_step
-FROM runs LEFT JOIN reward USING (run_id) LEFT JOIN accuracy USING (run_id)
+FROM runs LEFT JOIN recorded.rewards AS reward USING (run_id) LEFT JOIN accuracy USING (run_id)
 ORDER BY runs.experiment, runs.name;
 
 -- One row per experiment, setting, set and measure: the mean over the seeds of finished runs, each at its last evaluated step,

@@ -14,6 +14,7 @@ from typing import Any
 
 import duckdb
 
+from storage.database import quoted
 from storage.errors import QueryError
 from storage.statements.functions import SCALAR, TABLE
 
@@ -83,7 +84,7 @@ def _after(sql: str, tokens: list[tuple[int, str]], number: int) -> str:
 
 def _parse(connection: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Any]:
     """DuckDB's own tree of the statements. It binds nothing and runs nothing."""
-    row = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
+    row = connection.execute(f"SELECT json_serialize_sql({quoted(sql)}::VARCHAR)").fetchone()
     assert row
     try:
         parsed: dict[str, Any] = json.loads(row[0])

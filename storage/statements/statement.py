@@ -2,10 +2,9 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
-import pyarrow as pa
 
 from storage.errors import QueryError, explain, is_about_files
 from storage.relations import views
@@ -13,20 +12,27 @@ from storage.snapshot import Snapshot
 from storage.statements.limits import Limits, Stopwatch, memory_limit, memory_text, out_of_memory
 from storage.statements.reading import require_reading
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _BATCH_ROWS = 16_384
 _Answer = TypeVar("_Answer")
 Params = Sequence[object] | Mapping[str, object]
 
 
 class Statement:
-    """A statement on a snapshot's connection, on which nothing else may run until it is closed."""
+    """A statement on a snapshot's connection, on which nothing else may run until it is closed.
+
+    Its rows are read once, as Python values or as Arrow batches: the first without loading Arrow.
+    """
 
     def __init__(self, snapshot: Snapshot, limits: Limits) -> None:
         self._snapshot = snapshot
         self._connection = snapshot.connection
         self._watch = Stopwatch(self._connection, limits.seconds)
         self._memory_limit = memory_limit(self._connection)
-        self._reader = pa.RecordBatchReader.from_batches(pa.schema([]), [])
+        self.columns: tuple[str, ...] = ()
+        """The names of the answer's columns, in order. Two may be equal."""
         self._open = False
 
     def start(self, sql: str, params: Params) -> None:
@@ -40,27 +46,31 @@ class Statement:
         # Rolled back at the end, so that a type that a PIVOT makes on its way is not there for the next statement.
         self._connection.begin()
         self._open = True
-        self._reader = self._within_limits(lambda: self._execute(sql, params))
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The answer's columns and their types."""
-        return self._reader.schema
+        self._within_limits(lambda: self._connection.execute(sql, params or None))
+        self.columns = tuple(column[0] for column in self._connection.description or ())
 
     @property
     def stuck(self) -> bool:
         """Whether it did not stop when it was told to. Its connection must not be closed then."""
         return self._watch.stuck
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, once. Raises as `start` does."""
-        while (batch := self._within_limits(lambda: next(self._reader, None))) is not None:
-            yield batch
+    def rows(self) -> Iterator[list[tuple[Any, ...]]]:
+        """The rows as plain Python values, so many at a time. Times are UTC. Raises as `start` does."""
+        while rows := self._within_limits(lambda: self._connection.fetchmany(_BATCH_ROWS)):
+            yield rows
 
-    def table(self) -> pa.Table:
+    def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
+        """The columns and their types, and the rows. Raises as `start` does, also while the batches are read."""
+        reader = self._within_limits(lambda: self._connection.to_arrow_reader(_BATCH_ROWS))
+        return reader.schema, iter(lambda: self._within_limits(lambda: next(reader, None)), None)
+
+    def table(self) -> "pa.Table":
         """All rows. Raises as `start` does; an answer larger than the memory limit is a QueryError too."""
+        import pyarrow as pa
+
+        schema, read = self.batches()
         batches, num_bytes = [], 0
-        for batch in self.batches():
+        for batch in read:
             batches.append(batch)
             num_bytes += batch.nbytes
             if num_bytes > self._memory_limit:
@@ -68,7 +78,7 @@ class Statement:
                     f"the answer needs more than {memory_text(self._memory_limit)}, the memory limit\n"
                     "  hint: `--memory SIZE` allows more; `-o FILE` and `--format csv` do not hold the answer whole"
                 )
-        return pa.Table.from_batches(batches, self.schema)
+        return pa.Table.from_batches(batches, schema)
 
     def close(self) -> None:
         """Ends it."""
@@ -79,9 +89,6 @@ class Statement:
     def _prepare(self, sql: str) -> None:
         require_reading(self._connection, sql, views())
         self._snapshot.provide(sql)
-
-    def _execute(self, sql: str, params: Params) -> pa.RecordBatchReader:
-        return self._connection.execute(sql, params or None).to_arrow_reader(_BATCH_ROWS)
 
     def _within_limits(self, part: Callable[[], _Answer]) -> _Answer:
         """The answer of a part of the work; after an error the statement is closed."""

@@ -21,6 +21,7 @@ import pytest
 from pipelines.cli import main
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from specs import parse_objective
+from storage import rebuild
 from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
@@ -189,6 +190,33 @@ def test_a_result_of_many_batches_is_written_whole_in_each_format(call: Call, tm
     code, _, err = call("sql", "select (2::hugeint << 70) as h", "-o", str(tmp_path / "wide.parquet"))
     assert (code, "cast integers of more than 64 bits" in err) == (2, True)
     assert not (tmp_path / "wide.parquet").exists()
+
+
+def test_values_of_every_type_are_written_in_each_format(call: Call) -> None:
+    for kind in ("table", "csv", "json"):
+        code, out, err = call("sql", "from test_all_types()", "--format", kind)
+        assert (code, err) == (0, ""), kind
+    first, *_ = json.loads(out)
+    assert first["map"] == {}
+    assert first["fixed_int_array"] == [None, 2, 3]
+    assert first["uuid"] == "00000000-0000-0000-0000-000000000000"
+
+
+def test_sql_over_what_is_ingested_needs_neither_arrow_nor_pandas(home: Path) -> None:
+    for path in home.rglob("*"):
+        if path.is_dir():
+            os.utime(path, (0, 0))  # a directory that has just changed may change again and is read by itself
+    rebuild(home)
+    query = (
+        "select run_id, c.step, reward, started_at, cell from learning_curves c join runs using (run_id)"
+        " where run_id like '%1111' order by c.step"
+    )
+    code = f"import sys\ntry:\n    {MAIN}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "sql", query, "--format", "csv"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[1].startswith("sums-s0-aaaa1111,1,0.5,2026-11-20T12:00:00+00:00")
+    assert not {"pandas", "pyarrow", "numpy", "torch", "prefect"} & {*done.stderr.split()}
 
 
 def test_an_output_replaces_plain_files_only(call: Call, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_time_limit_is_of_all_batches_together(home: Path) -> None:
         pytest.raises(QueryError, match="time limit"),
         store.stream(f"from range(1000000) union all by name {rows}") as answer,
     ):
-        for _ in answer.batches:
+        for _ in answer.rows():
             pass
 
 
@@ -68,7 +68,7 @@ def test_a_call_that_does_not_stop_is_left_alone_and_the_store_goes_on(home: Pat
 def test_the_time_that_others_take_does_not_count(home: Path) -> None:
     with Store.open(home, Limits(seconds=0.5)) as store, store.stream("from range(200000)") as answer:
         time.sleep(0.6)
-        assert sum(len(batch) for batch in answer.batches) == 200_000
+        assert sum(len(rows) for rows in answer.rows()) == 200_000
 
 
 @pytest.mark.usefixtures("scratch")
@@ -83,13 +83,13 @@ def test_what_cannot_go_to_disk_stops_at_the_memory_limit(home: Path) -> None:
 
 def test_a_stream_holds_no_more_than_a_batch(home: Path) -> None:
     with Store.open(home, SMALL) as store, store.stream("select repeat('a', 1000) from range(200000)") as answer:
-        assert sum(len(batch) for batch in answer.batches) == 200_000
+        assert sum(len(rows) for rows in answer.rows()) == 200_000
 
 
 def test_what_does_not_fit_goes_to_a_directory_that_is_removed(home: Path, scratch: Path) -> None:
     with Store.open(home, Limits(memory_bytes=40_000_000)) as store:
         with store.stream("select range, hash(range) as h from range(4000000) order by h") as answer:
-            next(answer.batches)
+            next(answer.rows())
             (directory,) = scratch.iterdir()
             assert directory.stat().st_mode & 0o777 == 0o700
             assert list(directory.iterdir())
