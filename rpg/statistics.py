@@ -25,7 +25,7 @@ factor of its own, Burdick and Graybill 1992, Confidence Intervals on Variance C
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -53,6 +53,10 @@ class Interval:
     def known(self) -> bool:
         """Whether there is an interval."""
         return not math.isnan(self.low)
+
+    def within(self, least: float, most: float) -> "Interval":
+        """The part of the interval that the figure can be in: a probability is not above 1, a duration not below 0."""
+        return replace(self, low=max(self.low, least), high=min(self.high, most)) if self.known else self
 
     def excludes(self, value: float) -> bool:
         """Whether the interval lies wholly to one side of `value`."""

@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 
 from pipelines.report.answer import Accuracy
 from pipelines.report.charts import Line, line_chart, number, thin
+from pipelines.report.endings import LEAST_SEEDS
 from pipelines.report.evidence import Curve, Curves
 from pipelines.report.marks import StepMarks
 from pipelines.report.palette import DrawnGroup
 from pipelines.report.statistics import seed_mean
-from specs.metrics import CHARTED
+from specs.metrics import CHARTED, Metric
 
-LEAST_SEEDS = 4
-"""Whose mean gets an interval at each step; of fewer each seed is drawn, and nothing is claimed of others."""
 _CROWD = 3
 """More groups than these make a chart in which each step's noise hides the courses."""
 _POINTS_IN_A_CROWD = 60
@@ -38,7 +37,7 @@ def learning_curves(
         if values.size and values.min() == values.max():
             constant.append(f"{metric.name} {number(float(values[0]))}")
         elif values.size:
-            lines = [line for each in drawn for line in _lines(each, by_run, confidence, most_points(drawn))]
+            lines = [line for each in drawn for line in _lines(each, metric, by_run, confidence, most_points(drawn))]
             charts.append(line_chart(lines, title=metric.heading, behind=marks.draw))
     return charts, constant
 
@@ -64,7 +63,7 @@ def _accuracy_line(accuracy: Accuracy, drawn: DrawnGroup) -> Line:
     return Line(points, label=accuracy.label, color=drawn.color, bands=[(low, high)])
 
 
-def _lines(drawn: DrawnGroup, by_run: Mapping[str, Curve], confidence: float, most: int) -> list[Line]:
+def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confidence: float, most: int) -> list[Line]:
     """Of one metric: the mean over the seeds, with its interval or with each seed beside it.
 
     Args:
@@ -82,7 +81,10 @@ def _lines(drawn: DrawnGroup, by_run: Mapping[str, Curve], confidence: float, mo
         single = [np.column_stack([steps, row]) for row in values] if len(seeds) > 1 else []
         return [*(Line(curve, color=color, faint=True) for curve in single), Line(mean, label=label, color=color)]
     kept = thin(mean)
-    intervals = [seed_mean(values[:, steps == step].ravel(), confidence=confidence) for step in kept[:, 0]]
+    intervals = [
+        seed_mean(values[:, steps == step].ravel(), confidence=confidence).within(metric.least, metric.most)
+        for step in kept[:, 0]
+    ]
     low, high = (
         [(float(step), getattr(interval, end)) for step, interval in zip(kept[:, 0], intervals, strict=True)]
         for end in ("low", "high")

@@ -20,9 +20,9 @@ from pipelines.report.answer import (
     outcomes,
     outcomes_of_other_measures,
 )
-from pipelines.report.curves import LEAST_SEEDS, accuracy_curves, learning_curves, most_points
+from pipelines.report.curves import accuracy_curves, learning_curves, most_points
 from pipelines.report.distributions import distributions
-from pipelines.report.endings import LAST_STEPS, FinalMetric, final_metrics
+from pipelines.report.endings import LAST_STEPS, LEAST_SEEDS, FinalMetric, final_metrics
 from pipelines.report.evidence import Curves, Group, Run, trouble_of
 from pipelines.report.marks import step_marks
 from pipelines.report.page import publish, render
@@ -104,6 +104,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         measures=Listed.of(measures, 200),
         endings=_endings(final_metrics(colored, curves, confidence=confidence)) if len(groups) > 1 else {},
         last_steps=LAST_STEPS,
+        least_seeds=LEAST_SEEDS,
         charts=[*on_the_way, *charts],
         flat=flat,
         legend=[(each.group.label, each.color) for each in drawn if not each.pale],

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_home import record_experiment, record_run, record_two_cells, write
+from recorded_home import START, record_experiment, record_run, record_two_cells, write
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -11,6 +11,8 @@ from pipelines.home import Home
 from pipelines.report.compare import compare
 from pipelines.report.statistics import THESE_WEIGHTS, arms_against_first, mean_interval, spread_of
 from pipelines.runs import NoSuchRunError
+from rpg.recording.segments import SegmentWriter
+from specs.records import MetricRow
 from storage import Store
 
 
@@ -36,6 +38,28 @@ def test_an_experiments_cells_are_groups_of_seeds(home: Home) -> None:
 def test_a_metric_that_is_everywhere_the_same_shows_no_difference(home: Home) -> None:
     rates = [measure for measure in compare(home, ["sums"]).measures if measure.metric == "learning_rate"]
     assert [measure.against_first for measure in rates] == [None, None]
+
+
+def test_from_fewer_than_four_seeds_a_metric_shows_the_seeds_and_from_more_no_interval_leaves_its_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    for count in (3, 4):
+        runs = [record_run(home, f"{count}-s{seed}", seed=seed, experiment=f"sums{count}") for seed in range(count)]
+        for run_id, value in zip(runs, (0.001, 0.002, 0.3, 0.001), strict=False):
+            rows = [MetricRow(run_id, 1, 61, "ratio/ess", 1 - value / 10, START)]
+            rows += [MetricRow(run_id, 1, step, "kl/behaviour", value, START) for step in range(61, 63)]
+            writer = SegmentWriter(home.run(run_id), run_id, 1)
+            writer.rows(rows)
+            writer.flush()
+        record_experiment(home, runs, f"sums{count}")
+    few, more = ({measure.metric: measure for measure in compare(home, [f"sums{count}"]).measures} for count in (3, 4))
+    assert few["kl/behaviour"].seeds == pytest.approx((0.001, 0.002, 0.3))
+    assert not any(measure.value.known for measure in few.values())
+    assert more["kl/behaviour"].value.low == 0 < more["kl/behaviour"].value.high
+    assert more["ratio/ess"].value.high == 1
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    assert "0.101 (0.001, 0.002, 0.3)" in CliRunner().invoke(app, ["compare", "sums3"]).stdout
 
 
 def test_single_runs_are_compared_by_problem_and_have_no_seed_interval(home: Home) -> None:
@@ -112,9 +136,9 @@ def test_the_level_of_the_spec_is_that_of_every_interval(tmp_path: Path) -> None
             intervals += [outcome.after, outcome.before, outcome.gain, outcome.against_first]
         for metric in comparison.measures:
             intervals += [metric.value, metric.against_first]
-        widths[level] = [interval.high - interval.low for interval in intervals if interval is not None]
+        widths[level] = [interval.high - interval.low for interval in intervals if interval and interval.known]
     pairs = list(zip(widths[0.5], widths[0.95], strict=True))
-    assert len(pairs) > 60
+    assert len(pairs) > 50
     assert all(narrow < wide or narrow == wide == 0 for narrow, wide in pairs)
 
 

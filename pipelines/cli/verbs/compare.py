@@ -9,6 +9,8 @@ import typer
 from pipelines.cli.options import AsJson, ServerRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
     from pipelines.report.compare import RunComparison
@@ -81,7 +83,7 @@ def _result_table(comparison: RunComparison) -> Table:
         row = rows.setdefault(f"{outcome.measure} {outcome.dataset}", {})
         row[outcome.label] = _cell(outcome.after, outcome.against_first)
     for measure in comparison.measures:
-        rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first)
+        rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first, measure.seeds)
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in comparison.groups]
     table = _table("result", *labels)
     _add(table, "seeds", *seeds)
@@ -93,8 +95,11 @@ def _result_table(comparison: RunComparison) -> Table:
     return table
 
 
-def _cell(value: Interval, against: Interval | None, *, mark: str = "") -> str:
+def _cell(value: Interval, against: Interval | None, seeds: Sequence[float] = (), *, mark: str = "") -> str:
+    """A figure with its interval, or else with that of each seed; below it the difference from the first column."""
     text = _interval(value, "")
+    if not value.known and len(seeds) > 1:
+        text += f" ({', '.join(f'{seed:.4g}' for seed in seeds)})"
     if against is None:
         return text
     return f"{text}\n  {_interval(against, '+')}{mark}"
