@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 
 def answer_lines(document: "Document", home: Home) -> list[str]:
     """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
-    from pipelines.report.answer import headline, outcomes
-    from pipelines.report.evidence import accuracies, experiment_groups
+    from pipelines.report.answer import outcomes
+    from pipelines.report.evidence import accuracies, experiment_groups, metric_curves
+    from pipelines.report.signal import whole_answer
     from storage import Store
 
     name = document.experiment.name
     groups = experiment_groups(home, name)
     with Store.open(home.root) as store:
-        evaluated = accuracies(store, [run.run_id for group in groups for run in group.runs])
+        run_ids = [run.run_id for group in groups for run in group.runs]
+        evaluated, curves = accuracies(store, run_ids), metric_curves(store, run_ids)
     results = outcomes(groups, evaluated, confidence=document.experiment.evaluation.confidence)
     lines = ["", document.experiment.question] if document.experiment.question else [""]
-    lines += [headline(results), ""]
+    lines += [whole_answer(home, name, groups, results, curves), ""]
     lines += [outcome_line(result, several=len(groups) > 1) for result in results]
     lines += ["", f"report  {home.experiment(name) / 'report.html'}"]
     if others := names_of_others(home, name):

@@ -9,6 +9,7 @@ from pipelines.report import evidence
 from pipelines.report.answer import Outcome, outcomes, outcomes_of_other_measures
 from pipelines.report.endings import FinalMetric, final_metrics
 from pipelines.report.evidence import Group
+from pipelines.report.signal import incomplete, nothing_to_learn
 from storage import Store
 
 
@@ -25,11 +26,18 @@ class RunComparison:
     """pass@k and maj@k on the evaluation sets."""
     measures: tuple[FinalMetric, ...]
     """Training metrics."""
+    notes: tuple[str, ...]
+    """What the figures do not say: groups that had nothing to learn from, experiments of which runs are missing."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; where there is no interval its ends are NaN."""
         groups = [
-            {"label": group.label, "runs": group.run_ids, "seeds": [run.seed for run in group.runs]}
+            {
+                "label": group.label,
+                "runs": group.run_ids,
+                "seeds": [run.seed for run in group.runs],
+                "states": [run.status for run in group.runs],
+            }
             for group in self.groups
         ]
         return {
@@ -38,6 +46,7 @@ class RunComparison:
             "accuracy": [asdict(outcome) for outcome in self.outcomes],
             "measures": [asdict(outcome) for outcome in self.other_measures],
             "metrics": [asdict(measure) for measure in self.measures],
+            "notes": list(self.notes),
         }
 
 
@@ -56,7 +65,11 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         curves = evidence.metric_curves(store, run_ids)
     spec = evidence.differences([group.runs[0].spec for group in groups])
     metrics = final_metrics(groups, curves, confidence=confidence)
-    return RunComparison(tuple(groups), spec, tuple(results), tuple(others), tuple(metrics))
+    missing = [f"{name}: {sentence}" for name in names if (sentence := incomplete(home, name))]
+    notes = [nothing_to_learn(groups, curves), *missing]
+    return RunComparison(
+        tuple(groups), spec, tuple(results), tuple(others), tuple(metrics), tuple(note for note in notes if note)
+    )
 
 
 def _distinct(groups: Sequence[Group]) -> list[Group]:

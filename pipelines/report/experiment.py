@@ -14,7 +14,6 @@ from pipelines.report import evidence
 from pipelines.report.answer import (
     Outcome,
     accuracies_by_step,
-    headline,
     left_behind,
     only_these_weights,
     outcomes,
@@ -29,6 +28,7 @@ from pipelines.report.page import publish, render
 from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
+from pipelines.report.signal import whole_answer
 from pipelines.unrecorded import why_incomplete
 from pipelines.versions import names_of_others, split_name
 from specs.metrics import BY_NAME
@@ -85,7 +85,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         name=name,
         question=runs[0].question,
         facts=_facts(name, groups) + _other_versions(home, kind, name),
-        answer=headline(results),
+        answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, results, curves),
         method=_method(results, confidence),
         warnings=Listed.of(
             [

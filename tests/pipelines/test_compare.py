@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.home import Home
+from pipelines.report import write_experiment_report
 from pipelines.report.compare import compare
 from pipelines.report.statistics import THESE_WEIGHTS, arms_against_first, mean_interval, spread_of
 from pipelines.runs import NoSuchRunError
@@ -40,6 +42,70 @@ def test_a_metric_that_is_everywhere_the_same_shows_no_difference(home: Home) ->
     assert [measure.against_first for measure in rates] == [None, None]
 
 
+def record_metrics(home: Home, run_id: str, **values: float) -> None:
+    """Ten further steps with these values throughout; `kl__behaviour` is kl/behaviour."""
+    writer = SegmentWriter(home.run(run_id), run_id, 1)
+    names = {name.replace("__", "/"): value for name, value in values.items()}
+    writer.rows([MetricRow(run_id, 1, step, name, names[name], START) for step in range(61, 71) for name in names])
+    writer.flush()
+
+
+def test_groups_without_a_signal_are_told_with_what_to_change_instead_of_that_no_cell_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    silent, other = (
+        [
+            record_run(home, f"sums-{high}-s{seed}", seed=seed, values={"objective.clip.high": high}, after=0.46)
+            for seed in range(2)
+        ]
+        for high in (0.1, 0.28)
+    )
+    record_experiment(home, [*silent, *other])
+    for run_id in silent:
+        record_metrics(home, run_id, zero_std_fraction=0.995)
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    told = "There was nothing to learn from in objective.clip.high 0.1: in 99.5 % of the groups all responses had"
+    assert told in CliRunner().invoke(app, ["compare", "sums"]).stdout
+    page = write_experiment_report(home, "sums").read_text()
+    assert told in page
+    assert "no cell differs" in page
+    for run_id in other:
+        record_metrics(home, run_id, zero_std_fraction=1.0)
+    page = write_experiment_report(home, "sums").read_text()
+    assert "There was nothing to learn from: in 99.5 % of the groups" in page
+    assert "take easier problems, a warm_up" in page
+    assert "no cell differs" not in page
+
+
+def test_a_baseline_over_the_batch_learns_from_groups_of_equal_rewards(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    run_id = record_run(home, "sums-s0")
+    record_metrics(home, run_id, zero_std_fraction=1.0)
+    assert len(compare(home, [run_id]).notes) == 1
+    path = home.run(run_id) / "spec.json"
+    write(path, json.loads(path.read_text()) | {"advantage": {"baseline": "batch_mean"}})
+    assert compare(home, [run_id]).notes == ()
+
+
+def test_runs_that_are_missing_are_counted_and_states_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path)
+    runs = [
+        record_run(home, f"sums-s{seed}", seed=seed, status=status)
+        for seed, status in enumerate(("finished", "cancelled", "finished"))
+    ]
+    record_experiment(home, [*runs, "sums-s3"])  # one that was never begun
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = CliRunner().invoke(app, ["compare", "sums"]).stdout
+    assert re.search(r"states +2 finished, 1 cancelled", shown)
+    assert "sums: 2 of 4 runs; incomplete." in shown
+    (group,) = json.loads(CliRunner().invoke(app, ["compare", "sums", "--json"]).stdout)["groups"]
+    assert group["states"] == ["finished", "cancelled", "finished"]
+    assert "2 of 4 runs; incomplete." in write_experiment_report(home, "sums").read_text()
+    record_experiment(home, [runs[0]])
+    assert "incomplete" not in write_experiment_report(home, "sums").read_text()
+
+
 def test_from_fewer_than_four_seeds_a_metric_shows_the_seeds_and_from_more_no_interval_leaves_its_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,11 +113,7 @@ def test_from_fewer_than_four_seeds_a_metric_shows_the_seeds_and_from_more_no_in
     for count in (3, 4):
         runs = [record_run(home, f"{count}-s{seed}", seed=seed, experiment=f"sums{count}") for seed in range(count)]
         for run_id, value in zip(runs, (0.001, 0.002, 0.3, 0.001), strict=False):
-            rows = [MetricRow(run_id, 1, 61, "ratio/ess", 1 - value / 10, START)]
-            rows += [MetricRow(run_id, 1, step, "kl/behaviour", value, START) for step in range(61, 63)]
-            writer = SegmentWriter(home.run(run_id), run_id, 1)
-            writer.rows(rows)
-            writer.flush()
+            record_metrics(home, run_id, ratio__ess=1 - value / 10, kl__behaviour=value)
         record_experiment(home, runs, f"sums{count}")
     few, more = ({measure.metric: measure for measure in compare(home, [f"sums{count}"]).measures} for count in (3, 4))
     assert few["kl/behaviour"].seeds == pytest.approx((0.001, 0.002, 0.3))

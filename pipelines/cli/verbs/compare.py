@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pipelines.report.compare import RunComparison
+    from pipelines.report.evidence import Group
     from pipelines.report.statistics import Interval
 
 _SURE = "accuracy differs (of so many other figures some intervals exclude 0 by chance)"
@@ -44,6 +46,7 @@ def _print(comparison: RunComparison) -> None:
     import sys
 
     from rich.console import Console
+    from rich.text import Text
 
     from pipelines.report.answer import ONE_SEED, only_these_weights
 
@@ -56,6 +59,8 @@ def _print(comparison: RunComparison) -> None:
     console.print(_result_table(comparison))
     if len(comparison.groups) > 1:
         console.print(f"Second lines: difference from the first column; * {_SURE}.")
+    for note in comparison.notes:
+        console.print(Text(note))
     if comparison.outcomes and only_these_weights(comparison.outcomes):
         console.print(ONE_SEED)
 
@@ -87,12 +92,19 @@ def _result_table(comparison: RunComparison) -> Table:
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in comparison.groups]
     table = _table("result", *labels)
     _add(table, "seeds", *seeds)
+    _add(table, "states", *(_states(group) for group in comparison.groups))
     steps = {outcome.label: outcome.step for outcome in comparison.outcomes}
     if len(set(steps.values())) > 1:  # a run that paused or ended early is not what it would be at the end
         _add(table, "evaluated at step", *(str(steps.get(label, "-")) for label in labels))
     for name, cells in rows.items():
         _add(table, name, *(cells.get(label, "-") for label in labels))
     return table
+
+
+def _states(group: Group) -> str:
+    """`finished`, or how many runs are in which state."""
+    counts = Counter(run.status for run in group.runs)
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def _cell(value: Interval, against: Interval | None, seeds: Sequence[float] = (), *, mark: str = "") -> str:

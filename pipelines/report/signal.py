@@ -1,0 +1,73 @@
+"""The whole answer: the headline, and that there was nothing to learn from or that runs are missing, where it is so."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipelines.home import Home
+from pipelines.report.answer import Outcome, headline, percent
+from pipelines.report.evidence import Curves, Group
+from pipelines.runs import status_of
+from pipelines.versions import is_experiment, runs_of
+
+NO_SIGNAL = 0.99
+"""Share of all groups whose rewards are all equal, from which a run counts as one that had nothing to learn from."""
+_WITHIN_GROUPS = ("group_mean", "leave_one_out")
+"""Baselines of an advantage that is zero where a group's rewards are all equal."""
+
+
+def whole_answer(home: Home, name: str, groups: Sequence[Group], results: Sequence[Outcome], curves: Curves) -> str:
+    """The answer in a few sentences.
+
+    Args:
+        name: what was asked about: an experiment, whose missing runs are told, or a run.
+        curves: of `zero_std_fraction` and `reward/mean`.
+    """
+    silent = _without_signal(groups, curves)
+    differs = any(result.against_first and result.against_first.tells_from(0) for result in results)
+    told = len(groups) == 1 or differs or len(silent) < len(groups)
+    sentences = [nothing_to_learn(groups, curves), headline(results) if told else "", incomplete(home, name)]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _without_signal(groups: Sequence[Group], curves: Curves) -> list[Group]:
+    """The groups in whose runs nearly every prompt's responses all had the same reward, throughout training."""
+    within = [group for group in groups if _is_within_groups(group)]
+    return [group for group in within if _of_group(group, curves, "zero_std_fraction") >= NO_SIGNAL]
+
+
+def incomplete(home: Home, name: str) -> str:
+    """`3 of 4 runs; incomplete.`, where runs of an experiment have not finished; else empty."""
+    run_ids = runs_of(home, name) if is_experiment(home, name) else []
+    finished = sum(status_of(home, run_id) == "finished" for run_id in run_ids)
+    return f"{finished} of {len(run_ids)} runs; incomplete." if finished < len(run_ids) else ""
+
+
+def nothing_to_learn(groups: Sequence[Group], curves: Curves) -> str:
+    """That some groups had nothing to learn from, and what to change; empty where all had something."""
+    silent = _without_signal(groups, curves)
+    if not silent:
+        return ""
+    share = min(_of_group(group, curves, "zero_std_fraction") for group in silent)
+    rewards = [_of_group(group, curves, "reward/mean") for group in silent]
+    low, high = min(rewards), max(rewards)
+    reward = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
+    where = "" if len(silent) == len(groups) else f" in {', '.join(group.label for group in silent)}"
+    return (
+        f"There was nothing to learn from{where}: in {percent(share)} of the groups all responses had the same reward "
+        f"(mean {reward}), so that none was better than another. Where all fail, take easier problems, a warm_up, or a "
+        "reward that marks part of an answer; where all succeed, harder problems; a larger training.group_size or "
+        "rollout.temperature lets responses differ."
+    )
+
+
+def _is_within_groups(group: Group) -> bool:
+    advantage = group.runs[0].spec.get("advantage") or {}
+    return advantage.get("baseline", "group_mean") in _WITHIN_GROUPS
+
+
+def _of_group(group: Group, curves: Curves, metric: str) -> float:
+    """The mean over all steps of all its runs; NaN where none has the metric."""
+    by_run = curves.get(metric, {})
+    values = [by_run[run_id][:, 1] for run_id in group.run_ids if run_id in by_run]
+    return float(np.concatenate(values).mean()) if values else float("nan")
