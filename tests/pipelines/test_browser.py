@@ -303,7 +303,7 @@ def test_responses_are_found_and_opened(browser: Browser, home: Home) -> None:
         assert page.evaluate(OUTSIDE) == []
         page.get_by_role("link", name="step 4").click()
         page.get_by_role("link", name="record").click()
-        page.get_by_role("link", name="tokens").first.click()
+        page.get_by_role("row", name="sums-0.1-s0").get_by_role("link", name="tokens").click()
         expect(page.get_by_role("heading")).to_have_text("Responses of step 10")
         assert (visited.errors, visited.elsewhere) == ([], [])
 

@@ -36,16 +36,19 @@ def ingest_until(root: Path, stop: Path) -> None:
 
 
 def read_until(root: Path, stop: Path, answers: "Queue[str | int]") -> None:
-    """A reader of one run: every answer must be a whole prefix of its steps. Puts what is wrong, then the count."""
-    last, answered = 0, 0
+    """A reader of one run: in every answer each table is a whole prefix of its steps, none shorter than in the answer
+    before. Puts what is wrong, then the number of answers.
+
+    A step's segments appear table after table, and are listed so: two tables may be steps apart.
+    """
+    last, answered = (0, 0, 0), 0
     while not stop.exists():
         (distinct, newest, metrics, tokens, newest_token, events) = Store.open(root).query(SEEN).rows[0]
-        newest, newest_token = newest or 0, newest_token or 0
-        # The tables' segments of a step appear one after the other, so two tables may be a step apart.
-        whole = distinct == newest and metrics == 3 * newest and tokens == ROLLOUTS * TOKENS * newest_token
-        if not (whole and newest >= last and abs(newest - newest_token) <= 1 and abs(events - newest) <= 1):
+        seen = (newest or 0, newest_token or 0, events)
+        whole = distinct == seen[0] and metrics == 3 * seen[0] and tokens == ROLLOUTS * TOKENS * seen[1]
+        if not (whole and all(now >= before for now, before in zip(seen, last, strict=True))):
             answers.put(f"{(distinct, newest, metrics, tokens, newest_token, events)} after {last}")
-        last, answered = newest, answered + 1
+        last, answered = seen, answered + 1
     answers.put(answered)
 
 
