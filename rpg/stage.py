@@ -1,4 +1,4 @@
-"""`python -m rpg.stage JOB.json`: does one stage of a run in a process of its own.
+"""`python -m rpg.stage JOB.json`: does one stage of a run in a process of its own, evaluate also in several ranks.
 
 JOB: {stage: data|base|evaluate, spec: the run's spec, inputs: {data?, base?, run?}, out: directory to fill,
 problems: file for the user's errors, run_id?, fingerprint?}. Exit code 0: `out` is filled; 2: what the user gave is
@@ -6,6 +6,7 @@ wrong, and `problems` says how; any other: a failure, with its traceback on stde
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,14 +24,17 @@ def main(job_file: str) -> int:
     share_cores()
     job = json.loads(Path(job_file).read_text())
     start = time.monotonic()
-    print(f"{job['stage']}: started", flush=True)
+    says = os.environ.get("RANK", "0") == "0"  # of several ranks the first
+    if says:
+        print(f"{job['stage']}: started", flush=True)
     try:
         run(job)
     except SpecError as error:
         leave_issues(Path(job["problems"]), error.issues)
         print(f"{job['stage']}: {error}", flush=True)
         return USER_ERROR
-    print(f"{job['stage']}: done in {time.monotonic() - start:.1f} s", flush=True)
+    if says:
+        print(f"{job['stage']}: done in {time.monotonic() - start:.1f} s", flush=True)
     return 0
 
 

@@ -74,7 +74,7 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     ranks.join(device.type)
-    use_threads(spec.resources, processes=int(os.environ.get("LOCAL_SIZE", str(ranks.world_size()))))
+    use_threads(spec.resources, processes=ranks.on_this_machine())
     try:
         with open_parts(run, spec, device) as parts, RolloutSource(parts) as source:
             return _run(parts, source, inputs, stop, started)

@@ -1,4 +1,4 @@
-"""How the training ranks of a run are started: `local`, `ssh` and `slurm`, over `ranks` and `network`.
+"""How the ranks are started that train and evaluate a run: `local`, `ssh` and `slurm`, over `ranks` and `network`.
 
 A launcher is its section in `specs/schema/launchers.py` and the module here that has the name of its `type`, whose
 `LAUNCHER` keeps to `Launcher` below; that name is how `rpg run`, `doctor` and `cancel` find it. Imports processes;
@@ -20,6 +20,25 @@ from specs.secrets import is_reference, masked, variable_of
 if TYPE_CHECKING:
     from pipelines.home import Home
     from specs.schema.experiment import Experiment
+
+
+LaunchedStage = Literal["train", "evaluate"]
+"""The stages whose work ranks do."""
+
+
+def rank_program(run_directory: Path, stage: LaunchedStage) -> list[str]:
+    """The module that each rank of a stage runs, and its argument."""
+    return ["rpg.train", str(run_directory)] if stage == "train" else ["rpg.stage", str(job_file(run_directory, stage))]
+
+
+def job_file(run_directory: Path, stage: str) -> Path:
+    """What `rpg.stage` is to do."""
+    return run_directory / f"{stage}-job.json"
+
+
+def problems_file(run_directory: Path, stage: str) -> Path:
+    """Where a stage's process leaves what is wrong with what the user gave."""
+    return run_directory / ("problems.json" if stage == "train" else f"{stage}-problems.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +63,18 @@ class Launcher(Protocol):
     """The ranks go on where the command is killed, and the next command goes on with them, so that the lease under
     which they were started may be followed by another: they do not ask it."""
 
-    def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
-        """The command line that trains the run; the supervisor starts it and watches over it as over any other stage.
+    def command(
+        self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
+    ) -> list[str]:
+        """The command line that does a stage; the supervisor starts it and watches over it as over any other process.
 
-        Its exit codes are the trainer's. Resuming is the trainer's affair: it finds the last checkpoint in the run's
-        directory. What the launcher chooses (addresses, ports, environment) it records with `write_launch`.
+        Its exit codes are those of the ranks, each of which runs `rank_program`. Resuming is the trainer's affair: it
+        finds the last checkpoint in the run's directory. What the launcher chooses (addresses, ports, environment) it
+        records with `write_launch`.
 
         Args:
             slots: GPUs of this machine that are leased for the ranks and, after theirs, their engines.
+            stage: evaluate needs the file `job_file`.
         """
         ...
 
@@ -120,12 +143,20 @@ def sent_along(variables: Mapping[str, str], environment: Mapping[str, str] = os
     return plain | {name: environment[name] for name in map(variable_of, variables.values()) if name in environment}
 
 
-def write_launch(run_directory: Path, launcher: str, *, environment: Mapping[str, str], **chosen: Any) -> None:
-    """Replaces the run's launch.json, which `rpg show` shows: what a launcher chose; of secrets the names alone."""
+def write_launch(
+    run_directory: Path,
+    launcher: str,
+    *,
+    environment: Mapping[str, str],
+    stage: LaunchedStage = "train",
+    **chosen: Any,
+) -> None:
+    """Replaces the stage's record of what a launcher chose; of secrets the names alone. That of training is
+    launch.json, which `rpg show` shows."""
     record = {"launcher": launcher, "started_at": now(), **chosen, "environment": masked(environment)}
-    write_json(run_directory / "launch.json", record)
+    write_json(run_directory / ("launch.json" if stage == "train" else f"launch-{stage}.json"), record)
 
 
 def read_launch(run_directory: Path) -> dict[str, Any]:
-    """The last launch; empty where there was none."""
+    """The last launch of the training; empty where there was none."""
     return read_json(run_directory / "launch.json")

@@ -1,4 +1,4 @@
-"""Training ranks on this machine, under DeepSpeed's launcher."""
+"""Ranks on this machine, under DeepSpeed's launcher."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipelines.home import Home
-from pipelines.launchers import Finding, Launcher, passed_on, write_launch
+from pipelines.launchers import Finding, LaunchedStage, Launcher, passed_on, rank_program, write_launch
 from pipelines.launchers.network import free_port
 from specs.schema.experiment import Experiment
 
@@ -19,7 +19,9 @@ class LocalRanks:
     signal_children = True
     outlives_command = False
 
-    def command(self, run_directory: Path, experiment: Experiment, slots: Sequence[str]) -> list[str]:
+    def command(
+        self, run_directory: Path, experiment: Experiment, slots: Sequence[str], *, stage: LaunchedStage = "train"
+    ) -> list[str]:
         """What starts the ranks; they meet at a free port of this machine."""
         port, ranks = free_port(), experiment.training.ranks
         write_launch(
@@ -29,8 +31,9 @@ class LocalRanks:
             ranks=ranks,
             gpus=", ".join(slots),
             environment=passed_on(),
+            stage=stage,
         )
-        return local_command(run_directory, ranks, port, slots[:ranks])
+        return local_command(run_directory, ranks, port, slots[:ranks], stage=stage)
 
     def end(self, run_directory: Path) -> None:
         """Nothing: the ranks end with the command."""
@@ -44,7 +47,9 @@ class LocalRanks:
 LAUNCHER: Launcher = LocalRanks()
 
 
-def local_command(run_directory: Path, ranks: int, port: int, devices: Sequence[str] = ()) -> list[str]:
+def local_command(
+    run_directory: Path, ranks: int, port: int, devices: Sequence[str] = (), *, stage: LaunchedStage = "train"
+) -> list[str]:
     """DeepSpeed's launcher on this machine, with one process a rank.
 
     The launcher exits with a rank's own code when it fails or stops (143 after SIGTERM to the ranks), within a second.
@@ -58,5 +63,5 @@ def local_command(run_directory: Path, ranks: int, port: int, devices: Sequence[
     return [
         *(sys.executable, "-m", "deepspeed.launcher.launch"),
         *(f"--world_info={world}", f"--master_port={port}", "--log_level=error", "--no_local_rank"),
-        *("--module", "rpg.train", str(run_directory)),
+        *("--module", *rank_program(run_directory, stage)),
     ]

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from pipelines.launchers import LaunchedStage, rank_program
 from rpg.processes.exit_cause import STOPPED
 from rpg.processes.parent import die_with_parent
 from rpg.processes.redacted_log import redacted_log
@@ -41,9 +42,11 @@ class Share:
     gpus: int = 0
     """Those of the ranks and their engines; 0: one a rank."""
     interface: str = ""
-    """Network interface over which the ranks meet; empty: the library's choice."""
+    """Network interface over which the ranks meet (gloo); empty: the library's choice. NCCL chooses its own, among
+    them InfiniBand, which is no interface of this kind."""
     environment: dict[str, str] = field(default_factory=dict)
     """The spec's variables for every rank, secrets as references."""
+    stage: LaunchedStage = "train"
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Share":
@@ -52,9 +55,8 @@ class Share:
 
     def rank_environment(self, local_rank: int) -> dict[str, str]:
         """What torch.distributed, DeepSpeed and the trainer read."""
-        names = {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": self.interface} if self.interface else {}
         return {
-            **names,
+            **({"GLOO_SOCKET_IFNAME": self.interface} if self.interface else {}),
             **self.environment,
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
@@ -89,7 +91,7 @@ class Ranks:
             for local_rank in range(share.ranks):
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "rpg.train", share.run_dir],
+                        [sys.executable, "-m", *rank_program(Path(share.run_dir), share.stage)],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
@@ -180,7 +182,7 @@ def rank_range(first: int, ranks: int) -> str:
     return f"{first}-{first + ranks - 1}"
 
 
-def log_of(run_dir: Path, node: int, host: str) -> Path:
+def log_of(run_dir: Path, stage: LaunchedStage, node: int, host: str) -> Path:
     """Where the ranks of a machine write: a file that `rpg logs` shows."""
     name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in host)
-    return run_dir / "logs" / f"train-{node}-{name}.log"
+    return run_dir / "logs" / f"{stage}-{node}-{name}.log"

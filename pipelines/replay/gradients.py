@@ -10,7 +10,7 @@ from pipelines.replay.objectives import Alternative
 from pipelines.replay.rows import ChosenSteps, RunRows
 from rpg.checkpoints.checkpoint import defect
 from rpg.data.loading import encode_prompts
-from rpg.processes.device import choose_device
+from rpg.processes.device import device_at_hand
 from rpg.recording.run_directory import RunDirectory
 from rpg.replay.gradient import KeptPolicy, ParameterGradient, parameter_gradient
 from specs.errors import RpgError
@@ -63,9 +63,7 @@ def objective_gradients(
     entries: list[list[StepGradients]] = [[] for _ in others]
     before = 1 if moment is Moment.start else 0
     steps = _steps(run, base, rows.steps(), chosen, before)
-    resources = experiment.resources
-    # A run of a machine with GPUs may be asked on one without.
-    device = choose_device(resources if resources.device == "cpu" else resources.model_copy(update={"device": "auto"}))
+    device = device_at_hand(experiment.resources)  # a run of a machine with GPUs may be asked on one without
     norms = rows.metric("grad_norm") if before and records_gradient_of(experiment) else {}
     encode = partial(encode_prompts, AutoTokenizer.from_pretrained(base), data=experiment.data)
     for step in steps:

@@ -27,7 +27,7 @@ def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
         StageStoppedError: the run was asked to stop while it waited for slots.
     """
     experiment = execution.plan.experiment
-    ranks = experiment.training.ranks if stage == "train" else 1
+    ranks = _ranks(experiment, stage)
     count = _slots_wanted(experiment, stage)
     slots = slots_here() if count else []
     if count and not slots:
@@ -59,11 +59,21 @@ def runs_at_once(runs: Sequence[RunPlan]) -> int:
 
 def _slots_wanted(experiment: Experiment, stage: str) -> int:
     """How many slots of this machine a stage leases."""
-    if stage not in ON_A_GPU or (stage == "train" and not launcher_of(experiment).ranks_run_here):
+    if stage not in ON_A_GPU or (stage != "base" and not launcher_of(experiment).ranks_run_here):
         return 0
-    ranks = experiment.training.ranks if stage == "train" else 1
+    ranks = _ranks(experiment, stage)
     gpus = ranks if stage == "base" else experiment.rollout.gpus(ranks)
     return slots_wanted(experiment.resources.device, gpus)
+
+
+def _ranks(experiment: Experiment, stage: str) -> int:
+    """Processes that compute in a stage. Of the base stage only a warm-up computes."""
+    return int(experiment.warm_up is not None) if stage == "base" else experiment.training.ranks
+
+
+def evaluates_in_ranks(experiment: Experiment) -> bool:
+    """Whether the launcher starts the evaluation, as it does training. One rank on this machine needs none."""
+    return experiment.training.ranks > 1 or not launcher_of(experiment).ranks_run_here
 
 
 def slot_environment(slots: list[str]) -> dict[str, str]:

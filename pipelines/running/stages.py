@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.launchers import launcher_of
+from pipelines.launchers import LaunchedStage, job_file, launcher_of, problems_file
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.supervisor import (
     Child,
@@ -26,7 +26,7 @@ from pipelines.processes.supervisor import (
 )
 from pipelines.results import damage_of, filling, is_report_current, manifest_of, publish
 from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
-from pipelines.running.gpu_slots import slot_environment, stage_slots
+from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, stage_slots
 from pipelines.running.run import RunExecution
 from rpg.files import is_within, now, read_json, write_json
 from rpg.manifests import find_damage
@@ -147,25 +147,28 @@ def _pause_if_there(execution: RunExecution) -> None:
 
 def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     """Has `rpg.stage` fill a directory aside, and publishes that directory."""
-    inputs = {name: str(execution.plan.stage(name).output) for name in stage.inputs if name != "train"}
+    directory = execution.directory.absolute()  # another machine may read the job, from another directory
+    inputs = {name: str(execution.plan.stage(name).output.absolute()) for name in stage.inputs if name != "train"}
     if stage.stage == "evaluate":
-        inputs |= {"base": str(execution.plan.stage("base").output), "run": str(execution.directory)}
+        inputs |= {"base": str(execution.plan.stage("base").output.absolute()), "run": str(directory)}
     with filling(stage.output) as aside:
-        problems = execution.directory / f"{stage.stage}-problems.json"
-        job = execution.directory / f"{stage.stage}-job.json"
+        job = job_file(directory, stage.stage)
         description = {
             "stage": stage.stage,
             "spec": execution.plan.experiment.model_dump(mode="json"),
             "inputs": inputs,
-            "out": str(aside),
-            "problems": str(problems),
+            "out": str(aside.absolute()),
+            "problems": str(problems_file(directory, stage.stage)),
             "run_id": execution.run_id,
             "fingerprint": stage.fingerprint,
         }
         write_json(job, description)
-        command = [sys.executable, "-m", "rpg.stage", str(job)]
-        with stage_slots(execution, stage.stage) as slots:
-            _run_process(execution, stage, command, problems, tick, environment=slot_environment(slots))
+        if stage.stage == "evaluate" and evaluates_in_ranks(execution.plan.experiment):
+            _launch(execution, stage, tick)
+        else:
+            with stage_slots(execution, stage.stage) as slots:
+                command = [sys.executable, "-m", "rpg.stage", str(job)]
+                _run_process(execution, stage, command, tick, environment=slot_environment(slots))
         execution.check_lease()
         job.unlink()
         manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
@@ -186,21 +189,27 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     write_json(directory / "inputs.json", named | pause | lease | inputs | retry_inputs(execution))
     _withdraw(execution, manifest_of("train", directory))
     (directory / "cancel").unlink(missing_ok=True)
+    _launch(execution, stage, tick)
+    _pause_if_there(execution)
+    if damage := damage_of(manifest_of("train", directory), stage.fingerprint):
+        raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
+
+
+def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
+    """Has the spec's launcher do a stage in its ranks."""
+    launcher, experiment = launcher_of(execution.plan.experiment), execution.plan.experiment
+    launched: LaunchedStage = "train" if stage.stage == "train" else "evaluate"
     with stage_slots(execution, stage.stage) as slots:
         _run_process(
             execution,
             stage,
-            launcher.command(directory, execution.plan.experiment, slots),
-            directory / "problems.json",
+            launcher.command(execution.directory, experiment, slots, stage=launched),
             tick,
             environment=slot_environment(slots),
             signal_children=launcher.signal_children,
             # What runs elsewhere is the business of whoever has taken the run over.
-            afterwards=lambda: None if execution.superseded else launcher.end(directory),
+            afterwards=lambda: None if execution.superseded else launcher.end(execution.directory),
         )
-    _pause_if_there(execution)
-    if damage := damage_of(manifest_of("train", directory), stage.fingerprint):
-        raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
 
 
 def _withdraw(execution: RunExecution, manifest: Path) -> None:
@@ -217,8 +226,7 @@ def _withdraw(execution: RunExecution, manifest: Path) -> None:
 def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     if execution.plan.experiment.stages.report.timeout_seconds:  # only a process can be ended
         command = [sys.executable, "-m", "pipelines.report", execution.run_id]
-        problems = execution.directory / "report-problems.json"
-        _run_process(execution, stage, command, problems, tick, environment={"RPG_HOME": str(execution.home.root)})
+        _run_process(execution, stage, command, tick, environment={"RPG_HOME": str(execution.home.root)})
         return
     from pipelines.report import write_run_report
     from storage.ingest import ingest
@@ -231,7 +239,6 @@ def _run_process(
     execution: RunExecution,
     stage: StagePlan,
     command: list[str],
-    problems: Path,
     tick: Tick,
     *,
     environment: dict[str, str] | None = None,
@@ -241,10 +248,10 @@ def _run_process(
     """Runs a stage's process to its end; raises what its exit means. See `perform_stage` for the errors.
 
     Args:
-        problems: where the process writes what is wrong with the spec, the data or the model.
         tick: called many times a second.
         environment, signal_children, afterwards: see `Child`.
     """
+    problems = problems_file(execution.directory, stage.stage)
     problems.unlink(missing_ok=True)
     policy = getattr(execution.plan.experiment.stages, stage.stage)
     child = Child(

@@ -20,7 +20,6 @@ from specs.schema.fields import nearest
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _FROM_TOKENIZER = ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
@@ -45,22 +44,21 @@ def make(experiment: Experiment, data_dir: Path | None, out: Path) -> None:
     """
     from transformers.utils import logging
 
-    from rpg.processes.device import choose_device, use_threads
+    from rpg.processes.device import use_threads
 
     start = time.monotonic()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     use_threads(experiment.resources)
-    device = choose_device(experiment.resources)
     if isinstance(experiment.model, PretrainedModel) and experiment.warm_up is None:
         summary = _link(experiment.model, out)
     else:
-        summary = _build(experiment, data_dir, device, out)
+        summary = _build(experiment, data_dir, out)
     summary["seconds"] = round(time.monotonic() - start, 2)
     (out / "summary.json").write_text(json.dumps(summary, indent=1))
     print(f"{summary['parameters'] / 1e6:.2f} M parameters, vocabulary of {summary['vocabulary']}", flush=True)
 
 
-def _build(experiment: Experiment, data_dir: Path | None, device: "torch.device", out: Path) -> dict[str, Any]:
+def _build(experiment: Experiment, data_dir: Path | None, out: Path) -> dict[str, Any]:
     if isinstance(experiment.model, PretrainedModel):
         model, tokenizer = _load(experiment.model)
     else:
@@ -68,6 +66,7 @@ def _build(experiment: Experiment, data_dir: Path | None, device: "torch.device"
     losses: list[float] = []
     if experiment.warm_up is not None:
         from rpg.base.warm_up import warm_up
+        from rpg.processes.device import device_at_hand
 
         if data_dir is None:
             raise ValueError("a warm-up needs the staged data")
@@ -79,7 +78,7 @@ def _build(experiment: Experiment, data_dir: Path | None, device: "torch.device"
             problems,
             experiment.data,
             experiment.warm_up,
-            device=device,
+            device=device_at_hand(experiment.resources),  # where a run is started there may be no GPU
             seed=experiment.model.seed if isinstance(experiment.model, ScratchModel) else 0,
             microbatch_tokens=experiment.training.microbatch_tokens,
         )

@@ -41,11 +41,12 @@ def answers(
         SamplerOutOfMemoryError: the sampler ran out of memory.
         RuntimeError: another rank failed.
     """
-    share = asked.share(ranks.rank(), ranks.world_size())
+    count = ranks.world_size()
+    share = asked.share(ranks.rank(), count)
     parts = ranks.gather_made(
         lambda: list(_answers(spec, share, tokenizer, sampler, scorer, device)), what="evaluation"
     )
-    return [group for part in parts for group in part]
+    return [parts[index % count][index // count] for index in range(len(asked.problems))]
 
 
 def _answers(

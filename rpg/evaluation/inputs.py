@@ -28,9 +28,8 @@ class EvaluationInputs:
         return max(map(len, self.prompts)) + self.max_response_length if self.prompts else 0
 
     def share(self, rank: int, world_size: int) -> "EvaluationInputs":
-        """The problems of one rank; the shares of all ranks, one after another, are the whole."""
-        bounds = [len(self.problems) * part // world_size for part in (rank, rank + 1)]
-        return replace(self, problems=self.problems[slice(*bounds)], prompts=self.prompts[slice(*bounds)])
+        """The problems of one rank, dealt one by one, so that each rank gets its part of every set, long or short."""
+        return replace(self, problems=self.problems[rank::world_size], prompts=self.prompts[rank::world_size])
 
 
 def evaluation_inputs(

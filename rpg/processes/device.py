@@ -25,6 +25,11 @@ def choose_device(resources: Resources) -> torch.device:
     return device
 
 
+def device_at_hand(resources: Resources) -> torch.device:
+    """The spec's device for work that a CPU does as well: where there is no GPU, the CPU."""
+    return choose_device(resources if resources.device == "cpu" else resources.model_copy(update={"device": "auto"}))
+
+
 def use_threads(resources: Resources, *, processes: int = 1) -> None:
     """Gives this process its share of the machine's cores, or as many threads as the spec or OMP_NUM_THREADS says.
 

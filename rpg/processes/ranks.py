@@ -1,7 +1,8 @@
-"""The data-parallel processes of one trainer: the number of this one, and the few collectives that the loop needs."""
+"""The data-parallel processes that a launcher starts: the number of this one, and the few collectives they need."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,19 @@ def join(device_type: str) -> None:
         dist.init_process_group(backend)
 
 
+@contextmanager
+def joined(device_type: str) -> Iterator[None]:
+    """Within the block this process is one of those that a launcher has started; alone it joins no group."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    join(device_type)
+    try:
+        yield
+    finally:
+        leave()
+
+
 def leave() -> None:
     """Leaves the group, so that torch has nothing to warn of at exit."""
     if dist.is_initialized():
@@ -42,6 +56,11 @@ def rank() -> int:
 def world_size() -> int:
     """How many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def on_this_machine() -> int:
+    """How many of the processes compute on this machine, by what the launcher says; without one, all."""
+    return int(os.environ.get("LOCAL_SIZE", str(world_size())))
 
 
 def total(values: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ class _Cluster(_Launcher):
     python: str = ""
     """The interpreter on the other machines; empty: the path of this one."""
     interface: str = ""
-    """Network interface over which the ranks meet (gloo, NCCL); empty: the one under which a machine was reached."""
+    """Network interface over which the ranks meet (gloo); empty: the one under which a machine was reached. NCCL finds
+    the fastest by itself, unless NCCL_SOCKET_IFNAME or NCCL_IB_HCA in `environment` says otherwise."""
     environment: dict[str, str] = Field({})
     """Variables for every rank, e.g. {NCCL_IB_DISABLE: "1"}. A secret as a reference that each machine resolves when
     ranks start there: env:NAME, a variable of that machine or of this command; file:/PATH, a file's content."""

@@ -41,7 +41,9 @@ def test_ranks_and_stages_get_a_slot_each_and_see_no_other(tmp_path):
     with stage_slots(both, "train") as slots:
         assert slots == ["4", "7"]
         assert slot_environment(slots) == {"CUDA_VISIBLE_DEVICES": "4,7", "RPG_GPUS": "4,7"}
-    with stage_slots(both, "evaluate") as first, stage_slots(execution(tmp_path, "seeds=[1]"), "train") as second:
+    with stage_slots(both, "evaluate") as slots:
+        assert slots == ["4", "7"], "all ranks evaluate"
+    with stage_slots(both, "base") as first, stage_slots(execution(tmp_path, "seeds=[1]"), "train") as second:
         assert (first, second) == (["4"], ["7"])
 
 
@@ -68,6 +70,8 @@ def test_nothing_is_leased_for_the_cpu_for_other_machines_or_for_data(tmp_path):
     for overrides, stage in (
         (("resources.device=cpu",), "train"),
         ((HOSTS, "training.ranks=4"), "train"),
+        ((HOSTS, "training.ranks=4"), "evaluate"),
+        (("warm_up=null",), "base"),
         ((), "data"),
     ):
         with stage_slots(execution(tmp_path, *overrides), stage) as slots:

@@ -188,6 +188,21 @@ def test_a_job_that_somebody_cancelled_is_not_brought_back(cluster: SlurmCluster
 
 
 @pytest.mark.long
+def test_evaluation_is_a_job_on_all_nodes_too(lab: Lab, cluster: SlurmCluster) -> None:
+    section = "launcher: {type: slurm, nodes: 2}\n"
+    lab.spec.write_text(SPEC.replace("steps: 6", "steps: 2\n  ranks: 2") + section)
+    done = lab.rpg("run", str(lab.spec))
+    assert done.code == 0, done.err
+    (run_id,) = lab.run_ids()
+    logs = {path.name: path.read_text() for path in (lab.home.run(run_id) / "logs").glob("evaluate*")}
+    assert set(logs) == {"evaluate.log", "evaluate-slurm.log", "evaluate-0-rpg1.log", "evaluate-1-rpg2.log"}
+    assert "job 2 is submitted" in logs["evaluate.log"]
+    assert "5 of 5 problems answered" in logs["evaluate-0-rpg1.log"]
+    assert lab.query("select count(distinct problem_id) from evaluation_samples")[0][0] == 10
+    wait_for(lambda: not cluster.jobs(), what="the job to leave the queue")
+
+
+@pytest.mark.long
 def test_cancel_stops_every_node_and_the_logs_are_all_in_one_place(lab: Lab, cluster: SlurmCluster) -> None:
     section = "launcher: {type: slurm, nodes: 2}\n"
     lab.spec.write_text(SPEC.replace("steps: 6", "steps: 400\n  ranks: 2") + section)

@@ -10,12 +10,18 @@ from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC
 
 
-def options(*, rollout: dict[str, Any] | None = None, device: str = "cuda", of_spec: tuple[str, ...] = ()) -> list[str]:
-    launcher = {"type": "slurm", "nodes": 2, "options": list(of_spec)}
+def options(
+    *, rollout: dict[str, Any] | None = None, device: str = "cuda", of_spec: tuple[str, ...] = (), partition: str = ""
+) -> list[str]:
+    launcher = {"type": "slurm", "nodes": 2, "options": list(of_spec), "partition": partition}
     training = SPEC["training"] | {"ranks": 4}
     changes = {"launcher": launcher, "training": training, "resources": {"device": device}}
     spec = SPEC | changes | ({"rollout": rollout} if rollout else {})
-    return [each for each in batch_options(Experiment.model_validate(spec), Path("run")) if each.startswith("--gpus")]
+    return [
+        each
+        for each in batch_options(Experiment.model_validate(spec), Path("run"), "train")
+        if each.startswith("--gpus")
+    ]
 
 
 def test_a_gpu_a_rank_and_those_of_engines_apart_are_asked_for_where_the_spec_asks_for_none() -> None:
@@ -25,6 +31,19 @@ def test_a_gpu_a_rank_and_those_of_engines_apart_are_asked_for_where_the_spec_as
     assert options(rollout=apart) == ["--gpus-per-node=4"]
     assert options(rollout=apart | {"tensor_parallel_size": 2}) == ["--gpus-per-node=6"]
     assert options(rollout=apart | {"engine_gpus": [0, 2]}) == ["--gpus-per-node=3"]
+
+
+def test_gpus_that_slurm_knows_of_in_the_specs_partition_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho 'main* (null)'\necho 'h100 gpu:h100:8(S:0-1)'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert options(device="auto", partition="h100") == ["--gpus-per-node=2"]
+    assert options(device="auto", partition="main") == []
+    assert options(device="auto") == [], "the default partition is main"
+    assert options(device="cpu", partition="h100") == []
 
 
 @pytest.mark.parametrize("option", ["--gres=gpu:8", "-G8", "--gpus-per-task=4"])

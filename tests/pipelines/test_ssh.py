@@ -70,6 +70,22 @@ def test_two_hosts_give_the_weights_of_one_process(hosts: SshHosts, inputs: Path
 
 
 @pytest.mark.long
+def test_every_host_answers_its_part_of_the_evaluation_sets(lab: Lab, hosts: SshHosts) -> None:
+    lab.spec.write_text(SPEC.replace("steps: 6", "steps: 2\n  ranks: 2") + hosts.spec(extra=", connect_seconds: 60"))
+    done = lab.rpg("run", str(lab.spec))
+    assert done.code == 0, done.err
+    (run_id,) = lab.run_ids()
+    logs = {path.name: path.read_text() for path in (lab.home.run(run_id) / "logs").glob("evaluate*")}
+    assert len(logs) == 3
+    assert "2 ranks on" in logs["evaluate.log"]
+    (first,) = [text for name, text in logs.items() if name.startswith("evaluate-0-")]
+    assert "5 of 5 problems answered" in first
+    assert lab.query("select count(distinct problem_id) from evaluation_samples")[0][0] == 10
+    launch = json.loads((lab.home.run(run_id) / "launch-evaluate.json").read_text())
+    assert [host["ranks"] for host in launch["hosts"]] == ["0-0", "1-1"]
+
+
+@pytest.mark.long
 def test_cancel_stops_every_host_and_resume_finishes_with_all_logs_in_one_place(lab: Lab, hosts: SshHosts) -> None:
     lab.spec.write_text(SPEC.replace("steps: 6", "steps: 400\n  ranks: 2") + hosts.spec(extra=", connect_seconds: 60"))
     running = lab.start("run", str(lab.spec))

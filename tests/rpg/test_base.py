@@ -58,6 +58,15 @@ def wrong(out: Path, spec: Experiment, data: Path | None = None) -> Issue:
     return caught.value.issues[0]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
+def test_the_machine_that_makes_the_base_model_for_gpus_elsewhere_needs_none(tmp_path: Path, data: Path) -> None:
+    warm = {"steps": 2, "batch_size": 4}
+    spec = experiment(resources={"device": "cuda"}, warm_up=warm)
+    assert len(made(tmp_path / "warm", spec, data)["warm_up"]["losses"]) == 2
+    there = experiment({"source": "pretrained", "path": str(tmp_path / "warm")}, resources={"device": "cuda"})
+    assert made(tmp_path / "linked", there)["parameters"] > 0
+
+
 def weights(directory: Path) -> bytes:
     return (directory / "model.safetensors").read_bytes()
 

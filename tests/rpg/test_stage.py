@@ -10,9 +10,11 @@ import pytest
 from stage_jobs import SPEC, Result, job_of, run_stage
 
 import rpg.stage
+from pipelines.launchers.local import local_command
 from rpg.recording.segments import schema_of
 from specs.errors import Issue, SpecError
 from specs.records import EvaluationRow, EvaluationSampleRow
+from tests.rpg.tiny_run import finish, free_port, start
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,25 @@ def test_evaluate_leaves_rows_and_a_summary_of_each_checkpoint(evaluated: Result
     assert {row["sample"] for row in samples} == {0, 1, 2, 3}
     means = [row["correct"] for row in samples if row["step"] == 0]
     assert sum(means) / len(means) == pytest.approx(summary[0]["metrics"]["mean@4"]["value"])
+
+
+def test_two_ranks_share_the_problems_and_leave_what_one_leaves(tmp_path: Path, evaluated: Result) -> None:
+    spec = SPEC | {"training": SPEC["training"] | {"ranks": 2}}
+    job = job_of("evaluate", tmp_path, spec, **inputs_of(evaluated))
+    (tmp_path / "evaluate-job.json").write_text(json.dumps(job))
+    left = tmp_path / "evaluate" / "segments" / "evaluations" / "by-ranks-that-were-lost.parquet"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    output = finish(start(local_command(tmp_path, 2, free_port(), stage="evaluate")))
+    summaries = [json.loads((out / "summary.json").read_text()) for out in (tmp_path / "evaluate", evaluated.out)]
+    assert summaries[0] == summaries[1]
+    assert output.count("evaluate: started") == 1
+    assert "6 of 6 problems answered" in output, "the first rank's half of the twelve"
+    for table in ("evaluations", "evaluation_samples"):
+        shared, alone = (
+            pq.read_table(out / "segments" / table).to_pylist() for out in (tmp_path / "evaluate", evaluated.out)
+        )
+        assert shared == alone
 
 
 def test_only_the_final_checkpoint_is_measured_where_that_is_asked_for(tmp_path: Path, evaluated: Result) -> None:

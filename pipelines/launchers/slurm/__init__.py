@@ -1,4 +1,4 @@
-"""Training ranks in a batch job of Slurm's.
+"""Ranks in a batch job of Slurm's.
 
 `head` runs where `rpg run` does: it submits the job, or finds the one that runs, and waits. `job` is the batch script's
 program on the first node of the allocation; it starts `node` on every node, which starts the ranks there. The three
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.launchers import Finding, Launcher, find_program
+from pipelines.launchers import Finding, LaunchedStage, Launcher, find_program
 
 if TYPE_CHECKING:
     from pipelines.home import Home
@@ -24,10 +24,12 @@ class SlurmRanks:
     signal_children = False
     outlives_command = True
 
-    def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
+    def command(
+        self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
+    ) -> list[str]:
         """What submits the job, or finds the run's job, and waits until it has ended. GPUs are Slurm's to give."""
         del experiment, slots
-        return [sys.executable, "-m", "pipelines.launchers.slurm.head", str(run_directory.absolute())]
+        return [sys.executable, "-m", "pipelines.launchers.slurm.head", str(run_directory.absolute()), stage]
 
     def end(self, run_directory: Path) -> None:
         """Ends the run's job at once, if it has not ended by itself."""

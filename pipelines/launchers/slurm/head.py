@@ -1,6 +1,7 @@
-"""Waits for a run's batch job: `python -m pipelines.launchers.slurm.head RUN_DIR`, started by the supervisor.
+"""Waits for a run's batch job: `python -m pipelines.launchers.slurm.head RUN_DIR [STAGE]`, started by the
+supervisor.
 
-A job that is in the queue for the same work is waited for; else a new one is submitted. Exit codes are the trainer's.
+A job that is in the queue for the same work is waited for; else a new one is submitted. Exit codes are the ranks'.
 """
 
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from pipelines.launchers import LaunchedStage, job_file
 from pipelines.launchers.slurm.job_files import JobFiles
 from pipelines.launchers.slurm.queue import ALIVE, JOB_MODULE, batch_log, job_state, sbatch, slurm, submitted_job
 from pipelines.processes.supervisor import log_size, log_tail
@@ -27,10 +29,11 @@ _LATE_SECONDS = 30.0
 class SlurmHead:
     """The process that waits for one run's job."""
 
-    def __init__(self, run_directory: Path) -> None:
+    def __init__(self, run_directory: Path, stage: LaunchedStage) -> None:
         self._run = run_directory
+        self._stage = stage
         self._files = JobFiles.of(run_directory)
-        self._log = batch_log(run_directory)
+        self._log = batch_log(run_directory, stage)
         self._spec = Experiment.model_validate_json((run_directory / "spec.json").read_bytes())
         assert isinstance(self._spec.launcher, SlurmLauncher)
         self._launcher = self._spec.launcher
@@ -61,9 +64,15 @@ class SlurmHead:
         return job
 
     def _work(self) -> dict[str, object]:
-        """What a job was submitted for. The module: a job of another version of this code would not start."""
+        """What a job was submitted for. The module: a job of another version of this code would not start. out: an
+        evaluation that a killed command has left fills a directory that is gone."""
+        if self._stage == "train":
+            result = {"fingerprint": read_json(self._run / "inputs.json").get("fingerprint")}
+        else:
+            job = read_json(job_file(self._run, self._stage))
+            result = {name: job[name] for name in ("fingerprint", "out")}
         return {
-            "fingerprint": read_json(self._run / "inputs.json").get("fingerprint"),
+            **result,
             "ranks": self._spec.training.ranks,
             "launcher": self._launcher.model_dump(mode="json"),
             "module": JOB_MODULE,
@@ -74,11 +83,12 @@ class SlurmHead:
         for path in self._files.directory.iterdir():
             path.unlink()
         settings = {
+            "stage": self._stage,
             "ranks": self._spec.training.ranks,
             **{name: getattr(self._launcher, name) for name in ("nodes", "interface", "environment", "restarts")},
         }
         write_json(self._files.settings, settings)
-        answer = sbatch(self._spec, self._run)
+        answer = sbatch(self._spec, self._run, self._stage)
         if answer.returncode:
             _say(f"sbatch refused: {answer.stderr.strip()}")
             return ""
@@ -111,7 +121,7 @@ class SlurmHead:
     def _ended(self, code: int, log_began: int) -> int:
         """Prints the ends of the job's logs where it failed: the cause is looked for in what this process prints."""
         if code not in (0, STOPPED):
-            for log in [self._log, *sorted(self._log.parent.glob("train-[0-9]*.log"))]:
+            for log in [self._log, *sorted(self._log.parent.glob(f"{self._stage}-[0-9]*.log"))]:
                 _say(f"the end of {log.name}:\n{log_tail(log, since=log_began if log == self._log else 0)}")
         return code
 
@@ -134,4 +144,4 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(SlurmHead(Path(sys.argv[1])).run())
+    sys.exit(SlurmHead(Path(sys.argv[1]), "evaluate" if sys.argv[2:] == ["evaluate"] else "train").run())

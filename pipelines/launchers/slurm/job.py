@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines.launchers import write_launch
+from pipelines.launchers import LaunchedStage, write_launch
 from pipelines.launchers.network import address_of, free_port, source_address
 from pipelines.launchers.ranks import ENDED_WELL, Losses, rank_range, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
@@ -42,6 +42,8 @@ class Job:
         self._restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         self._stretch = f"{self._id}-{self._restarts}"
         self._settings: dict[str, Any] = json.loads(self._files.settings.read_bytes())
+        # A job that an earlier version of this code has queued trains.
+        self._stage: LaunchedStage = self._settings.get("stage", "train")
         self._srun: subprocess.Popen[bytes] | None = None
         self._stopping = False
         signal.signal(signal.SIGTERM, self._stop)
@@ -78,6 +80,7 @@ class Job:
             "master_port": port,
             "interface": self._settings["interface"],
             "environment": self._settings["environment"],
+            "stage": self._stage,
         }
         write_json(self._files.share(self._stretch), job)
         chosen = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_", "CUDA_"))}
@@ -89,6 +92,7 @@ class Job:
             rendezvous=f"{address}:{port}",
             hosts=[{"host": name, "ranks": rank_range(node * ranks, ranks)} for node, name in enumerate(names)],
             environment=chosen | self._settings["environment"],
+            stage=self._stage,
         )
         self._say(f"{self._settings['ranks']} ranks on {', '.join(names)}, at {address}:{port}")
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pipelines.launchers import problems_file
 from pipelines.launchers.network import address_of, interface_of, source_address
 from pipelines.launchers.ranks import Ranks, Share, log_of, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
@@ -27,10 +28,11 @@ _SETTLE_SECONDS = 1.0
 def main(run_dir: Path, stretch: str) -> int:
     """Starts the ranks, waits, and returns their exit code as a shell has it."""
     files, node = JobFiles.of(run_dir), int(os.environ["SLURM_PROCID"])
+    share = _share(run_dir, json.loads(files.share(stretch).read_bytes()), node)
     try:
-        ranks = Ranks(_share(run_dir, json.loads(files.share(stretch).read_bytes()), node))
+        ranks = Ranks(share)
     except SecretError as error:
-        leave_issues(run_dir / "problems.json", [Issue(str(error), ("launcher", "environment"))])
+        leave_issues(problems_file(run_dir, share.stage), [Issue(str(error), ("launcher", "environment"))])
         write_json(files.report(stretch, node), {"host": socket.gethostname(), "codes": [USER_ERROR]}, durable=False)
         return USER_ERROR
     # Slurm sends a signal to all that runs here, ranks included; srun passes on one that the batch script got.
@@ -46,7 +48,7 @@ def _share(run_dir: Path, job: dict[str, Any], node: int) -> Share:
     """This node's part of what the job wrote for all of them. Raises ValueError for an interface that is not here."""
     if interface := job["interface"]:
         address_of(interface)
-    log = log_of(run_dir, node, os.environ.get("SLURMD_NODENAME", socket.gethostname()))
+    log = log_of(run_dir, job["stage"], node, os.environ.get("SLURMD_NODENAME", socket.gethostname()))
     of_this_node = {
         "run_dir": str(run_dir),
         "node": node,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.home import Home
-from pipelines.launchers import Finding
+from pipelines.launchers import Finding, LaunchedStage
 from pipelines.launchers.slurm.job_files import JobFiles
 from rpg.files import read_json
 from specs.schema.experiment import Experiment
@@ -61,14 +61,16 @@ def end_job(run_directory: Path) -> None:
         slurm("scancel", job)
 
 
-def sbatch(experiment: Experiment, run_directory: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+def sbatch(
+    experiment: Experiment, run_directory: Path, stage: LaunchedStage, *options: str
+) -> "subprocess.CompletedProcess[str]":
     """Hands the run's job to Slurm; what it prints is the job's number, with `;` and the cluster's name behind it.
 
     Args:
         options: of sbatch, before those of the job.
     """
     script = batch_script(experiment, run_directory)
-    return slurm("sbatch", *options, *batch_options(experiment, run_directory), given=script)
+    return slurm("sbatch", *options, *batch_options(experiment, run_directory, stage), given=script)
 
 
 def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:
@@ -76,20 +78,20 @@ def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:
     if not shutil.which("sbatch"):
         yield Finding("launcher slurm", "broken", "no sbatch here")
         return
-    answer = sbatch(experiment, home.root / "runs" / "doctor", "--test-only")
+    answer = sbatch(experiment, home.root / "runs" / "doctor", "train", "--test-only")
     message = answer.stderr.strip().removeprefix("sbatch: ")
     yield Finding("launcher slurm", "broken" if answer.returncode else "ok", message)
     yield Finding("slurm nodes", "note", f"must see {home.root}; that is not looked at from here")
 
 
-def batch_options(experiment: Experiment, run_directory: Path) -> list[str]:
+def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedStage) -> list[str]:
     """Options of sbatch for one task a node, which starts the node's ranks; the spec's own options last."""
     launcher = experiment.launcher
     assert isinstance(launcher, SlurmLauncher)
     per_node = experiment.training.ranks // launcher.nodes
     options = [
         *("--parsable", f"--job-name={run_directory.name}", f"--nodes={launcher.nodes}", "--ntasks-per-node=1"),
-        *("--requeue", "--open-mode=append", f"--output={batch_log(run_directory)}"),
+        *("--requeue", "--open-mode=append", f"--output={batch_log(run_directory, stage)}"),
         f"--signal=B:TERM@{launcher.stop_before_seconds}",
     ]
     if launcher.partition:
@@ -99,9 +101,18 @@ def batch_options(experiment: Experiment, run_directory: Path) -> list[str]:
     if experiment.resources.threads:
         options.append(f"--cpus-per-task={experiment.resources.threads * per_node}")
     asks_for_gpus = any(option.startswith(_GPU_OPTIONS) for option in launcher.options)
-    if experiment.resources.device == "cuda" and not asks_for_gpus:
+    device = experiment.resources.device
+    if not asks_for_gpus and (device == "cuda" or (device == "auto" and _partition_has_gpus(launcher.partition))):
         options.append(f"--gpus-per-node={experiment.rollout.gpus(per_node)}")
     return [*options, *launcher.options]
+
+
+def _partition_has_gpus(partition: str) -> bool:
+    """Whether Slurm knows of GPUs on the nodes of a partition; empty: of the default one, whose name it marks."""
+    listed = slurm("sinfo", "--noheader", "--format=%P %G").stdout.splitlines()
+    lines = [line.partition(" ") for line in listed]
+    chosen = [gres for name, _, gres in lines if (name.rstrip("*") == partition if partition else name.endswith("*"))]
+    return any("gpu" in gres for gres in chosen)
 
 
 def batch_script(experiment: Experiment, run_directory: Path) -> str:
@@ -120,6 +131,6 @@ def batch_script(experiment: Experiment, run_directory: Path) -> str:
     return "\n".join(["#!/bin/sh", *lines, f"exec {start}", ""])
 
 
-def batch_log(run_directory: Path) -> Path:
+def batch_log(run_directory: Path, stage: LaunchedStage) -> Path:
     """What the script and srun print."""
-    return run_directory / "logs" / "train-slurm.log"
+    return run_directory / "logs" / f"{stage}-slurm.log"

@@ -1,4 +1,4 @@
-"""Training ranks on several hosts, each at the other end of an ssh connection.
+"""Ranks on several hosts, each at the other end of an ssh connection.
 
 `head` runs where `rpg run` does and holds a `connection` to each host; `node` runs there and starts the ranks. Nothing
 outside imports from this folder.
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.launchers import Finding, Launcher, find_program
+from pipelines.launchers import Finding, LaunchedStage, Launcher, find_program
 
 if TYPE_CHECKING:
     from pipelines.home import Home
@@ -23,10 +23,12 @@ class SshRanks:
     signal_children = False
     outlives_command = False
 
-    def command(self, run_directory: Path, experiment: "Experiment", slots: Sequence[str]) -> list[str]:
+    def command(
+        self, run_directory: Path, experiment: "Experiment", slots: Sequence[str], *, stage: LaunchedStage = "train"
+    ) -> list[str]:
         """What connects, starts the ranks, and stays until they have ended. GPUs are leased on the hosts."""
         del experiment, slots
-        return [sys.executable, "-m", "pipelines.launchers.ssh.head", str(run_directory.absolute())]
+        return [sys.executable, "-m", "pipelines.launchers.ssh.head", str(run_directory.absolute()), stage]
 
     def end(self, run_directory: Path) -> None:
         """Nothing: the connections end with the command, and what runs on the hosts with them."""

@@ -1,7 +1,9 @@
-"""Holds a run over ssh hosts together: `python -m pipelines.launchers.ssh.head RUN_DIR`, started by the supervisor.
+"""Holds a run over ssh hosts together: `python -m pipelines.launchers.ssh.head RUN_DIR [STAGE]`, started by the
+supervisor.
 
-A lost host or a rank that a signal killed brings the run back from its last checkpoint, on the hosts that answer. Exit
-codes are the trainer's: 0, 1, 2, 143 when stopped; 128 + the signal's number where one killed a rank.
+A lost host or a rank that a signal killed brings training back from its last checkpoint, and evaluation from its
+beginning, on the hosts that answer. Exit codes are the ranks': 0, 1, 2, 143 when stopped; 128 + the signal's number
+where one killed a rank.
 """
 
 import signal
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipelines.launchers import passed_on, write_launch
+from pipelines.launchers import LaunchedStage, passed_on, problems_file, write_launch
 from pipelines.launchers.ranks import ENDED_WELL, Losses, Share, log_of, rank_range, verdict
 from pipelines.launchers.ssh.connection import (
     POLL_SECONDS,
@@ -47,8 +49,9 @@ class LaunchEnding:
 class SshHead:
     """The process that holds one run's connections: it launches the ranks until they are done, fail, or are lost."""
 
-    def __init__(self, run_directory: Path) -> None:
+    def __init__(self, run_directory: Path, stage: LaunchedStage) -> None:
         self._directory = run_directory
+        self._stage = stage
         self._spec = Experiment.model_validate_json((run_directory / "spec.json").read_bytes())
         assert isinstance(self._spec.launcher, SshLauncher)
         self._launcher = self._spec.launcher
@@ -58,7 +61,7 @@ class SshHead:
         signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> int:
-        """Trains until it is done, fails, or too much was lost. Returns the exit code."""
+        """Launches until the stage is done, fails, or too much was lost. Returns the exit code."""
         losses, number = Losses(), 1
         while True:
             ending = self._launch(number)
@@ -82,7 +85,7 @@ class SshHead:
             if not connections:
                 return LaunchEnding(1)
             if issues := self._unfit(connections):
-                leave_issues(self._directory / "problems.json", issues)
+                leave_issues(problems_file(self._directory, self._stage), issues)
                 return LaunchEnding(USER_ERROR)
             self._start(connections, number)
             return self._watch(connections)
@@ -145,7 +148,7 @@ class SshHead:
         (self._directory / "logs").mkdir(exist_ok=True)
         hosts = []
         for node, connection in enumerate(connections):
-            log = log_of(self._directory, node, connection.host.host)
+            log = log_of(self._directory, self._stage, node, connection.host.host)
             share = Share(
                 run_dir=str(self._directory),
                 first_rank=connection.first_rank,
@@ -160,6 +163,7 @@ class SshHead:
                 gpus=self._spec.rollout.gpus(connection.ranks),
                 interface=connection.hello["interface"],
                 environment=self._launcher.environment,
+                stage=self._stage,
             )
             connection.log, connection.log_began = log, log_size(log)
             connection.order("start", **asdict(share))
@@ -168,7 +172,8 @@ class SshHead:
             hosts.append({"host": connection.host.host, "ranks": share_of_ranks, **address, "log": log.name})
         environment = passed_on() | self._launcher.environment
         rendezvous = f"{master}:{port}"
-        write_launch(self._directory, "ssh", go=number, rendezvous=rendezvous, hosts=hosts, environment=environment)
+        chosen = {"go": number, "rendezvous": rendezvous, "hosts": hosts}
+        write_launch(self._directory, "ssh", environment=environment, stage=self._stage, **chosen)
         names = ", ".join(host["host"] for host in hosts)
         fewer = f" (of {self._spec.training.ranks})" if ranks < self._spec.training.ranks else ""
         _say(f"{ranks} ranks{fewer} on {names}; they meet at {rendezvous}")
@@ -232,4 +237,4 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(SshHead(Path(sys.argv[1])).run())
+    sys.exit(SshHead(Path(sys.argv[1]), "evaluate" if sys.argv[2:] == ["evaluate"] else "train").run())
