@@ -77,8 +77,10 @@ class Parts:
         return answered
 
     def sentinel_metrics(self) -> dict[str, float]:
-        """The last check's metric: how far this rank's sampler was from the learner, nats. Empty without a sentinel."""
-        return {"sentinel/difference": self.sentinel.difference} if self.sentinel else {}
+        """Of the last check: how far this rank's sampler was from the learner, nats. Empty without a sentinel."""
+        if self.sentinel is None:
+            return {}
+        return {"sentinel/difference": self.sentinel.difference, "sentinel/mean": self.sentinel.mean_difference}
 
 
 @contextmanager

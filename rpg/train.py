@@ -117,6 +117,10 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: 
     if inputs.get("failure"):
         keeper.event(resumed, "attempt_failed", inputs["failure"])
     progress = ProgressFile(run, fence, steps=parts.spec.training.steps, speaks=first)
+    if trial := parts.learner.packing_trial:
+        progress.say(str(trial))
+        if not trial.keeps_apart:
+            keeper.event(resumed, "not_packed", str(trial))
     trainer = Trainer(parts, source, state, keeper, progress)
     try:
         if resumed:

@@ -303,6 +303,14 @@ METRICS: tuple[Metric, ...] = (
         recorded_with="a vllm engine",
     ),
     Metric(
+        name="sentinel/mean",
+        title="Engine and learner apart on the probe, mean",
+        meaning="Mean difference of the logprobs of the probe prompt after the step's weights were loaded.",
+        unit="nats",
+        better="lower",
+        recorded_with="a vllm engine",
+    ),
+    Metric(
         name="staleness/mean",
         title="Staleness",
         meaning="Steps that the policy was trained for between sampling the responses and training on them.",

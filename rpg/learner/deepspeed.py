@@ -9,22 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rpg.batches.batch import Microbatch
 from rpg.checkpoints.pieces import StateCopy
 from rpg.learner import shards
 from rpg.learner.adapters import save_adapter, whole_weights
 from rpg.learner.packing import Packing
+from rpg.learner.packing_trial import PackingTrial, try_packing
 from rpg.learner.policy import Policy, load_model
 from rpg.learner.schedule_free import ScheduleFreeAdamW
 from rpg.learner.sharded_loading import shard
 from rpg.processes import ranks
 from specs.schema.training import Training
-
-PACKING_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25}
-"""Nats, by precision: how far a sequence's logprobs in a packed row may be from those that it has alone. In bfloat16
-two kernels give logprobs 0.1 apart for the same sequence."""
 
 
 class Learner:
@@ -67,10 +64,15 @@ class Learner:
             head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
             deepspeed.zero.register_external_parameter(self.policy, head.weight)
 
-        self.packs = training.packing and keeps_sequences_apart(
-            self._engine, model.config, device, tolerance=PACKING_TOLERANCE[training.precision]
-        )
+        self.packing_trial: PackingTrial | None = None
+        """Whether the model can be given packed rows; None where the spec wants none."""
+        if training.packing:
+            self.packing_trial = try_packing(self._engine, model.config, device, precision=training.precision)
+
+    @property
+    def packs(self) -> bool:
         """Whether a pass may hold several sequences in a row."""
+        return self.packing_trial is not None and self.packing_trial.keeps_apart
 
     @property
     def model(self) -> PreTrainedModel:
@@ -195,25 +197,6 @@ class Learner:
             with self._whole([parameter for parameter in self.model.parameters() if parameter.requires_grad]):
                 if first:
                     save_adapter(self.model, lora, directory / "adapter")
-
-
-@torch.no_grad()
-def keeps_sequences_apart(
-    policy: Callable[..., tuple[Tensor, Tensor]], config: PretrainedConfig, device: torch.device, *, tolerance: float
-) -> bool:
-    """Whether a response has the same logprobs in a packed row as alone, within a tolerance in nats.
-
-    In the row, another sequence and another response to the same prompt stand before it. The policy is tried out, since
-    no list of architectures would show all that goes wrong: layers of another kind, a state that runs along the row, or
-    bounds of the sequences that do not reach the attention.
-    """
-    text = config.get_text_config()
-    packing = Packing(((9,), (5, 3, 4)), device)
-    ids = torch.arange(21, device=device) % text.vocab_size
-    last = torch.arange(17, 20, device=device)
-    together, _ = policy(ids[None], last, ids[last + 1], packing=packing)
-    alone, _ = policy(torch.cat([ids[9:14], ids[17:]])[None], last - 12, ids[last + 1])
-    return packing.layers == text.num_hidden_layers and float((together - alone).abs().max()) < tolerance
 
 
 def clips_itself(training: Training) -> bool:

@@ -1,6 +1,7 @@
 """Logprobs of given tokens, and the entropy, from hidden states; [tokens, vocabulary] is never held."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ def token_logprobs(
         chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32.
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
     Returns:
-        logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Products run in the
-        inputs' dtype, softmax in float32. The backward pass computes the logits of each chunk again.
+        logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Logits are float32, of
+        bfloat16 inputs too: rounded to bfloat16 those of 16 to 32 would lie 0.125 nats apart. The backward pass
+        computes the logits of each chunk again; its products run in the inputs' dtype.
     Raises:
         ValueError: shapes that do not fit together.
     """
@@ -62,8 +64,9 @@ class _TokenLogprobs(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, entropy, normaliser = (hidden.new_empty(hidden.shape[0], dtype=wide) for _ in range(3))
         block, powers = _block(hidden, weight, chunk), _block(hidden, weight, chunk)
+        head = _head(weight, wide)
         for part in _parts(hidden.shape[0], chunk):
-            logits = _logits(block, hidden[part], weight, bias, temperature)
+            logits = _logits(block, hidden[part], head, bias, temperature)
             highest = logits.amax(-1)
             shifted = logits.sub_(highest[:, None])
             exponentials = torch.exp(shifted, out=powers[: len(shifted)])
@@ -85,8 +88,9 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=wide) if wants_bias else None
         block = _block(hidden, weight, ctx.chunk)
+        head = _head(weight, wide)
         for part in _parts(hidden.shape[0], ctx.chunk):
-            logits = _logits(block, hidden[part], weight, bias, ctx.temperature)
+            logits = _logits(block, hidden[part], head, bias, ctx.temperature)
             log_p = logits.sub_(normaliser[part, None])
             from_logprobs, from_entropy = (gradient if gradient is None else gradient[part] for gradient in gradients)
             slope, scale = _slope(log_p, targets[part], from_logprobs, from_entropy, entropy[part])
@@ -118,13 +122,29 @@ def _block(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
     return hidden.new_empty(shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
 
 
-def _logits(block: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+@cache
+def _multiplies_into_float32(device: torch.device) -> bool:
+    """Whether torch has a product of bfloat16 matrices with a float32 result there; on a CPU it has none."""
+    one = torch.ones(1, 1, dtype=torch.bfloat16, device=device)
+    try:
+        torch.mm(one, one, out_dtype=torch.float32)
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
+def _head(weight: Tensor, wide: torch.dtype) -> Tensor:
+    """The head's weight as `_logits` takes it: as it is, or in the wide type where there is no product into that."""
+    return weight if weight.dtype == wide or _multiplies_into_float32(weight.device) else weight.to(wide)
+
+
+def _logits(block: Tensor, hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """[chunk, vocabulary], in the block."""
     logits = block[: hidden.shape[0]]
-    if logits.dtype == hidden.dtype:
-        torch.mm(hidden, weight.T, out=logits)
+    if head.dtype == logits.dtype:
+        torch.mm(hidden.to(head.dtype), head.T, out=logits)
     else:
-        logits.copy_(hidden @ weight.T)
+        torch.mm(hidden, head.T, out_dtype=logits.dtype, out=logits)
     if bias is not None:
         logits += bias
     return logits.div_(temperature) if temperature != 1.0 else logits
@@ -134,7 +154,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right, summed in the wider type: products rounded to bfloat16 chunk by chunk add up to a bias."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
-    elif total.is_cuda:
+    elif _multiplies_into_float32(total.device):
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))

@@ -10,8 +10,8 @@ from torch import Tensor
 from rpg.batches.batch import Microbatch
 from rpg.batches.minibatches import Minibatch, cut
 from rpg.batches.step_loss import pass_loss
-from rpg.learner.deepspeed import PACKING_TOLERANCE, keeps_sequences_apart
 from rpg.learner.packing import Packing
+from rpg.learner.packing_trial import try_packing
 from rpg.learner.policy import Policy, load_model
 from rpg.learner.shards import load_weights
 from rpg.replay.step import RecordedStep, recorded_tokens, replayed_advantages
@@ -43,9 +43,7 @@ class KeptPolicy:
         policy = Policy(
             model, temperature=experiment.rollout.temperature, entropy_gradient=training.entropy_coef > 0
         ).to(device)
-        packs = training.packing and keeps_sequences_apart(
-            policy, model.config, device, tolerance=PACKING_TOLERANCE[training.precision]
-        )
+        packs = training.packing and try_packing(policy, model.config, device, precision=training.precision).keeps_apart
         return cls(policy, device, packs)
 
     def minibatches(self, recorded: RecordedStep, experiment: Experiment) -> list[Minibatch]:

@@ -148,7 +148,8 @@ class SamplerSection(Spec):
         return ["rollout.max_concurrent", *(["training.microbatch_tokens"] if self.max_staleness else [])]
 
     def logprob_tolerance(self, *, exact: bool) -> float | None:  # noqa: ARG002  # for samplers that are checked
-        """Nats by which its logprobs may differ from the learner's after a load of weights; None: no sentinel.
+        """Nats by which its logprobs may differ from the learner's in the mean after a load of weights; None: no
+        sentinel.
 
         Args:
             exact: sampler and learner both compute in float32 on a CPU.
@@ -195,10 +196,11 @@ class VllmRollout(SamplerSection):
     cpu_cache_gib: float = execution(1.0, gt=0)
     """KV cache in GiB where the engine runs on a CPU."""
     sentinel_tolerance: float | None = execution(None, gt=0)
-    """Nats: after each load, the largest difference allowed between the engine's and the learner's logprobs of the
-    probe. Left out: 0.05 in float32 on a CPU, else 0.5, since arithmetic in bfloat16 alone moves the logprob of an
-    unlikely token by 0.1 and more. The difference found, over all ranks, is the metric sentinel/difference of the step
-    that the load ends."""
+    """Nats: after each load, the difference allowed between the engine's and the learner's logprobs of the probe: in
+    float32 on a CPU of each token, else in the mean, and ten times as much of a single token, since arithmetic in
+    bfloat16 alone moves the logprob of an unlikely one by 0.1 and more. Left out: 0.05 in float32 on a CPU, else 0.1.
+    What was found, over all ranks, are the metrics sentinel/difference (the largest) and sentinel/mean of the step that
+    the load ends."""
 
     def gpus(self, ranks: int) -> int:
         """The GPUs of dedicated engines are among them."""
@@ -240,8 +242,8 @@ class VllmRollout(SamplerSection):
         return [*keys, "training.microbatch_tokens"] if beside_learner else keys
 
     def logprob_tolerance(self, *, exact: bool) -> float:
-        """The spec's, or that of the arithmetic: a model of 12 layers in bfloat16 was seen 0.1 nats from itself."""
-        return self.sentinel_tolerance or (0.05 if exact else 0.5)
+        """The spec's, or that of the arithmetic."""
+        return self.sentinel_tolerance or (0.05 if exact else 0.1)
 
 
 Rollout = Annotated[

@@ -87,6 +87,29 @@ def test_half_precision_inputs_give_float32_logprobs_and_gradients_in_their_own_
     assert (weight.grad - wide_weight.grad).norm() < 0.01 * wide_weight.grad.norm()
 
 
+def test_logits_of_half_precision_inputs_are_not_rounded_to_half_precision() -> None:
+    # Logits around 40, where bfloat16 has steps of 0.25.
+    generator = torch.Generator().manual_seed(5)
+    hidden, weight = (torch.randn(64, 128, generator=generator).mul(3).bfloat16() for _ in range(2))
+    targets = torch.arange(64)
+    logprobs, entropy = token_logprobs(hidden, weight, targets, chunk=10)
+    exact_logprobs, exact_entropy = plain(hidden.double(), weight.double(), None, targets, 1.0)
+    assert float((hidden @ weight.T).abs().max()) > 100
+    assert float((logprobs - exact_logprobs).abs().max()) < 1e-4
+    assert float((entropy - exact_entropy).abs().max()) < 1e-4
+
+
+def test_the_products_that_a_gpu_has_are_called_as_torch_wants_it() -> None:
+    # A tensor without values takes the way of a GPU: torch has these products for it, and none for a CPU.
+    hidden, weight, bias, targets = (tensor.to("meta") for tensor in inputs(torch.bfloat16))
+    hidden, weight, bias = (tensor.detach().requires_grad_() for tensor in (hidden, weight, bias))
+    logprobs, entropy = token_logprobs(hidden, weight, targets, bias=bias, chunk=5, entropy_gradient=True)
+    gradients = torch.autograd.grad((logprobs + entropy).sum(), (hidden, weight, bias))
+    assert [(gradient.dtype, gradient.shape) for gradient in gradients] == [
+        (torch.bfloat16, tensor.shape) for tensor in (hidden, weight, bias)
+    ]
+
+
 def test_the_weights_gradient_in_half_precision_does_not_get_worse_with_more_chunks() -> None:
     hidden, weight, _, targets = inputs(torch.bfloat16)
     gradients = []

@@ -1,5 +1,6 @@
 """Sequences end to end in one row are attended to as if each were alone."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,10 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rpg.learner import packing
 from rpg.learner.packing import Packing
+from rpg.learner.packing_trial import try_packing
+from rpg.learner.policy import Policy
 from tests.rpg.tiny_engine import gpt2, llama, qwen3, sharpened
+from tests.rpg.tiny_run import finish, free_port, start
 
 FAMILIES = ((11,), (6,), (6,), (6, 3, 3, 1, 6), (2, 4), (3, 1, 1), (2, 5, 3))
 """Of each prompt its length, then those of its responses."""
@@ -90,15 +94,70 @@ def test_without_packing_a_window_still_ends_what_a_token_sees() -> None:
 
 
 def test_a_model_that_does_not_keep_them_apart_is_not_packed() -> None:
-    from rpg.learner.deepspeed import keeps_sequences_apart
-    from rpg.learner.policy import Policy
-
     model = qwen3()
     model.config._attn_implementation = packing.ATTENTION
     policy = Policy(model, temperature=1.0)
-    assert keeps_sequences_apart(policy, model.config, torch.device("cpu"), tolerance=1e-4)
+    assert try_packing(policy, model.config, torch.device("cpu"), precision="float32").keeps_apart
     model.config._attn_implementation = "sdpa"
-    assert not keeps_sequences_apart(policy, model.config, torch.device("cpu"), tolerance=1e-4)
+    trial = try_packing(policy, model.config, torch.device("cpu"), precision="float32")
+    assert not trial.keeps_apart
+    assert "does not keep them apart" in str(trial)
+
+
+class RunsOn(Policy):
+    """Says that its attention knows packed rows, and attends to the whole row."""
+
+    def forward(self, input_ids, sources, targets, temperature=None, packing=None):
+        if packing:
+            packing.layers += self.model.config.num_hidden_layers
+        return super().forward(input_ids, sources, targets, temperature)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("make", [qwen3, llama, gpt2])
+def test_the_trial_tells_rounding_from_sequences_that_see_each_other(
+    make: Callable[[], PreTrainedModel], precision: str
+) -> None:
+    model = make().to(getattr(torch, precision))
+    model.config._attn_implementation = packing.ATTENTION
+    apart, together = (
+        try_packing(kind(model, temperature=1.0), model.config, torch.device("cpu"), precision=precision)
+        for kind in (Policy, RunsOn)
+    )
+    assert apart.keeps_apart
+    assert not together.keeps_apart
+    assert f"allowed {together.tolerance:g}" in str(together)
+
+
+ONE_RANK_ROUNDS_MORE = """
+import torch
+from rpg.learner import packing
+from rpg.learner.packing_trial import try_packing
+from rpg.learner.policy import Policy
+from rpg.processes import ranks
+from tests.rpg.tiny_engine import qwen3
+
+class Rounds(Policy):
+    def forward(self, *arguments, packing=None):
+        logprobs, entropies = super().forward(*arguments, packing=packing)
+        return logprobs + 9.0 * (packing is not None) * ranks.rank(), entropies
+
+ranks.join("cpu")
+model = qwen3()
+model.config._attn_implementation = packing.ATTENTION
+trial = try_packing(Rounds(model, temperature=1.0), model.config, torch.device("cpu"), precision="float32")
+print(trial.keeps_apart)
+ranks.leave()
+"""
+
+
+def test_ranks_that_find_different_things_agree_to_pad() -> None:
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    first, second = (
+        start([sys.executable, "-c", ONE_RANK_ROUNDS_MORE], {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in (0, 1)
+    )
+    assert finish(first, second).splitlines()[-1] == "False", "rank 0 alone would have packed"
 
 
 @pytest.mark.gpu

@@ -74,12 +74,37 @@ def test_the_bound_leaves_room_for_what_bfloat16_rounds_away() -> None:
         for model in (exact, rounded):
             model.model.norm.weight.mul_(4)  # logits as far apart as those of a trained model
     learner = TransformersSampler(rounded, eos_id=EOS, pad_id=PAD, max_concurrent=4)
-    bound = open_sentinel(VllmRollout(engine="vllm"), PROBE, precision="bfloat16", device_type="cuda").tolerance
-    tight = open_sentinel(VllmRollout(engine="vllm"), PROBE, precision="float32", device_type="cpu").tolerance
+    loose = open_sentinel(VllmRollout(engine="vllm"), PROBE, precision="bfloat16", device_type="cuda")
+    tight = open_sentinel(VllmRollout(engine="vllm"), PROBE, precision="float32", device_type="cpu")
     given = VllmRollout(engine="vllm", sentinel_tolerance=0.2)
 
-    assert tight < Sentinel(PROBE, tolerance=bound).check(learner, learner_of(exact)) < bound
+    assert tight.of_one_token < loose.check(learner, learner_of(exact)) < loose.of_one_token
+    assert loose.mean_difference < loose.tolerance
+    with pytest.raises(StaleEngineError):
+        tight.check(learner, learner_of(exact))
     assert open_sentinel(given, PROBE, precision="float32", device_type="cpu").tolerance == 0.2
+
+
+@pytest.mark.parametrize(
+    ("off", "is_stale"), [([0.54, 0, 0, 0, 0, 0], False), ([0.12] * 6, True), ([1.1, 0, 0, 0, 0, 0], True)]
+)
+def test_in_bfloat16_one_token_may_be_far_off_and_all_of_them_may_not(
+    sampler: TransformersSampler, off: list[float], is_stale: bool
+) -> None:
+    sentinel = open_sentinel(VllmRollout(engine="vllm"), PROBE, precision="bfloat16", device_type="cuda")
+
+    def learner(ids: Sequence[int], prompt_length: int) -> list[float]:
+        own = sampler.logprobs(ids, prompt_length=prompt_length)
+        return [logprob + more for logprob, more in zip(own, off, strict=True)]
+
+    if is_stale:
+        with pytest.raises(
+            StaleEngineError, match=r"nats in the mean, allowed 0\.1 \(rollout\.sentinel_tolerance\), and"
+        ):
+            sentinel.check(sampler, learner)
+    else:
+        assert sentinel.check(sampler, learner) == pytest.approx(0.54, abs=1e-5)
+        assert sentinel.mean_difference == pytest.approx(0.09, abs=1e-5)
 
 
 def test_an_engine_that_stands_still_is_caught_whatever_the_bound(sampler: TransformersSampler) -> None:

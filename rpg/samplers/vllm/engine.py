@@ -110,7 +110,9 @@ def _executor(settings: EngineSettings) -> str:
 def _device_settings(settings: EngineSettings) -> dict[str, Any]:
     if settings.device_type == "cpu":
         return {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * _BYTES_PER_GIB)}
-    chosen: dict[str, Any] = {"gpu_memory_utilization": settings.memory_fraction}
+    # As the learner's, the logits of bfloat16 weights are not rounded to bfloat16.
+    head = {"head_dtype": "float32"}
+    chosen: dict[str, Any] = {"gpu_memory_utilization": settings.memory_fraction, "hf_overrides": head}
     if settings.sleeps:
         chosen["enable_sleep_mode"] = True
     if settings.transfer:
@@ -173,7 +175,7 @@ def process_restored() -> Iterator[None]:
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
         with (
-            torch.random.fork_rng(),
+            torch.random.fork_rng(devices=_own_gpu()),
             warnings.catch_warnings(action="ignore"),  # vLLM uses deprecated functions
             _on_engine_stream(),
         ):
@@ -183,6 +185,11 @@ def process_restored() -> Iterator[None]:
         np.random.set_state(numpy_state)
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(num_threads)
+
+
+def _own_gpu() -> list[int]:
+    """The current GPU, whose random state vLLM changes; those of other ranks are not to be touched."""
+    return [torch.cuda.current_device()] if torch.cuda.is_available() else []
 
 
 @contextmanager

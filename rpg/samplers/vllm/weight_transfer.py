@@ -1,5 +1,6 @@
 """Handing the learner's weights to an engine in another process: a directory on CPUs, vLLM's nccl and ipc on GPUs."""
 
+import math
 import os
 import shutil
 import socket
@@ -73,7 +74,7 @@ class VllmTransfer:
     """vLLM's own API, this rank being the only sender to its engine.
 
     nccl broadcasts to the engine's GPUs over a communicator of their own; ipc lets an engine on this rank's GPU read
-    the weights where they are.
+    the weights from a buffer there. Either way they go in chunks, so that never all of them are gathered or merged.
     """
 
     def __init__(self, settings: EngineSettings, call: CallFn) -> None:
@@ -82,28 +83,37 @@ class VllmTransfer:
         self._call = call
         self._source = _source(settings.weights_dir)
         self._sender: Any = WeightTransferTrainerFactory.trainer_init(
-            _init_info(settings), client=_Client(call), source=self._source
+            _init_info(settings, self._source), client=_Client(call, self.close), source=self._source
         )
 
     def send(self, weights: Weights, policy_version: int) -> None:
-        """The engine drops what the old weights cached before it says that it holds the new ones."""
+        """The engine drops what the old weights cached before it says that it holds the new ones.
+
+        Raises:
+            EngineProcessError: the engine failed or is gone. The broadcast that it would have taken part in is aborted.
+        """
         self._call("wake")
         self._source.take(weights)
+        # vLLM reads the weights on streams of its own, which do not wait for the one that has written them.
+        torch.cuda.synchronize()
         self._sender.send_weights()
         self._call("finish_load", policy_version=policy_version)
 
     def close(self) -> None:
-        """Leaves the communicator."""
+        """Leaves the communicator, and so ends a broadcast that waits in it."""
         if hasattr(self._sender, "shutdown"):
             self._sender.shutdown()
 
 
-def _init_info(settings: EngineSettings) -> Any:
+def _init_info(settings: EngineSettings, source: Any) -> Any:
     """vLLM takes the sender to be rank 0; the engine's workers follow."""
     if settings.transfer == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+        from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 
-        return IPCTrainerInitInfo(rank=0)
+        # A weight must fit the buffer whole: the output head of a model of 7B has more than vLLM's 1 GiB.
+        size = max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, source.largest_bytes)
+        return IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=size)
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     with socket.socket() as free:
@@ -117,8 +127,10 @@ def _init_info(settings: EngineSettings) -> Any:
 class _Client:
     """vLLM's weight-sync protocol, spoken over the engine's connection: vLLM's workers have these methods."""
 
-    def __init__(self, call: CallFn) -> None:
+    def __init__(self, call: CallFn, abort: Callable[[], None]) -> None:
+        """`abort`: ends the broadcast that the sender is in meanwhile."""
         self._call = call
+        self._abort = abort
 
     def _workers(self, method: str, **arguments: Any) -> None:
         self._call("call_workers", method=method, arguments=arguments)
@@ -130,7 +142,13 @@ class _Client:
         self._workers("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        self._workers("update_weights", update_info=update_info)
+        """vLLM calls it in a thread of its own, beside the broadcast. It notices an engine that fails or ends, for
+        which the broadcast would wait for ever."""
+        try:
+            self._workers("update_weights", update_info=update_info)
+        except BaseException:
+            self._abort()
+            raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         del weight_version
@@ -151,6 +169,11 @@ def _source(weights_dir: Path) -> Any:
             self._shapes = _shapes(weights_dir)
             self._weights: Iterator[tuple[str, Tensor]] = iter(())
             self._dtype = torch.float32
+
+        @property
+        def largest_bytes(self) -> int:
+            """Of a single weight, in float32."""
+            return max(4 * math.prod(shape) for shape in self._shapes.values())
 
         def take(self, weights: Weights) -> None:
             remaining = iter(weights)

@@ -1,0 +1,96 @@
+"""Handing weights to an engine on GPUs, as far as that shows without one: the order of things, and a dead engine."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rpg.samplers.vllm import weight_transfer
+from rpg.samplers.vllm.dedicated import EngineProcessError
+from rpg.samplers.vllm.engine import EngineSettings, Transfer
+from tests.rpg.tiny_engine import EOS, MAX_LENGTH, qwen3, save
+
+pytest.importorskip("vllm", exc_type=ImportError)
+pytestmark = pytest.mark.vllm
+
+
+def settings(directory: Path, transfer: Transfer) -> EngineSettings:
+    save(qwen3(), directory)
+    return EngineSettings(directory, (EOS,), "cuda", MAX_LENGTH, max_concurrent=4, transfer=transfer)
+
+
+@pytest.mark.parametrize("transfer", ["nccl", "ipc"])
+def test_the_weights_are_written_before_vllm_reads_them_on_its_own_streams(
+    transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    happened: list[str] = []
+    given: list[Any] = []
+
+    class Sender:
+        def send_weights(self) -> None:
+            happened.append("send_weights")
+
+    def trainer_init(init_info: Any, **_: Any) -> Sender:
+        given.append(init_info)
+        return Sender()
+
+    monkeypatch.setattr(WeightTransferTrainerFactory, "trainer_init", trainer_init)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: happened.append("synchronize"))
+    way = weight_transfer.open_transfer(settings(tmp_path, transfer), lambda method, **_: happened.append(method))
+    way.send(qwen3().named_parameters(), 1)
+    assert happened == ["wake", "synchronize", "send_weights", "finish_load"]
+    (init_info,) = given
+    assert init_info.packed, "else all gathered or merged weights would live at once"
+
+
+def test_the_buffer_of_ipc_takes_the_largest_weight_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = {"lm_head.weight": (152_064, 3_584), "model.norm.weight": (3_584,)}
+    monkeypatch.setattr(weight_transfer, "_shapes", lambda _: shapes)
+    chosen = settings(tmp_path, "ipc")
+    info = weight_transfer._init_info(chosen, weight_transfer._source(tmp_path))
+    assert info.packed_buffer_size_bytes == 152_064 * 3_584 * 4
+
+
+class WaitingGroup:
+    """A communicator whose broadcast waits for a peer that never comes, until it is aborted."""
+
+    def __init__(self) -> None:
+        self._aborted = threading.Event()
+
+    def broadcast(self, *_: Any, **__: Any) -> None:
+        assert self._aborted.wait(30), "the broadcast was left to hang"
+
+    def destroy(self) -> None:
+        self._aborted.set()
+
+
+def test_an_engine_that_dies_in_the_middle_ends_the_broadcast_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+
+    class OneWeight(WeightSource):  # type: ignore[misc]  # vLLM is not typed
+        def metadata(self) -> list[Any]:
+            return [ParamMeta("weight", torch.float32, (2,))]
+
+        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            yield "weight", torch.zeros(2)
+
+    def call(_: str, *, method: str, arguments: dict[str, Any]) -> None:
+        del arguments
+        if method == "update_weights":
+            time.sleep(0.2)  # by then the broadcast waits
+            raise EngineProcessError("the engine's process ended by signal 9 in call_workers")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    client = weight_transfer._Client(call, lambda: sender.shutdown())
+    sender = NCCLTrainerWeightTransferEngine(client=client, source=OneWeight(), packed=False)
+    sender.model_update_group = WaitingGroup()
+    with pytest.raises(EngineProcessError, match="ended by signal 9"):
+        sender.send_weights()
