@@ -12,8 +12,8 @@ from specs.schema.rollout import Rollout
 from specs.schema.training import Lora, Training
 
 GIB = 2**30
-LOGPROB_CHUNK = 1024
-"""Response tokens whose logits the learner holds at once."""
+LOGITS = 2**26
+"""Logits that the learner holds at once, of as many response tokens as that makes; in float32."""
 LIVE_PARAMETERS = 10**9
 """Most weights that DeepSpeed holds whole at ZeRO 3, by its default (stage3_max_live_parameters)."""
 REDUCED_PARAMETERS = 5 * 10**8
@@ -57,6 +57,7 @@ class MemoryEstimate:
     """Weights that ZeRO 3 gathers for the layers that compute and for the next ones."""
     activations: int
     logits: int
+    """Of a chunk of tokens, and the gradient of the output head, which is added up over the chunks in float32."""
     kv_cache: int
     """For an engine that takes a share of a known memory, the share, its weights included. 0 on GPUs of its own."""
     cache_stays: bool = False
@@ -97,7 +98,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     size = 2 if low_precision else 4
     adapters = adapter_parameters(shape, training.lora) if training.lora else 0
     trained = adapters or shape.parameters
-    stage = training.zero_stage or int(low_precision)  # see rpg/learner/deepspeed.py
+    stage = training.deepspeed_stage
     # Either optimizer keeps two float32 values a weight, and ZeRO a float32 master copy of the weights as well.
     optimizer = trained * (12 if stage else 8)
     weights = (shape.parameters + adapters) * size
@@ -111,18 +112,20 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // training.ranks))
     length = experiment.data.max_prompt_length + rollout.max_response_length
     cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
+    logits = _logits(shape, tokens, size, has_gradient=not adapters)
     share = engine_memory(experiment)
     elsewhere = rollout.gpus(training.ranks) > training.ranks
     return MemoryEstimate(
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
-        gradients=_gradients(trained, training, stage, size),
-        buckets=_buckets(trained, experiment, stage, size),
+        # Gradients are added up in float32; from stage 2 on a rank keeps its share of them.
+        gradients=trained * 4 // (training.ranks if stage > 1 else 1),
+        buckets=_buckets(trained, experiment, size) if stage else 0,
         optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
         reference=_shard(reference, training, 3),
         sampler=0 if rollout.memory_share or rollout.reads_learner(training.zero_stage) else shape.parameters * size,
         gathered=_gathered(shape.parameters + adapters, training) * size,
-        activations=tokens * _activations_per_token(shape, training, size),
-        logits=min(tokens, LOGPROB_CHUNK) * shape.vocab_size * 4 * 2,
+        activations=_activations(shape, training, tokens, size, logits),
+        logits=logits,
         kv_cache=0 if elsewhere else share or cache,
         cache_stays=not elsewhere and ((share > 0 and not rollout.sleeps) or rollout.max_staleness > 0),
     )
@@ -183,18 +186,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
     return f"{name} with {getattr(estimate, name) / GIB:.1f} GiB; {remedies[name]}"
 
 
-def _gradients(trained: int, training: Training, stage: int, size: int) -> int:
-    """Gradients are added up in float32; from stage 2 on a rank keeps its share of them. Stage 1 in bfloat16 keeps the
-    gradients of one pass beside the sum."""
-    if stage > 1:
-        return trained * 4 // training.ranks
-    return trained * (4 + (size if stage == 1 and size < 4 else 0))
-
-
-def _buckets(trained: int, experiment: Experiment, stage: int, size: int) -> int:
-    """DeepSpeed needs no buckets without ZeRO, nor for stage 1 in bfloat16."""
-    if stage == 0 or (stage == 1 and size < 4):
-        return 0
+def _buckets(trained: int, experiment: Experiment, size: int) -> int:
     on_cpu = experiment.resources.device == "cpu"  # where memory that is not written to takes no room
     return (min(trained, REDUCED_PARAMETERS) if on_cpu else REDUCED_PARAMETERS) * size
 
@@ -218,11 +210,40 @@ def _largest_microbatch(experiment: Experiment) -> int:
     return max(min(training.microbatch_tokens, -(-per_update // training.ranks)), longest)
 
 
-def _activations_per_token(shape: ModelShape, training: Training, size: int) -> int:
-    # Kept for the backward pass, per layer: inputs of the two norms, of the projections and of the products in the
-    # gated MLP: about 10 vectors of the hidden size and 3 of the intermediate one. Recomputation keeps one vector
-    # a layer and the whole of a single layer.
-    layer = (10 * shape.hidden_size + 3 * shape.intermediate_size + 2 * shape.key_value_size) * size
-    if training.gradient_checkpointing:
-        return shape.layers * shape.hidden_size * size + layer
-    return shape.layers * layer
+def _activations(shape: ModelShape, training: Training, tokens: int, size: int, logits: int) -> int:
+    """What is kept for the backward pass, and the work on one layer in it, for which the logits' room is free by then.
+
+    Recomputation keeps each layer's input, and works on the whole of one layer.
+    """
+    layer, recomputes = _layer_activations(shape, size), training.gradient_checkpointing
+    kept = shape.layers * (shape.hidden_size * size if recomputes else layer)
+    kept += _norm_activations(shape, shape.hidden_size, size)
+    work = (layer if recomputes else 0) + 2 * shape.intermediate_size * size  # the MLP's gradients
+    return tokens * kept + max(0, tokens * work - logits)
+
+
+def _layer_activations(shape: ModelShape, size: int) -> int:
+    """Bytes of one layer and token that autograd saves in transformers' modules."""
+    width, keys = shape.attention_size, shape.key_value_size
+    norms = 2 * _norm_activations(shape, shape.hidden_size, size)
+    if shape.norms_queries:  # what comes out of them is turned before it is kept, as the attention's own input
+        norms += (4 + size) * (width + keys)
+    # Queries, keys, values, what the attention gives, and that in the order in which the next product takes it.
+    attention = size * (width + 2 * keys + 2 * width)
+    # With a gate: both products, the gate's activation and the product of the two. Else GELU, step by step.
+    mlp = (4 if shape.is_gated else 5) * shape.intermediate_size * size
+    return norms + attention + mlp
+
+
+def _norm_activations(shape: ModelShape, width: int, size: int) -> int:
+    """An RMS norm keeps its input in float32, and what it normalised before and after its weight; GPT-2's LayerNorm
+    keeps its input and its output."""
+    return width * (4 + 2 * size if shape.is_gated else 2 * size)
+
+
+def _logits(shape: ModelShape, tokens: int, size: int, *, has_gradient: bool) -> int:
+    """Two blocks of a chunk; with the head's gradient, that in float32 and, where the weights are of another type, in
+    theirs."""
+    chunk = min(tokens, max(1, LOGITS // shape.vocab_size)) * shape.vocab_size * 4 * 2
+    head = shape.vocab_size * shape.hidden_size * (4 + (size if size < 4 else 0))
+    return chunk + (head if has_gradient else 0)

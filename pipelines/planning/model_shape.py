@@ -25,6 +25,10 @@ class ModelShape:
     intermediate_size: int
     vocab_size: int
     context: int
+    is_gated: bool
+    """Whether the MLP has a gate, as in Llama's descendants; GPT-2's has none."""
+    norms_queries: bool
+    """Whether queries and keys are normalised, as in Qwen3."""
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
@@ -34,7 +38,7 @@ def model_shape(experiment: Experiment) -> ModelShape | None:
     if isinstance(model, ScratchModel):
         tokenizer = model.tokenizer
         vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
-        return _shape({**model.config, "vocab_size": vocab_size})
+        return _shape({**model.config, "model_type": model.model_type, "vocab_size": vocab_size})
     config = _config_file(model)
     fields = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
     return _shape(fields) if fields else None
@@ -84,10 +88,15 @@ def _shape(config: dict[str, Any]) -> ModelShape | None:
         intermediate_size=intermediate,
         vocab_size=vocab,
         context=context,
+        is_gated=gated,
+        norms_queries=config.get("model_type", "") in _NORMS_QUERIES,
     )
 
 
+_NORMS_QUERIES = ("qwen3", "qwen3_moe", "olmo2", "gemma3_text")
+"""Architectures that normalise queries and keys."""
 _QWEN3 = {
+    "model_type": "qwen3",
     "vocab_size": 151936,
     "num_key_value_heads": 8,
     "head_dim": 128,

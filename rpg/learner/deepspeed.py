@@ -221,8 +221,7 @@ def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], Schedu
 def deepspeed_config(training: Training, *, lends_weights: bool) -> dict[str, Any]:
     """DeepSpeed's settings. When an update is due and what the learning rate is, the learner decides."""
     optimizer = training.optimizer
-    # Without ZeRO DeepSpeed would add bfloat16 gradients up in bfloat16; stage 1 keeps them in float32.
-    zero: dict[str, Any] = {"stage": training.zero_stage or int(training.precision == "bfloat16")}
+    zero: dict[str, Any] = {"stage": training.deepspeed_stage}
     if lends_weights:
         zero["stage3_param_persistence_threshold"] = 0
     if training.offload.optimizer:

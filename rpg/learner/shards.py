@@ -170,11 +170,7 @@ def _whole(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
 
 def _partitions(optimizer: Any, names: dict[int, str]) -> Iterator[Stepped]:
     """ZeRO 1 and 2: a group's parameters end to end, cut into one partition a rank."""
-    if hasattr(optimizer, "bf16_groups"):  # DeepSpeed has an optimizer of its own for stage 1 in bfloat16.
-        groups = zip(optimizer.fp32_groups_flat_partition, optimizer.bf16_groups, strict=True)
-    else:
-        groups = zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True)
-    for flat, parameters in groups:
+    for flat, parameters in zip(optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups, strict=True):
         spans = [
             Span(names[id(parameter)], mapping.lp_fragment_address.start, mapping.hp_fragment_address.start, numel)
             for parameter in parameters

@@ -132,11 +132,16 @@ class Training(Spec):
     """Data-parallel processes. The batch stays the same and is spread over them."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], no_flag] = execution(0)
     """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well. With 3, rank 0 reads
-    the model into host memory, and no GPU has to hold the whole of it. In bfloat16, 0 runs as 1, which adds the
-    gradients of an update up in float32."""
+    the model into host memory, and no GPU has to hold the whole of it. In bfloat16, 0 and 1 run as 2, which adds the
+    gradients of an update up in float32, each rank its share: else every rank would hold all of them, in both types."""
     offload: Offload = execution(Offload())
     """What is kept in host memory."""
     gradient_checkpointing: bool = execution(False)
     """Recompute activations in the backward pass."""
     checkpoint: Checkpoint = execution(Checkpoint())
     """When the whole state is saved."""
+
+    @property
+    def deepspeed_stage(self) -> int:
+        """The ZeRO stage that DeepSpeed is given, see `zero_stage`."""
+        return max(self.zero_stage, 2) if self.precision == "bfloat16" else self.zero_stage

@@ -2,17 +2,21 @@
 
 import json
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipelines.planning.gpu_hours import BANDWIDTH, PEAK_FLOPS, SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
 from pipelines.planning.memory import (
     GIB,
     LIVE_PARAMETERS,
+    LOGITS,
     PREFETCHED_PARAMETERS,
     REDUCED_PARAMETERS,
     batch_algebra,
@@ -20,6 +24,9 @@ from pipelines.planning.memory import (
     memory_warnings,
 )
 from pipelines.planning.model_shape import model_shape
+from rpg.learner.logprobs import CHUNK_ELEMENTS
+from rpg.learner.packing import Packing
+from rpg.learner.policy import Policy, load_model
 from specs.loader import load_experiment
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import finish, free_port, start
@@ -74,8 +81,8 @@ ON_TWO_RANKS = [
     (1, "float32", 4, 4, 4, 6),
     (2, "float32", 4, 2, 4, 6),
     (3, "float32", 2, 2, 4, 6),
-    (0, "bfloat16", 2, 6, 0, 6),
-    (1, "bfloat16", 2, 6, 0, 6),
+    (0, "bfloat16", 2, 2, 2, 6),
+    (1, "bfloat16", 2, 2, 2, 6),
     (2, "bfloat16", 2, 2, 2, 6),
     (3, "bfloat16", 1, 2, 2, 6),
 ]
@@ -152,6 +159,67 @@ def test_what_zero_3_makes_whole_is_bounded_by_deepspeeds_settings(tmp_path: Pat
     assert memory_estimate(experiment(tmp_path, "qwen3", *alone), large).gathered == 0
     from_host = experiment(tmp_path, "qwen3", *alone, "training.offload={parameters: true}")
     assert memory_estimate(from_host, large).gathered == 4 * (10**9 + 5 * 10**7)
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that tensors made within the block held at one time, those of `known` left out."""
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live = {tensor.untyped_storage().data_ptr(): 0 for tensor in known}
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage()).data_ptr() not in self._live:
+                self._live[storage.data_ptr()] = storage.nbytes()
+                weakref.finalize(storage, self._live.pop, storage.data_ptr(), None)
+        self.peak = max(self.peak, sum(self._live.values()))
+        return result
+
+
+SHAPES = {
+    "qwen3": "{hidden_size: 128, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 64, "
+    "intermediate_size: 384, tie_word_embeddings: true, max_position_embeddings: 512}",
+    "llama": "{hidden_size: 128, num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2, "
+    "intermediate_size: 384, tie_word_embeddings: true, max_position_embeddings: 512}",
+    "gpt2": "{n_embd: 128, n_layer: 4, n_head: 4, n_positions: 512}",
+}
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", SHAPES)
+def test_activations_and_logits_are_those_of_a_pass_to_a_tenth(
+    tmp_path: Path, model_type: str, precision: str, recomputes: bool
+) -> None:
+    spec = experiment(
+        tmp_path,
+        model_type,
+        f"model.config={SHAPES[model_type]}",
+        "data.max_prompt_length=256",
+        "rollout.max_response_length=256",
+        f"training={{steps: 1, prompts_per_step: 1, group_size: 2, microbatch_tokens: 512, precision: {precision},"
+        f" gradient_checkpointing: {str(recomputes).lower()}}}",
+    )
+    shape = model_shape(spec)
+    assert shape is not None
+    config = AutoConfig.for_model(model_type, **spec.model.config, vocab_size=shape.vocab_size)  # type: ignore[union-attr]
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "base")
+    policy = Policy(load_model(tmp_path / "base", spec.training), temperature=1.0)
+    for parameter in policy.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    ids = torch.arange(512)[None] % shape.vocab_size
+    with PeakMemory([held for weight in policy.parameters() for held in (weight, weight.grad)]) as memory:
+        logprobs, _ = policy(ids, torch.arange(511), ids[0, 1:], packing=Packing(((512,),), ids.device))
+        logprobs.sum().backward()
+    estimate = memory_estimate(spec, shape)
+    assert estimate.activations + estimate.logits == pytest.approx(memory.peak, rel=0.1)
+
+
+def test_the_plan_knows_how_many_logits_the_learner_holds() -> None:
+    assert LOGITS == CHUNK_ELEMENTS
 
 
 def test_on_a_cpu_a_bucket_takes_the_room_that_is_written_to(tmp_path: Path) -> None:
