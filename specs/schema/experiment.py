@@ -107,8 +107,18 @@ class Experiment(Spec):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, data: Any) -> Any:
-        """Advantage and reference take from the objective's published setting what they leave out."""
-        return with_published(data) if isinstance(data, dict) else data
+        """Advantage and reference take from the objective's published setting what they leave out; where a GPU is
+        asked for, the precision is a GPU's."""
+        return _with_precision(with_published(data)) if isinstance(data, dict) else data
+
+
+def _with_precision(data: dict[str, Any]) -> dict[str, Any]:
+    """The data with the precision of `device: cuda`, where that is written and a precision is not. What machine reads
+    the spec makes no difference: with `device: auto` it stays float32 everywhere."""
+    resources, training = data.get("resources"), data.get("training")
+    if not isinstance(resources, dict) or not isinstance(training, dict) or "precision" in training:
+        return data
+    return {**data, "training": {**training, "precision": "bfloat16"}} if resources.get("device") == "cuda" else data
 
 
 def with_published(data: Mapping[str, Any]) -> dict[str, Any]:

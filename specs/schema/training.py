@@ -118,7 +118,8 @@ class Training(Spec):
     schedule: Schedule = Schedule()
     """The learning rate over the updates."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of forward and backward; optimizer state and master weights stay float32."""
+    """Of forward and backward; optimizer state and master weights stay float32. Left out: bfloat16 where the spec says
+    `resources: {device: cuda}`, else float32, also where `device: auto` finds a GPU."""
     guards: tuple[Guard, ...] = addition(())
     """Metrics to watch, and what happens when one is outside its bounds."""
     export_every_steps: int = Field(0, ge=0)

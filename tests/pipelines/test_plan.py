@@ -10,12 +10,14 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.planning.fingerprint import base_identity, data_identity, evaluate_identity, fingerprint, flatten
+from pipelines.planning.gpu_hours import precision_warnings
 from pipelines.planning.plan import Plan, RunPlan, make_plan, plan_run
 from pipelines.results import manifest_of
 from pipelines.running.run import register_run
 from rpg.manifests import NOTES, list_files
 from specs.errors import SpecError
 from specs.loader import load_document
+from specs.schema.experiment import Experiment
 from storage.provenance import provenance_rows
 
 SPEC = """\
@@ -296,3 +298,44 @@ def test_values_that_change_over_training_are_shown_in_a_line_each(
     assert plain["schedules"] == {"objective.clip.low": "0.1 -> 0.3 (linear, steps 1, 2)"}
     assert changing["schedules"].keys() == {"objective.kl_coef", "objective.clip.low"}
     assert not any("changes" in line for line in CliRunner().invoke(app, ["plan", str(spec)]).stdout.splitlines())
+
+
+def test_a_gpu_that_is_asked_for_trains_in_bfloat16_and_nothing_else_changes_a_fingerprint(
+    spec: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def precision(*overrides: str) -> str:
+        return planned(spec, home, *overrides).runs[0].experiment.training.precision
+
+    plain = fingerprints(spec, home)
+    assert precision("resources.device=cuda") == "bfloat16"
+    assert precision("resources.device=cuda", "training.precision=float32") == "float32"
+    assert fingerprints(spec, home, "resources.device=cuda", "training.precision=float32") == plain
+    assert fingerprints(spec, home, "resources.device=cuda") == fingerprints(spec, home, "training.precision=bfloat16")
+    assert (
+        fingerprints(spec, home, "resources.device=auto") == fingerprints(spec, home, "resources.device=cpu") == plain
+    )
+    monkeypatch.setenv("RPG_SLOTS", "0,1")
+    assert fingerprints(spec, home) == plain, "a machine with GPUs"
+    again = planned(spec, home, "resources.device=cuda").runs[0].experiment.model_dump(mode="json")
+    assert Experiment.model_validate(again).training.precision == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "slots", "warns"),
+    [
+        ((), "", False),
+        ((), "0,1", True),
+        (("training.precision=bfloat16",), "0,1", False),
+        (("resources.device=cpu",), "0,1", False),
+        (("resources.device=cuda",), "", False),
+        (("resources.device=cuda", "training.precision=float32"), "", True),
+        (("launcher={type: slurm}",), "0,1", False),
+    ],
+)
+def test_float32_is_warned_of_where_a_gpu_will_train(
+    spec: Path, home: Home, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], slots: str, warns: bool
+) -> None:
+    monkeypatch.setenv("RPG_SLOTS", slots)
+    warnings = precision_warnings(planned(spec, home, *overrides).runs[0].experiment)
+    assert bool(warnings) == warns
+    assert all("15 times" in warning.hint for warning in warnings)

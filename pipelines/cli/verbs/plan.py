@@ -33,6 +33,7 @@ def plan(
     from pipelines.cli.resolved import print_resolved
     from pipelines.cli.study_plan import print_study_plan, study_plan_data
     from pipelines.home import Home
+    from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory import memory_warnings
     from pipelines.planning.plan import make_plan
     from specs.errors import render
@@ -55,8 +56,12 @@ def plan(
         print(json.dumps(as_data(made), indent=2))
     else:
         _print_plan(made)
-    over_memory = {warning for run in made.runs for warning in memory_warnings(run.experiment)}
-    warnings = [*document.warnings, *(experiment.locate(warning) for warning in over_memory)]
+    of_runs = {
+        warning
+        for run in made.runs
+        for warning in (*memory_warnings(run.experiment), *precision_warnings(run.experiment))
+    }
+    warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     if warnings:
         print(render(warnings, noun="warning"), file=sys.stderr)
 
