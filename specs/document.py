@@ -34,7 +34,7 @@ class Document:
     """What the files say, merged, paths absolute. A cell starts from it, so published settings follow its objective."""
     positions: Positions
     warnings: tuple[Issue, ...] = ()
-    """What the experiment says without effect, each at its place."""
+    """What the experiment says without effect or can hardly mean, each at its place."""
 
     def locate(self, issue: Issue) -> Issue:
         """The issue with file, line and snippet, from its path or the nearest ancestor that stands in the file."""

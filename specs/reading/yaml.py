@@ -25,6 +25,7 @@ from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from specs.errors import Issue, Position, SpecError
+from specs.reading.syntax import explain
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 32
@@ -91,9 +92,8 @@ def parse_text(text: str, position: Callable[[int], Position]) -> YamlNode | Non
     try:
         return _Composer(YAML(typ="safe", pure=True).parse(text), position).document()
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = position(mark.line + 1 if mark else 1)
-        raise SpecError(_at(where, f"not valid YAML: {error.problem or error.context}")) from None
+        mistake = explain(error, text)
+        raise SpecError(_at(position(mistake.line), mistake.message, hint=mistake.hint)) from None
     except ReaderError as error:
         where = position(text.count("\n", 0, error.position) + 1)
         raise SpecError(_at(where, "not valid YAML: a character that no text file may hold")) from None
@@ -175,8 +175,10 @@ class _Composer:
     def _alias(self, event: AliasEvent, at: Position) -> YamlNode:
         node = self._anchors.get(event.anchor)
         if node is None:
-            what = "refers to itself" if event.anchor in self._anchors else "is not defined"
-            raise SpecError(_at(self._where(event), f"the alias *{event.anchor} {what}"))
+            if event.anchor in self._anchors:
+                raise SpecError(_at(self._where(event), f"the alias *{event.anchor} refers to itself"))
+            hint = 'a text that begins with `*` takes quotes: "..."'
+            raise SpecError(_at(self._where(event), f"the alias *{event.anchor} is not defined", hint=hint))
         self._count(self._sizes[event.anchor], event)
         return YamlNode(node.value, at)
 

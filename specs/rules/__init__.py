@@ -1,4 +1,4 @@
-"""What no single field shows: rules across fields, files that must exist, and knobs that cannot act."""
+"""What no single field shows: rules across fields, files that must exist, knobs that cannot act or cannot be meant."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ def issues_of(experiment: Experiment) -> list[Issue]:
 
 
 def warnings_of(experiment: Experiment) -> list[Issue]:
-    """What the experiment says without effect; each names the knob."""
+    """What the experiment says without effect, or can hardly mean; each names the knob."""
     return [issue for rule in IDLE_KNOBS for issue in rule(experiment)]
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from specs.errors import Issue
+from specs.schema.clip import DualClip, NoClip, TruncateClip
 from specs.schema.experiment import Experiment
-from specs.schema.objective import DualClip, RegularizedObjective, Rival
+from specs.schema.objective import RegularizedObjective, Rival
 from specs.schema.schedule import largest
 
 
@@ -46,6 +47,25 @@ def idle_clip_knobs(experiment: Experiment) -> Iterator[Issue]:
             yield Issue("keep_divergence has no effect", (*path, "keep_divergence"), given=given)
         if clip.branch == "regularized":
             yield Issue("branch has no effect", (*path, "branch"), given=f"regularized, with {given}")
+
+
+def margins_like_bounds(experiment: Experiment) -> Iterator[Issue]:
+    """Margins of a clip that were most likely meant as bounds of the ratio: 0.8 and 1.28 for 0.2 and 0.28."""
+    clip = getattr(experiment.objective, "clip", None)
+    if clip is None or isinstance(clip, NoClip):
+        return
+    low, high = largest(clip.low), largest(clip.high)
+    like_bounds = (low > 0.5, high > 1)
+    # A truncated ratio may well reach 5: importance sampling is truncated so.
+    if all(like_bounds) or (any(like_bounds) and not isinstance(clip, TruncateClip)):
+        meant_low, meant_high = 1 - low if like_bounds[0] else low, high - 1 if like_bounds[1] else high
+        bounds = f"[{1 - meant_low:g}, {1 + meant_high:g}]"
+        yield Issue(
+            "these read like bounds, and they are margins around ratio 1",
+            ("objective", "clip"),
+            given=f"low {low:g}, high {high:g}: the clip acts outside [{1 - low:g}, {1 + high:g}]",
+            hint=f"for the bounds {bounds} write low: {meant_low:g}, high: {meant_high:g}",
+        )
 
 
 def idle_cap(experiment: Experiment) -> Iterator[Issue]:
@@ -128,6 +148,7 @@ def on_policy(experiment: Experiment) -> bool:
 IDLE_KNOBS = (
     idle_penalty,
     idle_clip_knobs,
+    margins_like_bounds,
     idle_cap,
     idle_schedule,
     scale_without_spread,

@@ -1,4 +1,4 @@
-"""Rules of the training section: what ZeRO and the optimizer ask of it, and a shortcut that cannot act."""
+"""Rules of the training section: what ZeRO and the optimizer ask of it, and settings that cannot have been meant."""
 
 from collections.abc import Iterator
 
@@ -56,5 +56,22 @@ def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+STEEP_RATE = 0.1
+"""A learning rate that no language model is trained with: Adam moves each weight by about so much an update, and most
+weights are smaller."""
+
+
+def steep_rate(experiment: Experiment) -> Iterator[Issue]:
+    """A learning rate that most likely lost its exponent."""
+    rate = experiment.training.optimizer.learning_rate
+    if rate >= STEEP_RATE:
+        yield Issue(
+            "an update would move the weights by more than they are",
+            ("training", "optimizer", "learning_rate"),
+            given=f"{rate:g}",
+            hint="post-training takes 1e-7 to 1e-4, a small model from scratch 1e-3",
+        )
+
+
 RULES = (offload, schedule_free)
-IDLE_KNOBS = (idle_skipping,)
+IDLE_KNOBS = (idle_skipping, steep_rate)

@@ -45,7 +45,7 @@ def test_any_bytes(data):
 
 
 @QUICK
-@given(st.text(alphabet="ab:-[]{}&*!|>'\"#%@,? \n\t0.~", max_size=60))
+@given(st.text(alphabet="ab:-[]{}&*!|>'\"#%@,? \n\r\u2028\t0.~\\", max_size=60))
 def test_any_yaml_like_text(text):
     loads_or_is_refused(text.encode())
 

@@ -182,7 +182,7 @@ def test_a_tag():
 
 def test_text_that_is_no_yaml():
     assert message("name: [a\nb: c\n") == (
-        "spec.yaml:2: not valid YAML: expected ',' or ']', but got ':'\n    2 | b: c\n1 error; nothing was run"
+        "spec.yaml:1: the `[` is never closed\n    1 | name: [a\n  hint: a `]` is missing\n1 error; nothing was run"
     )
 
 

@@ -97,3 +97,19 @@ def test_weights_of_tokens_are_inexact_under_ratios_of_whole_responses() -> None
     said = "rollout.correction.type: the correction is inexact: it weighs each token, where the objective weighs whole"
     assert said in warnings(text.replace("  kl_coef", "  level: sequence\n  kl_coef"))
     assert said in warnings(text.replace(RPG, "type: rloo\n  clip:"))
+
+
+def test_margins_that_read_like_bounds_are_asked_about() -> None:
+    assert (
+        "spec.yaml:16: objective.clip: these read like bounds, and they are margins around ratio 1\n"
+        "    16 |   clip:\n"
+        "  given: low 0.8, high 1.28: the clip acts outside [0.2, 2.28]\n"
+        "  hint: for the bounds [0.8, 1.28] write low: 0.2, high: 0.28\n"
+    ) in warnings(changed("low: 0.2", "low: 0.8\n    high: 1.28"))
+    assert "for the bounds [0.8, 1.3] write low: 0.2, high: 0.3\n" in warnings(changed("low: 0.2", "high: 1.3"))
+
+
+def test_a_ratio_may_be_truncated_far_from_1() -> None:
+    truncated = changed("type: dual\n    low: 0.2", "type: truncate\n    low: 0.2\n    high: 4")
+    assert "read like bounds" not in warnings(truncated)
+    assert "read like bounds" in warnings(truncated.replace("low: 0.2", "low: 0.8"))

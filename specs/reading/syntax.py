@@ -1,0 +1,201 @@
+"""What a YAML parser complains of, in plain words and at the line of the cause.
+
+The parser stops where the text can no longer be YAML. That is often some lines after the mistake: a brace that is never
+closed shows at the next key.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.tokens import ScalarToken
+
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""What the parser counts as the end of a line."""
+_CLOSING = {"{": "}", "[": "]"}
+_IN_QUOTES = 'put the text in quotes: "..."'
+_COLUMNS = "entries of one section begin at the same column"
+
+
+@dataclass(frozen=True, slots=True)
+class SyntaxMistake:
+    """Why a text is no YAML."""
+
+    line: int
+    """Of the cause; from 1."""
+    message: str
+    hint: str = ""
+    """What to write instead."""
+
+
+def explain(error: MarkedYAMLError, text: str) -> SyntaxMistake:
+    """The mistake behind a parser's error in a text."""
+    complaint = _Complaint(error, text)
+    explanations = (_tab, _quote, _bracket, _block, _key, _colon, _item, _character)
+    mistakes = (mistake for each in explanations if (mistake := each(complaint)))
+    fallback = SyntaxMistake(complaint.line + 1, f"not valid YAML: {error.problem or error.context}")
+    return next(mistakes, fallback)
+
+
+class _Complaint:
+    """A parser's error: what it says and where, lines and columns from 0."""
+
+    def __init__(self, error: MarkedYAMLError, text: str) -> None:
+        mark = error.problem_mark or error.context_mark
+        begun = error.context_mark or mark
+        self.text = text
+        self.lines = [*_LINE_BREAK.split(text), ""]
+        self.problem = str(error.problem or "")
+        self.context = str(error.context or "")
+        self.line: int = mark.line if mark else 0
+        self.column: int = mark.column if mark else 0
+        self.begun_line: int = begun.line if begun else 0
+        self.begun_column: int = begun.column if begun else 0
+        """Where what the parser was reading begins."""
+
+    def sign(self, line: int, column: int) -> str:
+        """The character at a place; empty at the end of a line."""
+        return self.lines[line][column : column + 1]
+
+    def indent(self, line: int) -> int:
+        """Spaces at the beginning of a line."""
+        return len(self.lines[line]) - len(self.lines[line].lstrip(" "))
+
+    def line_before(self, line: int) -> int:
+        """The last line before this one that is neither empty nor a comment; this one where there is none."""
+        said = [number for number in range(line) if self.lines[number].split("#")[0].strip()]
+        return said[-1] if said else line
+
+
+def _tab(complaint: _Complaint) -> SyntaxMistake | None:
+    if "character '\\t'" not in complaint.problem:
+        return None
+    return SyntaxMistake(complaint.line + 1, "a tab, where YAML takes spaces only", "write spaces in its place")
+
+
+def _quote(complaint: _Complaint) -> SyntaxMistake | None:
+    """A quote that is not closed, that closes too early, or an escape that double quotes do not have."""
+    if "quoted scalar" in complaint.context:
+        if "escape character" in complaint.problem:
+            escape = f"\\{complaint.sign(complaint.line, complaint.column)}"
+            hint = "write the backslash twice, or take '...', where a backslash is a backslash"
+            return SyntaxMistake(complaint.line + 1, f'"..." knows no `{escape}`', hint)
+        return _never_closed(complaint, complaint.begun_line, complaint.begun_column)
+    quoted = _quoted_before(complaint)
+    if quoted is None or "<scalar>" not in complaint.problem:
+        return None
+    if quoted.start_mark.line < quoted.end_mark.line:  # the quote that ends it was meant to open another text
+        return _never_closed(complaint, quoted.start_mark.line, quoted.start_mark.column)
+    hint = "inside '...' write the quote twice, or take \"...\"" if quoted.style == "'" else 'inside "..." write \\"'
+    return SyntaxMistake(complaint.line + 1, f"text goes on after the closing `{quoted.style}`", hint)
+
+
+def _never_closed(complaint: _Complaint, line: int, column: int) -> SyntaxMistake:
+    opening = complaint.sign(line, column)
+    closing = _CLOSING.get(opening, opening)
+    return SyntaxMistake(line + 1, f"the `{opening}` is never closed", f"a `{closing}` is missing")
+
+
+def _quoted_before(complaint: _Complaint) -> ScalarToken | None:
+    """The text in quotes that ends right before the place where the parser stopped."""
+    last = None
+    try:
+        for token in _tokens(complaint.text):
+            if (token.start_mark.line, token.start_mark.column) >= (complaint.line, complaint.column):
+                break
+            last = token
+    except YAMLError:
+        pass
+    return last if isinstance(last, ScalarToken) and last.style in ("'", '"') else None
+
+
+def _tokens(text: str) -> Iterator[ScalarToken]:
+    yield from YAML(typ="safe", pure=True).scan(text)
+
+
+def _bracket(complaint: _Complaint) -> SyntaxMistake | None:
+    """A brace or bracket that is not closed, a comma that is missing inside, or text that goes on after one."""
+    if not complaint.problem.startswith("expected ',' or "):
+        return None
+    begun, here = complaint.begun_line, complaint.line
+    if "<stream end>" in complaint.problem or (here > begun and complaint.indent(here) <= complaint.indent(begun)):
+        return _never_closed(complaint, begun, complaint.begun_column)
+    if complaint.problem.endswith("got ':'"):
+        key = complaint.lines[here][: complaint.column].rpartition(" ")[2]
+        return SyntaxMistake(here + 1, "a comma is missing between two entries", f"write it before `{key or ':'}`")
+    return _after_bracket(complaint)
+
+
+def _after_bracket(complaint: _Complaint) -> SyntaxMistake:
+    end = complaint.lines[complaint.line][: complaint.column].rstrip()[-1:]
+    return SyntaxMistake(complaint.line + 1, f"text goes on after the closing `{end}`", _IN_QUOTES)
+
+
+def _block(complaint: _Complaint) -> SyntaxMistake | None:
+    """What stands where an entry of a section, or the end of it, should."""
+    if not complaint.problem.startswith("expected <block end>"):
+        return None
+    what, line = complaint.problem.removeprefix("expected <block end>, but found ").strip("'"), complaint.line + 1
+    if what in ("}", "]"):
+        return SyntaxMistake(line, f"a `{what}` that closes nothing", "leave it out, or open what it closes")
+    if what == "<scalar>":
+        return _after_bracket(complaint)
+    if what == "-":
+        return SyntaxMistake(line, "an item of a list among keys", "indent it under the key that it belongs to")
+    if what == "?":
+        return SyntaxMistake(line, "a key among the items of a list", _COLUMNS)
+    return SyntaxMistake(line, "the line is indented like none of those above", _COLUMNS)
+
+
+def _key(complaint: _Complaint) -> SyntaxMistake | None:
+    """A line that is no `key: value`."""
+    if "simple key" not in complaint.context:
+        return None
+    return _no_key(complaint, complaint.begun_line)
+
+
+def _no_key(complaint: _Complaint, line: int) -> SyntaxMistake:
+    text = complaint.lines[line].split(" #")[0].strip().removeprefix("- ").strip()
+    key, colon, value = text.partition(":")
+    if colon:
+        return SyntaxMistake(line + 1, "a space is missing after the colon", f"write `{key}: {value.strip()}`")
+    key, _, value = text.partition(" ")
+    written = f"{key}: {value.strip()}".strip()
+    return SyntaxMistake(line + 1, f"a colon is missing after `{key}`", f"write `{written}`")
+
+
+def _colon(complaint: _Complaint) -> SyntaxMistake | None:
+    """A colon where no key can be: in a text, or in a line that is indented under a value."""
+    if complaint.problem != "mapping values are not allowed here":
+        return None
+    line, before = complaint.line, complaint.line_before(complaint.line)
+    if re.search(r":\s", complaint.lines[line][: complaint.column]):
+        return SyntaxMistake(line + 1, "a second `: ` in the line", _IN_QUOTES)
+    if complaint.indent(line) <= complaint.indent(before):
+        return _no_key(complaint, before)
+    return SyntaxMistake(line + 1, f"indented under line {before + 1}, which has a value already", _COLUMNS)
+
+
+def _item(complaint: _Complaint) -> SyntaxMistake | None:
+    """A list begun on the line of its key, and a text begun on the line of its `|`."""
+    if complaint.problem == "sequence entries are not allowed here":
+        hint = "write each `- item` on a line of its own, or all in one: [a, b]"
+        return SyntaxMistake(complaint.line + 1, "an item of a list on the line of its key", hint)
+    if "block scalar" in complaint.context:
+        sign = complaint.sign(complaint.begun_line, complaint.begun_column)
+        hint = f"after `{sign}` the text begins on the next line; a text with `{sign}` in front takes quotes"
+        return SyntaxMistake(complaint.line + 1, f"text on the line of its `{sign}`", hint)
+    return None
+
+
+def _character(complaint: _Complaint) -> SyntaxMistake | None:
+    """A value that begins with a sign that YAML keeps for itself."""
+    if "cannot start any token" not in complaint.problem and complaint.context not in (
+        "while scanning an anchor",
+        "while scanning an alias",
+    ):
+        return None
+    sign = complaint.sign(complaint.begun_line, complaint.begun_column)
+    return SyntaxMistake(complaint.begun_line + 1, f"a value cannot begin with `{sign}`", _IN_QUOTES)
