@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from filelock import FileLock, Timeout
 
 from specs.errors import RpgError
 
+LEAST_FREE = 64 << 20
+"""Bytes that a run's records, its logs and the database take before there is any model."""
+_ELSEWHERE = "  hint: RPG_HOME names the directory in which everything is kept; without it that is .rpg here"
 _CALL_SECONDS = 0.5
 """Between two calls of what a process does while it waits for a lock."""
 
@@ -25,13 +29,41 @@ class Home:
 
     @classmethod
     def from_environment(cls) -> "Home":
-        """RPG_HOME, or `.rpg` in the working directory."""
-        return cls(Path(os.environ.get("RPG_HOME") or ".rpg").absolute())
+        """RPG_HOME, or `.rpg` in the working directory. RpgError where RPG_HOME can name no directory."""
+        given = os.environ.get("RPG_HOME") or ".rpg"
+        if "://" in given:
+            raise RpgError(f"RPG_HOME={given}: an address, not a directory of this machine\n{_ELSEWHERE}")
+        root = Path(os.path.expanduser(given)).absolute()
+        if os.path.exists(root) and not os.path.isdir(root):
+            raise RpgError(f"RPG_HOME={given}: a file, not a directory\n{_ELSEWHERE}")
+        return cls(root)
 
     def create(self) -> None:
-        """Makes the directory, open to this user alone; one that is there keeps its mode."""
-        self.root.parent.mkdir(parents=True, exist_ok=True)
-        self.root.mkdir(mode=0o700, exist_ok=True)
+        """Makes the directory, open to this user alone; one that is there keeps its mode.
+
+        Raises:
+            RpgError: it cannot be made, or nothing can be written to it.
+        """
+        try:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            file = next(path for path in self.root.parents if path.is_file())
+            raise RpgError(f"{self.root} cannot be made: {file} is a file\n{_ELSEWHERE}") from None
+        except OSError as error:
+            raise RpgError(f"{self.root} cannot be made: {error.strerror}\n{_ELSEWHERE}") from None
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise RpgError(f"{self.root} cannot be written to\n{_ELSEWHERE}")
+
+    def check_space(self) -> None:
+        """Raises RpgError where the disk has less room than a run's own files take, the model aside."""
+        there = next(path for path in (self.root, *self.root.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        if free < LEAST_FREE:
+            message = (
+                f"no space: {free >> 20} MiB are free for {self.root}, and a run needs {LEAST_FREE >> 20} at least"
+            )
+            raise RpgError(f"{message}\n  hint: `rpg gc` frees what nothing needs; or set RPG_HOME to another disk")
 
     @property
     def prefect(self) -> Path:

@@ -36,7 +36,7 @@ FLOORS = {
         {"trainer"},
         {"keeper"},
         {"rollouts"},
-        {"parts", "replay"},
+        {"parts", "replay", "preflight"},
         {"evaluation", "base", "reference"},
         {"rollouters", "samplers", "learner", "metrics", "stopwatch"},
         {"recording", "guards"},

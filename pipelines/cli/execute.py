@@ -22,18 +22,20 @@ def execute(document: Document, only: str = "", *, parallel: str = "1") -> None:
     """
     import sys
 
+    from pipelines.cli.preflight import refuse_what_a_stage_would
     from pipelines.home import Home
     from pipelines.processes.reap import reap
     from pipelines.server.api import Api
 
     home = Home.from_environment()
-    home.create()
     for orphan in reap(home):
         print(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", file=sys.stderr)
-    with Api(home) as api:
-        plan = _planned(document, home)
-        with api.connected():
-            outcomes = _run_plan(plan, home, only, _count(plan, parallel), api.url)
+    plan = _planned(document, home)
+    if not only:
+        refuse_what_a_stage_would(document, plan.runs, home)
+    home.create()
+    with Api(home) as api, api.connected():
+        outcomes = _run_plan(plan, home, only, _count(plan, parallel), api.url)
     _finish(document, outcomes, home)
 
 

@@ -10,6 +10,7 @@ from pipelines.running.run import RunExecution
 from rpg.processes.gpu_slots import OF_RUN, TooFewSlotsError, free_slots, leased, slots_here, slots_wanted
 from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
+from specs.schema.rollout import not_installed
 
 ON_A_GPU = ("base", "train", "evaluate")
 """Stages that compute with the model."""
@@ -27,28 +28,51 @@ def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
         StageStoppedError: the run was asked to stop while it waited for slots.
     """
     experiment = execution.plan.experiment
-    ranks = _ranks(experiment, stage)
     count = _slots_wanted(experiment, stage)
     slots = slots_here() if count else []
     if count and not slots:
         # No GPU here: the process itself says so.
         yield []
         return
-    if count > len(slots):
-        engines = f" and {count - ranks} engine GPUs" if count > ranks else ""
-        given = f"{ranks} ranks{engines} on {len(slots)} GPU slots: {', '.join(slots)}"
-        hint = "a rank needs a GPU of its own: lower training.ranks, or write resources: {device: cpu}"
-        if engines:
-            hint = experiment.rollout.fewer_gpus
-        raise SpecError(
-            execution.document.locate(Issue("too many for this machine", ("training", "ranks"), given, hint=hint))
-        )
+    if issue := _too_few(experiment, stage, slots):
+        raise SpecError(execution.document.locate(issue))
     waiting = _waiting(execution) if experiment.resources.when_taken == "wait" else None
     try:
         with leased(count, f"{execution.run_id} ({stage})", waiting=waiting, available=slots) as taken:
             yield taken
     except TooFewSlotsError as error:
         raise StageError(str(error)) from None
+
+
+def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue | None:
+    """What is wrong where a stage needs more slots than these."""
+    ranks = _ranks(experiment, stage)
+    count = _slots_wanted(experiment, stage)
+    if count <= len(slots):
+        return None
+    engines = f" and {count - ranks} engine GPUs" if count > ranks else ""
+    given = f"{ranks} ranks{engines} on {len(slots)} GPU slots: {', '.join(slots)}"
+    hint = "a rank needs a GPU of its own: lower training.ranks, or write resources: {device: cpu}"
+    if engines:
+        hint = experiment.rollout.fewer_gpus
+    return Issue("too many for this machine", ("training", "ranks"), given, hint=hint)
+
+
+def missing_here(experiment: Experiment) -> Iterator[Issue]:
+    """What the spec asks of the machine that executes it and this one lacks: GPUs, the sampler's package. Nothing where
+    the ranks compute elsewhere."""
+    if not launcher_of(experiment).ranks_run_here:
+        return
+    if issue := not_installed(experiment.rollout):
+        yield issue
+    slots = slots_here()
+    if slots:
+        yield from (issue for stage in ON_A_GPU if (issue := _too_few(experiment, stage, slots)))
+    elif experiment.resources.device == "cuda":  # which a GPU that nvidia-smi does not know may be
+        from rpg.processes.device import no_gpu
+
+        if issue := no_gpu(experiment.resources):
+            yield issue
 
 
 def runs_at_once(runs: Sequence[RunPlan]) -> int:

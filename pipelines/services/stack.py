@@ -27,6 +27,7 @@ from pipelines.services.server_profile import ServerProfile
 from pipelines.services.supervisord import Program, Supervisor, end_supervisor
 from pipelines.workers.flow_process import flow_processes, identity, stop_flows
 from rpg.files import read_json
+from specs.errors import RpgError
 
 DEFAULT_PORT = 4200
 
@@ -51,8 +52,12 @@ def up(home: Home, wanted: Wanted, *, say: Callable[[str], None] = lambda _: Non
     Args:
         say: is given a message where there is no dashboard of studies: why.
     Raises:
+        RpgError: the port that is asked for is taken. Nothing has been written.
         ServiceError: a program does not come up, or something else is up than what was asked for.
     """
+    if wanted.port and running_services(home) is None and not _is_free(wanted.port):
+        hint = "name another, or leave --port out: then a free one is taken"
+        raise RpgError(f"port {wanted.port} is taken\n  hint: {hint}")
     home.create()
     reap(home)
     with home.locked("services", waiting=lambda: None):
@@ -84,8 +89,6 @@ def _refuse_another(services: Services, supervisor: Supervisor, wanted: Wanted) 
 
 
 def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
-    if wanted.port and not _is_free(wanted.port):
-        raise ServiceError(f"port {wanted.port} is taken")
     port = wanted.port or free_port(DEFAULT_PORT)
     studies_port, record_port = free_port(port + 1), free_port(port + 2)
     url = f"http://127.0.0.1:{port}/api"

@@ -113,16 +113,23 @@ def _check_answers(problems: list[Any]) -> None:
 
 def _link(spec: PretrainedModel, out: Path) -> dict[str, Any]:
     """Links to the model's files, those that could hold code as pickles left out."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    directory = _directory(spec)
+    directory, config, _ = existing_model(spec)
     with _blaming(spec):
-        AutoTokenizer.from_pretrained(directory)
-        facts = _facts(AutoConfig.from_pretrained(directory), _count(directory))
+        facts = _facts(config, _count(directory))
     for file in sorted(directory.iterdir()):
         if file.is_file() and file.name not in _WRITTEN_HERE and file.suffix not in _PICKLES:
             os.symlink(file.resolve(), out / file.name)
     return facts
+
+
+def existing_model(spec: PretrainedModel) -> "tuple[Path, PretrainedConfig, PreTrainedTokenizerBase]":
+    """The directory, config and tokenizer of a model that exists. SpecError where one of them cannot be read."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    directory = _directory(spec)
+    with _blaming(spec):
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        return directory, AutoConfig.from_pretrained(directory), tokenizer
 
 
 def _load(spec: PretrainedModel) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
@@ -199,16 +206,21 @@ def _count(directory: Path) -> int:
 
 
 def _from_scratch(spec: ScratchModel, data_dir: Path | None) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
     from rpg.base.tokenization import make_tokenizer
 
     tokenizer = make_tokenizer(spec.tokenizer, _texts(data_dir) if isinstance(spec.tokenizer, TrainedTokenizer) else ())
+    return scratch_model(spec, tokenizer), tokenizer
+
+
+def scratch_model(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
+    """The architecture with random weights, for a tokenizer. SpecError where its settings build no model."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
     torch.manual_seed(spec.seed)
     try:
-        config = _config(spec, tokenizer)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        config = scratch_config(spec, tokenizer)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         # Some contradictions show only when the model computes.
         with torch.no_grad():
             model(input_ids=torch.zeros(1, 2, dtype=torch.long))
@@ -221,10 +233,11 @@ def _from_scratch(spec: ScratchModel, data_dir: Path | None) -> "tuple[PreTraine
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
-    return model, tokenizer
+    return model
 
 
-def _config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "PretrainedConfig":
+def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "PretrainedConfig":
+    """The architecture's config. SpecError where there is no such architecture, or it has no such setting."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

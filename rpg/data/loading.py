@@ -22,7 +22,7 @@ def load_problems(data_dir: Path, split: Literal["train", "evaluation"], tokeniz
     rows = pq.read_table(data_dir / f"{split}.parquet").to_pylist()
     problems = [
         Problem(row["problem_id"], prompt, row["answer"], row["dataset"], metadata.load(row["metadata"]))
-        for row, prompt in zip(rows, _rendered([row["prompt"] for row in rows], tokenizer, data), strict=True)
+        for row, prompt in zip(rows, rendered([row["prompt"] for row in rows], tokenizer, data), strict=True)
     ]
     lengths = [len(ids) for ids in encode_prompts(tokenizer, [problem.prompt for problem in problems], data)]
     fitting = [p for p, length in zip(problems, lengths, strict=True) if length <= data.max_prompt_length]
@@ -41,7 +41,8 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[str], data: Data) -> list[l
     return encoded
 
 
-def _rendered(prompts: list[str], tokenizer: Any, data: Data) -> list[str]:
+def rendered(prompts: list[str], tokenizer: Any, data: Data) -> list[str]:
+    """Staged prompts as the model sees them. SpecError where they are messages and the tokenizer takes none."""
     if not isinstance(data.prompt, ChatPrompt):
         return prompts
     if not tokenizer.chat_template:

@@ -57,7 +57,7 @@ def stage(data: Data, out: FilePath) -> None:
 def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
     result = StagedSet(path, [])
     seen: dict[str, str] = {}
-    for problem in _read(source, path):
+    for problem in _read(source.read(), path):
         item = staged(problem, data.prompt)
         result.read += 1
         if data.deduplicate and item.problem_id in seen:
@@ -79,10 +79,20 @@ def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
     return result
 
 
-def _read(source: Source, path: Path) -> Iterator[SourceProblem]:
-    """The source's problems; what is wrong with it is told at its place in the spec."""
+def first_problems(source: Source, data: Data, path: Path, count: int) -> list[StagedProblem]:
+    """The first problems of a set, at most `count` and none that its limit leaves out. SpecError as of `stage`.
+
+    Args:
+        path: the set's place in the spec.
+    """
+    wanted = min(count, source.limit or count)
+    return [staged(problem, data.prompt) for problem in _read(source.peek(wanted), path)]
+
+
+def _read(problems: Iterator[SourceProblem], path: Path) -> Iterator[SourceProblem]:
+    """A source's problems; what is wrong with it is told at its place in the spec."""
     try:
-        yield from source.read()
+        yield from problems
     except SpecError as error:
         raise SpecError(*(replace(issue, path=(*path, *issue.path)) for issue in error.issues)) from error
 

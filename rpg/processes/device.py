@@ -18,8 +18,8 @@ def choose_device(resources: Resources) -> torch.device:
     wanted = resources.device
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise SpecError(Issue("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu"))
+    if issue := no_gpu(resources):
+        raise SpecError(issue)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
@@ -28,6 +28,13 @@ def choose_device(resources: Resources) -> torch.device:
 def device_at_hand(resources: Resources) -> torch.device:
     """The spec's device for work that a CPU does as well: where there is no GPU, the CPU."""
     return choose_device(resources if resources.device == "cpu" else resources.model_copy(update={"device": "auto"}))
+
+
+def no_gpu(resources: Resources) -> Issue | None:
+    """What is wrong where the spec asks for a GPU and there is none."""
+    if resources.device != "cuda" or torch.cuda.is_available():
+        return None
+    return Issue("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu")
 
 
 def use_threads(resources: Resources, *, processes: int = 1) -> None:

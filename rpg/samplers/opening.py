@@ -1,13 +1,12 @@
 """From a spec's rollout section to a sampler."""
 
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from rpg.samplers.base import Sampler, SamplerSettings
 from rpg.samplers.stop_texts import tokenizer_in
 from specs.errors import Issue, SpecError
-from specs.schema.rollout import SAMPLERS, Rollout, engine_of
+from specs.schema.rollout import Rollout, not_installed
 
 
 def open_sampler(rollout: Rollout, settings: SamplerSettings) -> Sampler:
@@ -18,26 +17,12 @@ def open_sampler(rollout: Rollout, settings: SamplerSettings) -> Sampler:
             token or lacks a tokenizer that stop texts need.
         SamplerOutOfMemoryError: an engine does not fit.
     """
-    _check_installed(rollout)
+    if issue := not_installed(rollout):
+        raise SpecError(issue)
     if rollout.stop:
         _check_stop_texts(settings.weights_dir)
     sampler: Sampler = import_module(f"rpg.samplers.{rollout.engine}").open_sampler(rollout, settings)
     return sampler
-
-
-def _check_installed(rollout: Rollout) -> None:
-    """Raises SpecError where the package that the sampler needs is not."""
-    package = rollout.package
-    if package and find_spec(package.distributions[0]) is None:
-        raise SpecError(
-            Issue(
-                f"{package.name} is not installed",
-                path=("rollout", "engine"),
-                given=rollout.engine,
-                allowed=", ".join(engine_of(section) for section in SAMPLERS if not section.package),
-                hint=package.install,
-            )
-        )
 
 
 def _check_stop_texts(weights_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -32,6 +33,14 @@ class Source(OpenSection):
         Raises:
             SpecError: what the source names is wrong; the paths of its issues are relative to the source.
         """
+
+    def peek(self, count: int) -> Iterator[Any]:
+        """The first problems, for a check before anything runs; none where even these would take long to read.
+
+        Raises:
+            SpecError: as `read`.
+        """
+        return islice(self.read(), count)
 
     def shared_with(self, other: "Source") -> Issue | None:  # noqa: ARG002 (for those that override it)
         """Why the set must hold problems of the other one, if that follows from the settings; at a path of this one."""

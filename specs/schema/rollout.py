@@ -1,10 +1,12 @@
 """How responses are sampled."""
 
 from abc import abstractmethod
+from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
+from specs.errors import Issue
 from specs.schema.base import OpenSection, Spec, addition, execution, unless_said
 from specs.schema.fields import members
 
@@ -255,3 +257,17 @@ SAMPLERS: tuple[type[SamplerSection], ...] = members(Rollout)
 def engine_of(section: type[SamplerSection]) -> str:
     """The `engine` by which a spec names the sampler."""
     return str(section.model_fields["engine"].default)
+
+
+def not_installed(rollout: SamplerSection) -> Issue | None:
+    """What is wrong where the package that the sampler needs is not on this machine."""
+    package = rollout.package
+    if package is None or find_spec(package.distributions[0]) is not None:
+        return None
+    return Issue(
+        f"{package.name} is not installed",
+        path=("rollout", "engine"),
+        given=engine_of(type(rollout)),
+        allowed=", ".join(engine_of(section) for section in SAMPLERS if not section.package),
+        hint=package.install,
+    )

@@ -331,7 +331,7 @@ def test_a_reader_of_stdout_may_leave_early(home: Path) -> None:
     assert (done.stdout, done.stderr) == ("range\n", "")
 
 
-def test_runs_are_listed(call: Call) -> None:
+def test_runs_are_listed(call: Call, home: Path) -> None:
     code, out, _ = call("runs")
     assert code == 0
     lines = out.splitlines()
@@ -344,7 +344,7 @@ def test_runs_are_listed(call: Call) -> None:
         ("sums-s0-aaaa1111", {"objective.kl_coef": 0.01}, 0.5),
         ("sums-s1-bbbb2222", {"objective.kl_coef": 0.01}, 0.5),
     ]
-    assert call("runs", "--status", "failed") == (0, "", "no runs\n")
+    assert call("runs", "--status", "failed") == (0, "", f"no failed runs in {home}\n")
     assert json.loads(call("runs", "--experiment", "other", "--json")[1]) == []
 
 

@@ -25,18 +25,22 @@ def plan(
 ) -> None:
     """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing.
 
+    It looks at the data and the model of what is still to run, as `rpg validate --deep` does: exit code 2 if anything
+    is wrong with them. What this machine lacks for it is a warning.
+
     Of a study: the search space, what the search and its confirmation cost at best and at worst, and what is done.
     """
     import json
     import sys
 
+    from pipelines.cli.preflight import examined, missing_for, unfinished
     from pipelines.cli.resolved import print_resolved
     from pipelines.cli.study_plan import print_study_plan, study_plan_data
     from pipelines.home import Home
     from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory import memory_warnings
     from pipelines.planning.plan import make_plan
-    from specs.errors import render
+    from specs.errors import SpecError, render
     from specs.loader import load_either
     from specs.study_document import StudyDocument
 
@@ -62,8 +66,12 @@ def plan(
         for warning in (*memory_warnings(run.experiment), *precision_warnings(run.experiment))
     }
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
-    if warnings:
+    to_do = unfinished(made.runs)
+    errors, odd = examined(experiment, to_do)
+    if warnings := [*warnings, *missing_for(experiment, to_do), *odd]:
         print(render(warnings, noun="warning"), file=sys.stderr)
+    if errors:
+        raise SpecError(*errors)
 
 
 def as_data(made: Plan) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from pipelines.cli.options import AsJson, ServerRecord
 
 def runs(
     experiment: Annotated[str | None, typer.Option(help="Only the runs of this experiment or study.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only runs that are so, e.g. failed.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only runs that are so: pending, running, finished, failed, cancelled, crashed.")
+    ] = None,
     profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:
@@ -20,10 +22,25 @@ def runs(
     from pipelines.cli.reading import reading
     from pipelines.cli.show import list_runs
 
+    _check_status(status)
     with reading(profile) as record:
         record.refresh()
         columns, rows = list_runs(record.home, experiment=experiment, status=status, plain=as_json)
     if not rows and not as_json:
-        typer.echo("no runs", err=True)
+        which = " ".join(["no", *([status] if status else []), "runs", *([f"of {experiment}"] if experiment else [])])
+        typer.echo(f"{which} in {record.home.root}", err=True)
+        if not record.home.root.exists():
+            typer.echo("  hint: there is no such directory; RPG_HOME names the one that holds the runs", err=True)
         return
     print_rows(columns, rows, as_json=as_json)
+
+
+def _check_status(given: str | None) -> None:
+    from specs.errors import RpgError
+    from specs.schema.fields import nearest
+    from storage.liveness import STATUSES
+
+    if given is not None and given not in STATUSES:
+        lines = [f"--status {given}: no run has this status", f"  allowed: {', '.join(STATUSES)}"]
+        hint = nearest(given, STATUSES)
+        raise RpgError("\n".join([*lines, *([f"  hint: {hint}"] if hint else [])]))

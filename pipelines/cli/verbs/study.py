@@ -63,15 +63,18 @@ def submit(
     profile: Profile = "",
 ) -> None:
     """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its links."""
+    from pipelines.cli.preflight import refuse_what_a_stage_would
     from pipelines.home import Home
+    from pipelines.planning.plan import make_plan
     from pipelines.studies.flow import submit_study
     from specs.loader import load_study_document
 
-    document = load_study_document(file, overrides or ())
+    document, home = load_study_document(file, overrides or ()), Home.from_environment()
+    refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, None)
     workers = parallel or document.study.parallel
     links = submit_study(
         document,
-        Home.from_environment(),
+        home,
         profile,
         workers=workers,
         pool=pool,
@@ -158,12 +161,15 @@ def list_studies(as_json: AsJson = False) -> None:
 
 def _run_here(document: StudyDocument, home: Home, parallel: int) -> dict[str, Any]:
     """Runs the study with one Prefect server for all its trials."""
+    from pipelines.cli.preflight import refuse_what_a_stage_would
+    from pipelines.planning.plan import make_plan
     from pipelines.processes.reap import reap
     from pipelines.running.progress import ConsoleProgress
     from pipelines.server.api import Api
     from pipelines.studies.study import StudyInterruptedError
     from pipelines.studies.workers import StudyStop, more_workers, work
 
+    refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, home)
     home.create()
     for orphan in reap(home):
         typer.echo(f"ended {orphan.stage} {orphan.pid}, left by a command that was killed", err=True)

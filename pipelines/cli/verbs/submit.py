@@ -33,11 +33,15 @@ def submit(
     import json
     import sys
 
+    from pipelines.cli.preflight import refuse_what_a_stage_would
     from pipelines.home import Home
+    from pipelines.planning.plan import make_plan
     from pipelines.submission.submit import submit_document
     from specs.loader import load_document
 
     document, home = load_document(file, tuple(overrides or ())), Home.from_environment()
+
+    refuse_what_a_stage_would(document, make_plan(document, home).runs, None)
 
     def say(note: str) -> None:
         print(note, file=sys.stderr)

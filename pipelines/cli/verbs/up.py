@@ -10,7 +10,9 @@ from pipelines.cli.options import AsJson
 
 
 def up(
-    port: Annotated[int, typer.Option(help="Of the Prefect dashboard; 0: 4200, or a free one if that is taken.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of the Prefect dashboard; 0: 4200, or a free one if that is taken.")
+    ] = 0,
     profile: Annotated[
         Literal["embedded", "server"] | None,
         typer.Option(help="embedded: SQLite, the default. server: PostgreSQL, Redis and a password."),

@@ -1,4 +1,4 @@
-"""`rpg validate`: checks spec files. Nothing here needs torch, Prefect or DuckDB."""
+"""`rpg validate`: checks spec files. Without --deep nothing here needs torch, Prefect or DuckDB."""
 
 from __future__ import annotations
 
@@ -10,20 +10,30 @@ import typer
 from pipelines.cli.options import AsJson, Overrides
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specs.document import Document
+    from specs.errors import Issue
     from specs.study_document import StudyDocument
 
 
 def validate(
     files: Annotated[list[Path], typer.Argument(help="Spec files: experiments or studies.")],
     overrides: Overrides = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Look at the data's first rows, the model and its tokenizer too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Checks spec files and says what each describes. Exit code 2 if anything is wrong with one."""
+    """Checks spec files and says what each describes. Exit code 2 if anything is wrong with one.
+
+    Where a file is right, --deep also names what a stage would stumble over: columns, tasks of reasoning_gym and their
+    settings, architectures, prompts that are too long. `rpg plan` and whatever runs it look so too.
+    """
     import json
     import sys
 
-    from specs.errors import Issue, SpecError, render
+    from specs.errors import SpecError, render
     from specs.loader import load_either
 
     findings: list[dict[str, Any]] = []
@@ -32,12 +42,13 @@ def validate(
     for file in files:
         try:
             document = load_either(file, tuple(overrides or ()))
+            odd = [*document.warnings, *(_looked_at(document) if deep else ())]
         except SpecError as error:
             issues += error.issues
             findings.append(_finding(file, issues=error.issues))
         else:
-            warnings += document.warnings
-            findings.append(_finding(file, document=document, issues=()))
+            warnings += odd
+            findings.append(_finding(file, document=document, warnings=odd))
     if as_json:
         print(json.dumps(findings, indent=2))
     else:
@@ -51,15 +62,32 @@ def validate(
         raise typer.Exit(2)
 
 
+def _looked_at(document: Document | StudyDocument) -> list[Issue]:
+    """What is odd about the data and the models of the file's runs. SpecError with what is wrong with them."""
+    from pipelines.cli.preflight import examined
+    from specs.document import Document, expand
+    from specs.errors import SpecError
+
+    experiment = document if isinstance(document, Document) else document.experiment
+    errors, warnings = examined(experiment, [cell.experiment for cell in expand(experiment)])
+    if errors:
+        raise SpecError(*errors)
+    return warnings
+
+
 def _finding(
-    file: Path, *, issues: tuple[Any, ...], document: Document | StudyDocument | None = None
+    file: Path,
+    *,
+    issues: Sequence[Issue] = (),
+    document: Document | StudyDocument | None = None,
+    warnings: Sequence[Issue] = (),
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
     finding: dict[str, Any] = {"file": str(file), "valid": not issues}
     if document:
         finding |= _described(document)
-        finding["warnings"] = [asdict(warning) for warning in document.warnings]
+        finding["warnings"] = [asdict(warning) for warning in warnings]
     return {**finding, "problems": [asdict(issue) for issue in issues]}
 
 

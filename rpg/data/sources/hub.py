@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from rpg.data.columns import TableSource
@@ -28,14 +29,23 @@ class HubSource(TableSource):
         for number, row in enumerate(table.select_columns(columns), 1):
             yield self.problem(row, name, f"{name}, row {number}")
 
-    def _load(self) -> Any:
+    def peek(self, count: int) -> Iterator[SourceProblem]:
+        """See Source; none of a dataset that may have to be downloaded."""
+        if not os.path.isdir(self.path):
+            return
+        name = self.name or self.path.rstrip("/").split("/")[-1]
+        for number, row in enumerate(islice(self._load(streaming=True), count), 1):
+            yield self.problem(row, name, f"{name}, row {number}")
+
+    def _load(self, *, streaming: bool = False) -> Any:
+        """The dataset, or its rows as they are read from its files."""
         import datasets
 
         datasets.disable_progress_bars()
         # A directory has no revisions; the argument would only change the cache's key.
         revision = {} if os.path.isdir(self.path) else {"revision": self.revision}
         try:
-            return datasets.load_dataset(self.path, split=self.split, **revision)
+            return datasets.load_dataset(self.path, split=self.split, streaming=streaming, **revision)
         except datasets.exceptions.DatasetNotFoundError as error:
             issue = Issue(
                 f"no such dataset: {error}",

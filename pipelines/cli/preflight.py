@@ -1,0 +1,67 @@
+"""The look at data, model and this machine before anything runs, for the verbs that begin something or ask for it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from specs.errors import Issue, SpecError, in_file_order, render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipelines.home import Home
+    from pipelines.planning.plan import RunPlan
+    from specs.document import Document
+    from specs.schema.experiment import Experiment
+
+
+_READERS = ("data", "base", "train")
+"""Stages that read what a spec names."""
+
+
+def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home: Home | None) -> None:
+    """Raises SpecError with what is wrong with the data and the models of runs that are still to train; what is odd
+    about them goes to stderr. Looking takes seconds.
+
+    Args:
+        home: of the runs, where this machine is to execute them: it must then have what they ask for. None: another
+            one does.
+    """
+    to_do = unfinished(runs)
+    if not to_do:
+        return
+    missing: list[Issue] = []
+    if home is not None:
+        home.check_space()
+        missing = missing_for(document, to_do)
+    print("looking at the data and the model", file=sys.stderr)
+    errors, warnings = examined(document, to_do)
+    if errors := in_file_order([*missing, *errors]):
+        raise SpecError(*errors)
+    if warnings:
+        print(render(warnings, noun="warning"), file=sys.stderr)
+
+
+def unfinished(runs: Sequence[RunPlan]) -> list[Experiment]:
+    """The specs of the runs that have a stage before them which reads the data or the model for the first time."""
+    return [run.experiment for run in runs if any(run.stage(name).action == "RUN" for name in _READERS)]
+
+
+def missing_for(document: Document, experiments: Sequence[Experiment]) -> list[Issue]:
+    """What a document's runs ask of the machine that executes them and this one lacks, each at its place."""
+    from pipelines.running.gpu_slots import missing_here
+
+    return in_file_order(document.locate(issue) for each in experiments for issue in missing_here(each))
+
+
+def examined(document: Document, experiments: Sequence[Experiment]) -> tuple[list[Issue], list[Issue]]:
+    """The errors and warnings of a look at the data and models of a document's runs, each at its place, each once."""
+    from rpg.preflight import examine
+
+    # Most cells of a matrix have the same data and model.
+    distinct = {each.model.model_dump_json() + each.data.model_dump_json(): each for each in experiments}
+    findings = [examine(experiment) for experiment in distinct.values()]
+    errors = [document.locate(issue) for each in findings for issue in each.errors]
+    warnings = [document.locate(issue) for each in findings for issue in each.warnings]
+    return in_file_order(errors), in_file_order(warnings)

@@ -1,0 +1,54 @@
+"""The base model looked at before it is made, as far as that takes seconds and no network."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rpg.base.stage import existing_model, scratch_config, scratch_model
+from rpg.base.tokenization import make_tokenizer
+from specs.schema.model import ByteTokenizer, Model, PretrainedModel, TrainedTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SMALL = 50_000_000
+"""Parameters up to which a model from scratch is made to see that it computes: that takes a second."""
+
+
+def check_model(model: Model) -> None:
+    """Raises SpecError for what the base stage would refuse: an architecture or a setting of it that there is not,
+    settings that contradict each other, a directory without a config, a tokenizer or safetensors.
+
+    A model of the Hub is not looked at, since it may have to be downloaded. Of a model from scratch with more than
+    SMALL parameters only the layers are made, without their weights.
+    """
+    if isinstance(model, PretrainedModel):
+        if Path(model.path).is_dir():
+            existing_model(model)
+        return
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    # A tokenizer that the data trains is not there yet; the number of its tokens contradicts no setting.
+    tokenizer = make_tokenizer(ByteTokenizer(), ())
+    config = scratch_config(model, tokenizer)
+    with torch.device("meta"):
+        parameters = AutoModelForCausalLM.from_config(config).num_parameters()  # type: ignore[no-untyped-call]
+    if parameters <= SMALL:
+        scratch_model(model, tokenizer)
+
+
+def tokenizer_of(model: Model) -> "PreTrainedTokenizerBase | None":
+    """The model's tokenizer; None where the data trains it, or it is on the Hub and not on this machine."""
+    if not isinstance(model, PretrainedModel):
+        return None if isinstance(model.tokenizer, TrainedTokenizer) else make_tokenizer(model.tokenizer, ())
+    if Path(model.path).is_dir():
+        return existing_model(model)[2]
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            model.path, revision=model.revision, local_files_only=True
+        )
+    except Exception:  # a dozen classes of three libraries say that it has not been downloaded
+        return None
+    return tokenizer

@@ -1,0 +1,88 @@
+"""What a spec names, looked at before anything runs: the first rows of the data, the model, the lengths of prompts.
+
+What is wrong here a stage would say in the same words, minutes later. Nothing is written and nothing is downloaded.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rpg.base.check import check_model, tokenizer_of
+from rpg.data.loading import encode_prompts, rendered
+from rpg.data.problems import StagedProblem
+from rpg.data.prompts import check_template
+from rpg.data.staging import SPLITS, first_problems
+from specs.errors import Issue, SpecError
+from specs.schema.data import Data
+from specs.schema.experiment import Experiment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FIRST_ROWS = 64
+"""Problems of a set that are looked at."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a look at data and model has shown; paths lead into the spec."""
+
+    errors: list[Issue] = field(default_factory=list)
+    """A stage would end with each of them."""
+    warnings: list[Issue] = field(default_factory=list)
+
+
+def examine(experiment: Experiment, *, model: bool = True) -> Findings:
+    """Looks at what a spec names.
+
+    Args:
+        model: whether the model is looked at too; its tokenizer is in any case, for the lengths of the prompts.
+    """
+    findings, sets = Findings(), dict[str, list[list[StagedProblem]]]()
+    for split in SPLITS:
+        sets[split] = [problems for problems in _first_rows(experiment.data, split, findings) if problems]
+    try:
+        if model:
+            check_model(experiment.model)
+        tokenizer = tokenizer_of(experiment.model)
+        if tokenizer is not None:
+            _check_lengths(sets, tokenizer, experiment.data, findings)
+    except SpecError as error:
+        findings.errors += error.issues
+    return findings
+
+
+def _first_rows(data: Data, split: str, findings: Findings) -> Iterator[list[StagedProblem]]:
+    """The first problems of each set of a split that can be read."""
+    for index, source in enumerate(getattr(data, split)):
+        try:
+            check_template(data.prompt.template)
+            yield first_problems(source, data, ("data", split, index), FIRST_ROWS)
+        except SpecError as error:
+            findings.errors += error.issues
+
+
+def _check_lengths(
+    sets: Mapping[str, Sequence[Sequence[StagedProblem]]],
+    tokenizer: "PreTrainedTokenizerBase",
+    data: Data,
+    findings: Findings,
+) -> None:
+    """Holds the prompts against the most tokens that one may have: a long one of evaluation is an error, of training it
+    is left out."""
+    path, limit = ("data", "max_prompt_length"), data.max_prompt_length
+    for split in SPLITS:
+        for problems in sets[split]:
+            prompts = rendered([problem.prompt for problem in problems], tokenizer, data)
+            lengths = [len(ids) for ids in encode_prompts(tokenizer, prompts, data)]
+            if not (too_long := [length for length in lengths if length > limit]):
+                continue
+            message = (
+                f"{len(too_long)} of the first {len(lengths)} prompts of `{problems[0].dataset}` are longer than"
+                f" max_prompt_length; the longest has {max(too_long)} tokens"
+            )
+            if split == "evaluation":
+                findings.errors.append(Issue(message, path, str(limit), f"at least {max(too_long)}"))
+            else:
+                hint = "training leaves them out"
+                findings.warnings.append(Issue(message, path, str(limit), hint=hint))
