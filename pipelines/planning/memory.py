@@ -5,6 +5,7 @@ These are upper bounds from the spec alone; nothing is loaded. Sizes are in byte
 
 from dataclasses import dataclass
 
+from pipelines.planning.device import KNOWN_GPUS, NAMED_BY_SPEC, Device, device_of, on_device
 from pipelines.planning.model_shape import ModelShape, model_shape
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
@@ -151,22 +152,32 @@ def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
 
 
 def memory_warnings(experiment: Experiment) -> list[Issue]:
-    """A warning where the estimate exceeds the memory that the spec names."""
-    memory_gib = experiment.resources.memory_gib
+    """A warning where the estimate exceeds the device's memory, see `device_of`."""
     shape = model_shape(experiment)
-    if not memory_gib or shape is None:
+    device = device_of(experiment, shape) if shape else None
+    if shape is None or device is None or _fits(experiment, shape, device):
         return []
-    estimate = memory_estimate(experiment, shape)
-    if estimate.total <= memory_gib * GIB:
-        return []
+    estimate = memory_estimate(on_device(experiment, device), shape)
+    largest = f"largest part: {_largest_part(estimate, experiment.rollout)}"
+    if device.name == NAMED_BY_SPEC:
+        on, hint = "", largest
+    else:
+        fitting = [gpu.name for gpu in KNOWN_GPUS if _fits(experiment, shape, gpu)]
+        on = f" {device.name}"
+        hint = f"{largest}; it fits {' and '.join(fitting) or 'no GPU that is known here'}"
+        hint += "; resources.memory_gib says what yours have"
     return [
         Issue(
-            f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit",
+            f"the estimate of {estimate.total / GIB:.1f} GiB a rank does not fit{on}",
             path=("resources", "memory_gib"),
-            given=f"{memory_gib:g}",
-            hint=f"largest part: {_largest_part(estimate, experiment.rollout)}",
+            given=f"{device.memory_gib:g}",
+            hint=hint,
         )
     ]
+
+
+def _fits(experiment: Experiment, shape: ModelShape, device: Device) -> bool:
+    return memory_estimate(on_device(experiment, device), shape).total <= device.memory_gib * GIB
 
 
 def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:

@@ -15,7 +15,8 @@ class Resources(Spec):
     when_taken: Literal["wait", "fail"] = "wait"
     """Where other runs hold the machine's GPUs: wait until enough are free, or fail. Leases are held per machine."""
     memory_gib: float = Field(0.0, ge=0)
-    """Memory of one rank's device in GiB, against which the plan's estimate is held; 0: not checked."""
+    """Memory of one rank's device in GiB, against which the plan's estimate is held; 0: that of this machine's smallest
+    GPU where ranks run here, else of an H100 where the model is large."""
     threads: int = Field(0, ge=0)
     """CPU threads of a rank; 0: the machine's cores divided by the ranks, and by the runs at a time."""
 

@@ -1,6 +1,7 @@
 """Estimates against what the parts really hold."""
 
 import json
+import re
 import sys
 import weakref
 from dataclasses import replace
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from pipelines.planning import device
 from pipelines.planning.gpu_hours import BANDWIDTH, PEAK_FLOPS, SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
 from pipelines.planning.memory import (
     GIB,
@@ -27,7 +29,8 @@ from pipelines.planning.model_shape import model_shape
 from rpg.learner.logprobs import CHUNK_ELEMENTS
 from rpg.learner.packing import Packing
 from rpg.learner.policy import Policy, load_model
-from specs.loader import load_experiment
+from specs.document import expand
+from specs.loader import load_document, load_experiment
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import finish, free_port, start
 
@@ -362,3 +365,57 @@ def test_adapters_are_all_that_has_gradients_and_optimizer_state(tmp_path: Path,
     assert (estimate.gradients, estimate.optimizer, estimate.reference) == (4 * trained, 8 * trained, 0)
     assert estimate.weights == memory_estimate(whole, shape).weights + 4 * trained
     assert memory_estimate(whole, shape).reference == 4 * shape.parameters
+
+
+README = Path(__file__).parents[2] / "README.md"
+SHIPPED = sorted((README.parent / "specs" / "experiments").rglob("*.yaml"))
+
+
+def test_the_estimate_of_a_large_model_is_held_against_an_h100_where_nothing_names_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "smallest_gpu", lambda: None)
+    large = "model={source: pretrained, path: Qwen/Qwen3-4B-Base}"
+    long = ("rollout={engine: vllm, max_response_length: 4096}", "training.microbatch_tokens=16384")
+    wide = ("training.prompts_per_step=512", "training.precision=bfloat16")
+    spec = experiment(tmp_path, "qwen3", large, *long, *wide)
+    (warning,) = memory_warnings(spec)
+    assert re.fullmatch(r"the estimate of \d+\.\d GiB a rank does not fit an H100", warning.message)
+    assert warning.given == "79.6"
+    assert "largest part: " in warning.hint
+    assert warning.hint.endswith("resources.memory_gib says what yours have")
+    fits = ("training.gradient_checkpointing=true", "training.zero_stage=2", "training.ranks=8")
+    assert memory_warnings(experiment(tmp_path, "qwen3", large, *long, *wide, *fits)) == []
+    greedy = "rollout={engine: vllm, max_response_length: 4096, memory_fraction: 0.9}"
+    (warning,) = memory_warnings(experiment(tmp_path, "qwen3", large, greedy, *long[1:], *wide, *fits))
+    assert "kv_cache with 71.6 GiB; a smaller rollout.memory_fraction" in warning.hint
+    assert memory_warnings(experiment(tmp_path, "qwen3", large, *long, *wide, "resources.device=cpu")) == []
+    assert memory_warnings(experiment(tmp_path)) == []
+
+
+def test_this_machines_smallest_gpu_is_what_a_local_run_is_held_against(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771'\necho 'NVIDIA L4, 23034'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    device.smallest_gpu.cache_clear()
+    spec = experiment(tmp_path)
+    shape = model_shape(spec)
+    assert shape is not None
+    assert device.device_of(spec, shape) == device.Device("NVIDIA L4", 22.5)
+    named = experiment(tmp_path, "qwen3", "resources.memory_gib=8")
+    assert device.device_of(named, shape) == device.Device("resources.memory_gib", 8)
+    device.smallest_gpu.cache_clear()
+
+
+@pytest.mark.parametrize("file", [*SHIPPED, README], ids=lambda file: file.stem)
+def test_what_is_shipped_fits_by_the_estimate(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "smallest_gpu", lambda: None)
+    if file is README:
+        (text,) = re.findall(r"^```yaml\n# spec\n(.*?)^```", file.read_text(), re.M | re.S)
+        file = tmp_path / "readme.yaml"
+        file.write_text(text)
+    for cell in expand(load_document(file)):
+        assert memory_warnings(cell.experiment) == []

@@ -9,12 +9,11 @@ import typer
 from pipelines.cli.options import AsJson, Overrides, SpecFile
 
 if TYPE_CHECKING:
+    from pipelines.planning.device import Device
     from pipelines.planning.plan import Plan
     from specs.schema.experiment import Experiment
 
 _RESOLVED = "Each cell's full spec with the origin of each value instead: file and line, --set, published, default."
-LARGE = 50_000_000
-"""Parameters from which GPU hours are of interest."""
 
 
 def plan(
@@ -115,17 +114,20 @@ def _schedules(experiment: Experiment) -> dict[str, str]:
     return {".".join(path): str(schedule) for path, schedule in schedules_in(experiment)}
 
 
-def _memory(experiment: Experiment) -> dict[str, int] | None:
+def _memory(experiment: Experiment) -> dict[str, Any] | None:
     from dataclasses import asdict
 
+    from pipelines.planning.device import device_of, on_device
     from pipelines.planning.memory import memory_estimate
     from pipelines.planning.model_shape import model_shape
 
     shape = model_shape(experiment)
     if shape is None:
         return None
-    estimate = memory_estimate(experiment, shape)
-    return {**asdict(estimate), "total": estimate.total, "parameters": shape.parameters}
+    device = device_of(experiment, shape)
+    estimate = memory_estimate(on_device(experiment, device), shape)
+    held_against = {"device": asdict(device) if device else None}
+    return {**asdict(estimate), "total": estimate.total, "parameters": shape.parameters, **held_against}
 
 
 def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
@@ -162,6 +164,7 @@ def _print_plan(made: Plan) -> None:
 
 def _algebra(made: Plan) -> list[str]:
     """Batch algebra and estimates of the first run, and in how far the other runs differ."""
+    from pipelines.planning.device import LARGE, device_of, on_device
     from pipelines.planning.gpu_hours import SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
     from pipelines.planning.memory import GIB, batch_algebra, memory_estimate
     from pipelines.planning.model_shape import model_shape
@@ -181,12 +184,14 @@ def _algebra(made: Plan) -> list[str]:
     if shape is None:
         lines.append("memory  unknown: the model's config is not on this machine yet")
     else:
-        parts = memory_estimate(experiment, shape)
+        device = device_of(experiment, shape)
+        parts = memory_estimate(on_device(experiment, device), shape)
         named = ["weights", "gradients", "optimizer", "reference", "activations", "logits", "kv_cache"]
         named += [name for name in ("sampler", "gathered", "buckets") if getattr(parts, name)]
         listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
         lines.append(
-            f"memory  at most {parts.total / GIB:.2f} GiB a rank for {_count(shape.parameters)} parameters: {listed}"
+            f"memory  at most {parts.total / GIB:.2f} GiB a rank{_of(device)} for "
+            f"{_count(shape.parameters)} parameters: {listed}"
         )
         if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
             hours = gpu_hours(experiment, shape)
@@ -201,6 +206,11 @@ def _algebra(made: Plan) -> list[str]:
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
     return lines
+
+
+def _of(device: Device | None) -> str:
+    """What the estimate is held against."""
+    return f", of {device.memory_gib:g} GiB ({device.name})," if device else ""
 
 
 def _count(number: int) -> str:

@@ -1,0 +1,74 @@
+"""The device that a memory estimate is held against: what the spec names, else this machine's GPU, else an H100."""
+
+import shutil
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+from pipelines.planning.model_shape import ModelShape
+from specs.schema.experiment import Experiment
+
+LARGE = 50_000_000
+"""Parameters from which a model is taken to be trained on a GPU, though this machine may have none."""
+NAMED_BY_SPEC = "resources.memory_gib"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a rank computes on."""
+
+    name: str
+    """The GPU's; NAMED_BY_SPEC where the spec says the memory alone."""
+    memory_gib: float
+    """All that a process can have, as the driver reports it."""
+
+
+KNOWN_GPUS = (
+    Device("a T4", 15.0),
+    Device("an L4", 22.5),
+    Device("an A100 of 40 GB", 40.0),
+    Device("an L40S", 45.0),
+    Device("an H100", 79.6),
+    Device("an A100 of 80 GB", 80.0),
+    Device("an H200", 140.4),
+    Device("a B200", 179.1),
+)
+"""From the smallest on."""
+ASSUMED = KNOWN_GPUS[4]
+"""Where nothing says which GPU it will be; the estimate of GPU hours assumes the same."""
+
+
+def device_of(experiment: Experiment, shape: ModelShape) -> Device | None:
+    """What a rank of the experiment computes on; None for a CPU, and for small models where no GPU is known."""
+    resources = experiment.resources
+    if resources.memory_gib:
+        return Device(NAMED_BY_SPEC, resources.memory_gib)
+    if resources.device == "cpu":
+        return None
+    if experiment.launcher.type == "local" and (here := smallest_gpu()):
+        return here
+    return ASSUMED if shape.parameters >= LARGE or resources.device == "cuda" else None
+
+
+def on_device(experiment: Experiment, device: Device | None) -> Experiment:
+    """The experiment with the device's memory as its `resources.memory_gib`, of which an engine takes its fraction."""
+    if device is None:
+        return experiment
+    resources = experiment.resources.model_copy(update={"memory_gib": device.memory_gib})
+    return experiment.model_copy(update={"resources": resources})
+
+
+@cache
+def smallest_gpu() -> Device | None:
+    """Of this machine's GPUs, by nvidia-smi; None where it has none."""
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return None
+    command = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        rows = [line.rpartition(",") for line in listing.splitlines() if line.strip()]
+        gpus = [Device(name.strip(), round(int(mebibytes) / 1024, 1)) for name, _, mebibytes in rows]
+        return min(gpus, key=lambda gpu: gpu.memory_gib, default=None)
+    return None
