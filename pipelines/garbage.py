@@ -30,7 +30,7 @@ def unreferenced(home: Home) -> list[Artifact]:
     """Artifacts that no run's documents name."""
     used = set(_used_names(home))
     directories = (path for path in sorted(home.root.glob("artifacts/*/*")) if not path.name.startswith("."))
-    return [Artifact(path.parent.name, path, _size(path)) for path in directories if path.name not in used]
+    return [Artifact(path.parent.name, path, size_of(path)) for path in directories if path.name not in used]
 
 
 def remove(home: Home, artifacts: list[Artifact]) -> tuple[list[Artifact], list[Artifact]]:
@@ -97,7 +97,7 @@ def _expired(run: Path) -> TokenRows | None:
         return None
     if datetime.fromisoformat(state["ended_at"]) + timedelta(days=keep_days) > datetime.now(UTC):
         return None
-    num_bytes = _size(run / "segments" / "tokens")
+    num_bytes = size_of(run / "segments" / "tokens")
     return TokenRows(run, keep_days, num_bytes) if num_bytes else None
 
 
@@ -121,5 +121,10 @@ def _used_names(home: Home) -> Iterator[str]:
         yield from (Path(str(inputs[name])).name for name in ("data", "base") if name in inputs)
 
 
-def _size(path: Path) -> int:
-    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+def size_of(path: Path) -> int:
+    """Bytes of all files below a directory; what is deleted meanwhile has none."""
+    size = 0
+    for file in path.rglob("*"):
+        with contextlib.suppress(OSError):
+            size += file.lstat().st_size if file.is_file() else 0
+    return size

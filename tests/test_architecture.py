@@ -64,7 +64,7 @@ FLOORS = {
         {"workers"},
         {"running"},
         {"server"},
-        {"launchers", "report", "planning", "replay", "garbage"},
+        {"launchers", "report", "planning", "replay", "garbage", "removal"},
         {"runs", "processes", "results", "remote", "unrecorded"},
         {"versions"},
         {"state"},

@@ -1,6 +1,8 @@
 """The verbs that look after the home: db rebuild, db check, export, gc."""
 
 import json
+import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from pipelines.cli import main
 from pipelines.unrecorded import why_incomplete
+from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
 Call = Callable[..., tuple[int, str, str]]
@@ -125,3 +128,69 @@ def test_gc_lists_what_no_run_refers_to_and_removes_it_when_told(call: Call, hom
     assert (code, err) == (0, "removed 2 artifacts, 2.0 MiB\n")
     assert [path.name for path in home.glob("artifacts/*/*")] == ["d" * 16]
     assert call("gc", "--yes") == (0, "", "every artifact is in use\n")
+
+
+def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alone_used(call: Call, home: Path) -> None:
+    run = "sums-s0-aaaa1111"
+    other = RecordedRun(home, "sums-s1-bbbb2222", seed=1)
+    other.start(1)
+    other.steps(1, 2)
+    record = home / "experiments" / "sums" / "experiment.json"
+    both = [run, other.run_id]
+    versions = [{"version": 1, "recipes": ["a"], "runs": both[:1]}, {"version": 2, "recipes": ["b"], "runs": both[1:]}]
+    write_json(record, {"name": "sums", "runs": both, "current": both[1:], "versions": versions})
+    code, out, err = call("rm", "aaaa")
+    assert (code, out) == (0, f"{run}\n")
+    assert "nothing was deleted; --yes deletes without asking" in err
+    assert (home / "runs" / run).is_dir()
+    code, _, err = call("rm", "aaaa", "--yes")
+    assert (code, "deleted 1 run, " in err) == (0, True)
+    assert "`rpg gc` frees 2 artifacts" in err
+    assert not (home / "runs" / run).exists()
+    left_rows = json.loads(call("sql", "select distinct run_id from metrics", "--format", "json")[1])
+    assert left_rows == [{"run_id": other.run_id}]
+    left = json.loads(record.read_text())
+    assert (left["runs"], left["current"]) == ([other.run_id], [other.run_id])
+    assert [version["version"] for version in left["versions"]] == [2]
+    assert call("db", "check") == (0, "all is well\n", "")
+    assert call("rm", "sums", "--yes")[0] == 0
+    assert not record.parent.exists()
+    assert list((home / "runs").iterdir()) == []
+    assert not (home / ".removed").exists()
+
+
+def test_rm_of_a_version_leaves_the_others(call: Call, home: Path) -> None:
+    runs = ["sums-s0-aaaa1111", RecordedRun(home, "sums-s1-bbbb2222", seed=1).run_id]
+    versions = [{"version": number, "recipes": [str(number)], "runs": [run]} for number, run in enumerate(runs, 1)]
+    record = home / "experiments" / "sums" / "experiment.json"
+    write_json(record, {"name": "sums", "runs": runs, "current": runs[1:], "versions": versions})
+    assert call("rm", "sums@2", "--yes")[1] == f"{runs[1]}\n"
+    assert json.loads(record.read_text())["current"] == runs[:1]
+
+
+def test_what_is_in_use_is_not_deleted(call: Call, home: Path) -> None:
+    run = RecordedRun(home, "busy-s0-cccc3333", status="running")
+    run.state |= {"pid": os.getpid(), "pid_started": start_of(os.getpid()), "host": socket.gethostname()}
+    run.save()
+    trial = "sums-s0-aaaa1111"
+    write_json(home / "studies" / "clips" / "study.json", {"trials": [{"number": 0, "run_ids": [trial]}]})
+    for name, why in (
+        ("busy", "busy-s0-cccc3333 is running; `rpg cancel busy-s0-cccc3333` stops it"),
+        (trial, f"{trial} is a trial of the study clips"),
+        ("clips", "clips is a study"),
+    ):
+        code, _, err = call("rm", name, "--yes")
+        assert (code, why in err) == (2, True), err
+    assert {path.name for path in (home / "runs").iterdir()} == {trial, run.run_id}
+
+
+def test_runs_show_what_they_take_on_the_disk(call: Call, home: Path) -> None:
+    small = RecordedRun(home, "small-s0-dddd4444")
+    code, out, err = call("runs", "--disk")
+    names = [line.split()[0] for line in out.splitlines() if "-s" in line]
+    assert (code, names) == (0, [small.run_id, "sums-s0-aaaa1111"])
+    assert "results that runs share: 3.0 MiB" in err
+    largest = json.loads(call("runs", "--disk", "--json")[1])[-1]
+    assert largest["weights"] == len(b"weights")
+    assert largest["bytes"] > largest["rows"] > 0
+    assert call("runs", "--disk", "--profile", "http://nowhere")[0] == 2

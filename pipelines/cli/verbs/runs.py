@@ -14,18 +14,29 @@ def runs(
     status: Annotated[
         str | None, typer.Option(help="Only runs that are so: pending, running, finished, failed, cancelled, crashed.")
     ] = None,
+    disk: Annotated[
+        bool, typer.Option("--disk", help="What each run takes on the disk instead, the largest last.")
+    ] = False,
     profile: ServerRecord = "",
     as_json: AsJson = False,
 ) -> None:
     """Lists the runs, newest last."""
+    from pipelines.cli.disk import disk_rows, in_words, shared_bytes, size_text
     from pipelines.cli.output import print_rows
     from pipelines.cli.reading import reading
     from pipelines.cli.show import list_runs
 
     _check_status(status)
+    if disk and profile:
+        raise typer.BadParameter("a server's disk is not this machine's; run it there", param_hint="--disk")
     with reading(profile) as record:
         record.refresh()
         columns, rows = list_runs(record.home, experiment=experiment, status=status, plain=as_json)
+        if disk:
+            columns, rows = disk_rows(record.home, [row[0] for row in rows])
+            if not as_json:
+                rows = list(in_words(rows))
+                typer.echo(f"results that runs share: {size_text(shared_bytes(record.home))}", err=True)
     if not rows and not as_json:
         which = " ".join(["no", *([status] if status else []), "runs", *([f"of {experiment}"] if experiment else [])])
         typer.echo(f"{which} in {record.home.root}", err=True)
