@@ -212,6 +212,16 @@ METRICS: tuple[Metric, ...] = (
         recorded_with="rollout.dynamic_sampling",
     ),
     Metric(
+        name="dynamic_sampling/surplus_tokens",
+        title="Tokens sampled ahead for nothing",
+        meaning="Tokens sampled for prompts after the last one that the step needed, which `refill: stream` begins"
+        " before it knows. Their groups are not trained on, and the prompts are taken again by the next step. 0 with"
+        " `refill: rounds`.",
+        unit="tokens",
+        better="lower",
+        recorded_with="rollout.dynamic_sampling",
+    ),
+    Metric(
         name="trained_fraction",
         title="Tokens computed",
         meaning="Share of the step's response tokens that went through forward and backward.",

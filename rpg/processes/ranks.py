@@ -3,7 +3,8 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -129,6 +130,36 @@ def gather_made(make: Callable[[], T], *, what: str, gather: Callable[[Any], lis
         if message:
             raise RuntimeError(f"rank {rank_of_share} could not make its share of the {what}: {message}")
     return [share for share, _ in shares]
+
+
+class Exchange:
+    """Several times `gather_made` in the course of a piece of work that every rank has its share of.
+
+    As a context it surrounds that work: an error between two exchanges is told to the other ranks in place of the next,
+    and ends their work too.
+    """
+
+    def __init__(self, *, what: str, gather: Callable[[Any], list[Any]] = gather) -> None:
+        """See `gather_made`."""
+        self._what = what
+        self._gather = gather
+        self._all_know = False
+
+    def __call__(self, make: Callable[[], T]) -> list[T]:
+        """See `gather_made`. All ranks call it equally often."""
+        self._all_know = True  # of an error that is raised here
+        made = gather_made(make, what=self._what, gather=self._gather)
+        self._all_know = False
+        return made
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not self._all_know:
+            self._gather((None, f"{type(error).__name__}: {error}"))
 
 
 def from_first(value: T) -> T:

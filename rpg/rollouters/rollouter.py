@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rpg.types import OnResponse, Problem, RolloutGroup, Sampling
+from rpg.types import Admit, OnResponse, Problem, Rollout, RolloutGroup, Sampling
 from specs.schema.rollout import RollouterSection
 
 if TYPE_CHECKING:
@@ -69,6 +69,49 @@ class Rollouter(RollouterSection):
             Exception: ends the run. Where a tool fails on one response, a given turn can tell the policy so, or the
                 response can end.
         """
+
+    def stream(
+        self,
+        prompts: Sequence[SeededPrompt],
+        sampler: "Sampler",
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        group_size: int,
+        sampling: Sampling,
+        admit: Admit,
+        on_response: OnResponse,
+    ) -> int:
+        """Rolls out as `generate` does, beginning prompts as `admit` allows, until that ends the call.
+
+        Here each call of `generate` takes all prompts that were admitted, and the next ones are asked for when it has
+        ended: right for any environment. One that can let a prompt begin while others are under way overrides this.
+
+        Args:
+            prompts: all that may be admitted, in the order in which they begin.
+            admit: asked whenever nothing is under way, and meanwhile as often as `Sampler.stream` asks.
+            on_response: see `generate`. A rollout that is under way at the end is never told of.
+        Returns:
+            Sampled tokens of the rollouts that were under way at the end.
+        """
+        begun = 0
+        told: set[int] = set()
+
+        def ended(index: int, rollout: Rollout) -> None:
+            told.add(begun * group_size + index)
+            on_response(begun * group_size + index, rollout)
+
+        while (admitted := admit()) is not None:
+            if admitted == begun:  # other ranks are not done
+                continue
+            part = prompts[begun:admitted]
+            groups = self.generate(
+                part, sampler, tokenizer, group_size=group_size, sampling=sampling, on_response=ended
+            )
+            check_rollouts(groups, part, group_size=group_size, sampling=sampling)
+            begun = admitted
+            if untold := set(range(begun * group_size)) - told:
+                raise ValueError(f"the rollouter did not call on_response for response {min(untold)}")
+        return 0
 
 
 def check_rollouts(

@@ -24,24 +24,29 @@ class Scoring:
 
     def begin(self, index: int, rollout: Rollout) -> None:
         """Begins to score a response by the text of its last sampled turn."""
-        answer = self._text(rollout.answer_ids)
-        self._texts[index] = answer if len(rollout.turns) == 1 else self._text(rollout.response_ids)
+        answer = self._decoded(rollout.answer_ids)
+        self._texts[index] = answer if len(rollout.turns) == 1 else self._decoded(rollout.response_ids)
         self._verdicts[index] = self._scorer.submit(self._problems[index], answer)
 
-    def texts(self) -> list[str]:
-        """Of all responses, in order, with what was given in them.
+    def texts(self, number: int | None = None) -> list[str]:
+        """Of all responses or the first `number`, in order, with what was given in them.
 
         Raises:
             ValueError: the rollouter did not tell of one of them.
         """
-        untold = [index for index in range(len(self._problems)) if index not in self._texts]
+        wanted = range(len(self._problems))[:number]
+        untold = [index for index in wanted if index not in self._texts]
         if untold:
             raise ValueError(f"the rollouter did not call on_response for response {untold[0]}")
-        return [self._texts[index] for index in range(len(self._problems))]
+        return [self._texts[index] for index in wanted]
 
-    def scores(self) -> list[Score]:
-        """Of all responses, in order, once they are there."""
-        return [self._verdicts[index].result() for index in range(len(self._problems))]
+    def scores(self, number: int | None = None) -> list[Score]:
+        """Of all responses or the first `number`, in order, once they are there."""
+        return [self.score(index) for index in range(len(self._problems))[:number]]
 
-    def _text(self, token_ids: Sequence[int]) -> str:
+    def score(self, index: int) -> Score:
+        """Of a response that has ended, once it is there."""
+        return self._verdicts[index].result()
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

@@ -1,4 +1,18 @@
-"""Dynamic sampling: groups without variance are thrown away, and other prompts sampled in their place."""
+"""Dynamic sampling: groups without variance are thrown away, and other prompts sampled in their place.
+
+A step keeps the first groups, in the order of the prompts, whose scores differ. In which way they are sampled changes
+how long that takes, and not which groups they are:
+
+- `rounds`: as many prompts as groups are missing, all of them to the end, then again. Each round waits for its longest
+  response, with fewer and fewer responses under way.
+- `stream` (see `rpg/rollouts/stream.py`): a group is judged as soon as it has ended, and others begin at once, more of
+  them than are missing. The step ends when the groups that rounds would have kept have ended; what was begun beyond
+  them is thrown away unseen, and its prompts come again in the next step.
+
+A stream could instead take the groups that end first, as slime and others do who sample asynchronously. It would wait
+for no straggler, but the batch would then have more short responses than the policy gives, and fewer of the hard
+prompts on which it thinks long. The order of the prompts knows nothing of lengths.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,13 +25,18 @@ Sample = Callable[[int, int], StepRollouts]
 """(prompts of the step taken so far, prompts to take) -> their responses, scored."""
 
 
-def refill(sample: Sample, *, groups: int, max_batches: int) -> StepRollouts:
-    """Samples until each of `groups` groups has scores that differ.
+def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int = 0) -> StepRollouts:
+    """Samples, in rounds, until each of `groups` groups has scores that differ.
 
     Penalties on the length do not count: a group that is all wrong teaches nothing for being long. After `max_batches`
     rounds the empty places are filled with the first groups that were thrown away, behind the others, so that a step
     has the same number of groups, and every denominator its meaning, whatever was drawn.
 
+    Args:
+        sample: gives the next prompts' groups, in the order of the prompts.
+        groups: of a step.
+        max_batches: rounds at most.
+        surplus_tokens: sampled for later prompts than any of these rounds asks for.
     Returns:
         The batch; its `figures` count what was thrown away.
     Source: Yu 2025, arXiv:2503.14476, section 3.2; there the surplus of larger batches is thrown away too.
@@ -47,6 +66,7 @@ def refill(sample: Sample, *, groups: int, max_batches: int) -> StepRollouts:
         "dynamic_sampling/dropped_tokens": float(lost.num_sampled.sum()),
         "dynamic_sampling/filled_groups": float(filling),
         "dynamic_sampling/reward_mean": float(np.mean(scores)),
+        "dynamic_sampling/surplus_tokens": float(surplus_tokens),
     }
     return replace(whole, figures=figures)
 

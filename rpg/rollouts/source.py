@@ -1,5 +1,6 @@
 """Where a step's rollouts come from: prompts taken in their order, sampled in groups, scored, shared by all ranks."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from rpg.advantages import overlong_penalties
-from rpg.batches.batch import StepRollouts, collate, join
+from rpg.batches.batch import StepRollouts, collate, join, select
 from rpg.checkpoints.pieces import StateCopy
 from rpg.data.order import seed_of
 from rpg.parts import Parts
@@ -20,9 +21,11 @@ from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
 from rpg.rollouters.scoring import Scoring
 from rpg.rollouts.ahead import WAITING, Ahead, Waiting, load_waiting, plain_waiting
 from rpg.rollouts.dynamic_sampling import refill
+from rpg.rollouts.stream import Admission, RankStream
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.stopwatch import Stopwatch
-from rpg.types import Rollout, Sampling
+from rpg.types import Rollout, RolloutGroup, Sampling
+from specs.schema.rollout import DynamicSampling
 
 
 class RolloutSource:
@@ -102,11 +105,62 @@ class RolloutSource:
             shares = ranks.gather_made(share, what="rollouts", gather=self._gather)
             return join([part for part in shares if part])
 
+        groups, surplus_tokens = self._training.prompts_per_step, 0
         if self._dynamic is None:
-            rollouts = sample(0, self._training.prompts_per_step)
+            rollouts = sample(0, groups)
         else:
-            rollouts = refill(sample, groups=self._training.prompts_per_step, max_batches=self._dynamic.max_batches)
+            if self._dynamic.refill == "stream":
+                streamed, surplus_tokens = self._stream(step, self._dynamic, clock)
+                sample = partial(_next_groups, streamed)
+            rollouts = refill(
+                sample, groups=groups, max_batches=self._dynamic.max_batches, surplus_tokens=surplus_tokens
+            )
         return Waiting(step, rollouts, self._parts.order.position, clock.seconds("rollout"))
+
+    def _stream(self, step: int, dynamic: DynamicSampling, clock: Stopwatch) -> tuple[StepRollouts, int]:
+        """Takes and streams the prompts that a step needs. Returns their groups, in their order, and the tokens that
+        were sampled for others."""
+        admission = Admission(
+            groups=self._training.prompts_per_step, max_batches=dynamic.max_batches, oversampling=dynamic.oversampling
+        )
+        order = self._parts.order
+        before = order.position
+        problems = order.take(admission.most)
+        with ranks.Exchange(what="rollouts", gather=self._gather) as exchange:
+            share = self._streamed_share(step, problems, admission, exchange, clock)
+            shares = exchange(lambda: share)
+        assert admission.needed is not None
+        order.position = before + admission.needed
+        places = np.concatenate([range(rank, admission.needed, len(shares)) for rank in range(len(shares))])
+        whole = join([share for share, _ in shares if share])
+        return select(whole, np.argsort(places).tolist()), sum(tokens for _, tokens in shares)
+
+    def _streamed_share(
+        self, step: int, problems: list[int], admission: Admission, exchange: ranks.Exchange, clock: Stopwatch
+    ) -> tuple[StepRollouts | None, int]:
+        """This rank's part of what `_stream` returns, given all problems that the step may need."""
+        places = range(ranks.rank(), len(problems), ranks.world_size())
+        prompts = self._prompts(step, [problems[place] for place in places], places)
+        group_size = self._training.group_size
+        scoring = self._scoring(prompts)
+        stream = RankStream(admission, places, scoring, group_size=group_size, exchange=exchange, clock=clock)
+        with clock("rollout"), memory_of_sampler(self._parts.spec.rollout, self._parts.device):
+            unfinished_tokens = self._parts.spec.rollout.rollouter.stream(
+                prompts,
+                self._parts.sampler,
+                self._parts.tokenizer,
+                group_size=group_size,
+                sampling=self._sampling,
+                admit=stream.admit,
+                on_response=stream.ended,
+            )
+        needed = prompts[: int(np.searchsorted(places, admission.needed or 0))]
+        groups = [
+            RolloutGroup(prompt.token_ids, stream.group(index), self._parts.sampler.policy_version)
+            for index, prompt in enumerate(needed)
+        ]
+        share = self._scored(groups, needed, [problems[place] for place in places[: len(needed)]], scoring, clock)
+        return share, unfinished_tokens + stream.sampled_tokens(after=len(needed))
 
     def _share(self, step: int, taken: int, count: int, clock: Stopwatch) -> StepRollouts | None:
         """Takes the next `count` prompts of the step; samples and scores those of this rank, if there are any.
@@ -119,17 +173,8 @@ class RolloutSource:
         if not len(mine):
             return None
         problems = [indices[place] for place in mine]
-        prompts = [
-            SeededPrompt(
-                self._parts.problems[problem],
-                tuple(self._parts.prompts[problem]),
-                seed_of(self._parts.seed, step, taken + int(place)),
-            )
-            for problem, place in zip(problems, mine, strict=True)
-        ]
-        group_size = self._training.group_size
-        asked = [prompt.problem for prompt in prompts for _ in range(group_size)]
-        scoring = Scoring(self._parts.tokenizer, self._parts.scorer, asked)
+        prompts = self._prompts(step, problems, [taken + int(place) for place in mine])
+        scoring = self._scoring(prompts)
 
         def begin(index: int, rollout: Rollout) -> None:
             with clock("reward", on_host=True):  # once a response: the engine's next tokens are under way
@@ -140,15 +185,44 @@ class RolloutSource:
                 prompts,
                 self._parts.sampler,
                 self._parts.tokenizer,
-                group_size=group_size,
+                group_size=self._training.group_size,
                 sampling=self._sampling,
                 on_response=begin,
             )
-        check_rollouts(groups, prompts, group_size=group_size, sampling=self._sampling)
+        return self._scored(groups, prompts, problems, scoring, clock)
+
+    def _prompts(self, step: int, problems: Sequence[int], places: Sequence[int]) -> list[SeededPrompt]:
+        """The prompts of problems that have these places in the step."""
+        return [
+            SeededPrompt(
+                self._parts.problems[problem],
+                tuple(self._parts.prompts[problem]),
+                seed_of(self._parts.seed, step, place),
+            )
+            for problem, place in zip(problems, places, strict=True)
+        ]
+
+    def _scoring(self, prompts: Sequence[SeededPrompt]) -> Scoring:
+        """Of the responses to these prompts."""
+        asked = [prompt.problem for prompt in prompts for _ in range(self._training.group_size)]
+        return Scoring(self._parts.tokenizer, self._parts.scorer, asked)
+
+    def _scored(
+        self,
+        groups: Sequence[RolloutGroup],
+        prompts: Sequence[SeededPrompt],
+        problems: Sequence[int],
+        scoring: Scoring,
+        clock: Stopwatch,
+    ) -> StepRollouts | None:
+        """The groups, checked, with their scores; None where there are none."""
+        check_rollouts(groups, prompts, group_size=self._training.group_size, sampling=self._sampling)
+        if not groups:
+            return None
         with clock("reward"):
             rollouts = [rollout for group in groups for rollout in group.rollouts]
-            texts = scoring.texts()
-            scores = self._penalized(scoring.scores(), rollouts)
+            texts = scoring.texts(len(rollouts))
+            scores = self._penalized(scoring.scores(len(rollouts)), rollouts)
         return collate(groups, problems=problems, responses=texts, scores=scores)
 
     def _penalized(self, scores: list[Score], rollouts: list[Rollout]) -> list[Score]:
@@ -175,3 +249,8 @@ class RolloutSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _next_groups(streamed: StepRollouts, taken: int, count: int) -> StepRollouts:
+    """As `refill` takes them from a sampler."""
+    return select(streamed, range(taken, taken + count))

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
-from rpg.types import OnResponse, RolloutGroup, Sampling
+from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+ADMISSION_STEPS = 16
+"""Decoding steps between two questions of how many prompts may begin. The scores of what has ended are waited for at
+each, so they are computed during these steps; and the ranks exchange what has ended."""
 
 
 class Sampler(Protocol):
@@ -46,6 +50,33 @@ class Sampler(Protocol):
         Raises:
             ValueError: a prompt that is empty or leaves no room for a response, seeds or limits that do not match the
                 prompts, or stop texts without a tokenizer.
+        """
+        ...
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        admit: Admit,
+        on_response: OnResponse,
+    ) -> int:
+        """Samples as `generate` does, beginning prompts as `admit` allows, until that ends the call.
+
+        `admit` is asked at the start, after every ADMISSION_STEPS decoding steps, and whenever nothing is under way. So
+        which responses are decoded together follows from their lengths and from the answers of `admit`, and not from
+        how long anything takes.
+
+        Args:
+            prompts: all that may be admitted, in the order in which they begin.
+            admit: called in this thread. What it raises ends the call.
+            on_response: see `generate`. A response that is under way at the end is never told of.
+        Returns:
+            Sampled tokens of the responses that were under way at the end.
+        Raises:
+            ValueError: see `generate`.
         """
         ...
 

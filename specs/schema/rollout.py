@@ -17,6 +17,13 @@ class DynamicSampling(Spec):
     max_batches: int = Field(10, ge=2)
     """Rounds of sampling in a step at most, the first included. What is missing then is filled with the first groups
     that were thrown away, so that a step always has prompts_per_step groups."""
+    refill: Literal["rounds", "stream"] = addition("rounds")
+    """How other prompts are sampled. rounds: as many as groups are missing, once all of a round have ended. stream: as
+    soon as a group has ended without variance, and ahead of that. Both keep the same groups, the first in the order of
+    the prompts; a stream takes less time where lengths have a long tail, and samples more tokens."""
+    oversampling: float = addition(2.0, ge=1)
+    """With `refill: stream`, groups that are sampled at once for each that is missing: the inverse of the share of
+    groups whose scores vary is about right. 1: a group begins only in the place of another."""
 
 
 class Correction(Spec):
@@ -42,6 +49,10 @@ class RollouterSection(OpenSection):
     @abstractmethod
     def generate(self, *arguments: Any, **keywords: Any) -> Any:
         """See `rpg.rollouters.Rollouter`, the class to derive from: it has the types."""
+
+    @abstractmethod
+    def stream(self, *arguments: Any, **keywords: Any) -> Any:
+        """See `rpg.rollouters.Rollouter`, which has it for every environment."""
 
 
 StopText = Annotated[str, Field(min_length=1)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rpg.rollouters.rollouter import Rollouter, SeededPrompt
-from rpg.types import OnResponse, RolloutGroup, Sampling
+from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,5 +31,26 @@ class SingleTurn(Rollouter):
             group_size=group_size,
             sampling=sampling,
             seeds=[prompt.seed for prompt in prompts],
+            on_response=on_response,
+        )
+
+    def stream(
+        self,
+        prompts: Sequence[SeededPrompt],
+        sampler: "Sampler",
+        tokenizer: "PreTrainedTokenizerBase",  # noqa: ARG002  # it gives no turn
+        *,
+        group_size: int,
+        sampling: Sampling,
+        admit: Admit,
+        on_response: OnResponse,
+    ) -> int:
+        """See Rollouter. A prompt begins while others are under way."""
+        return sampler.stream(
+            [prompt.token_ids for prompt in prompts],
+            group_size=group_size,
+            sampling=sampling,
+            seeds=[prompt.seed for prompt in prompts],
+            admit=admit,
             on_response=on_response,
         )

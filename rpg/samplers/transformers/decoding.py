@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rpg.samplers.base import ADMISSION_STEPS
 from rpg.samplers.stop_texts import StopTextWatch
 from rpg.samplers.transformers.cache import KeysValues, SlotCache
 from rpg.samplers.transformers.draws import BLOCK, draw, uniforms
-from rpg.types import OnResponse, Rollout, Sampling, Turn
+from rpg.types import Admit, OnResponse, Rollout, Sampling, Turn
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, that one prefill pass takes at most."""
@@ -41,18 +42,22 @@ class Decoding:
         pad_id: int,
         max_concurrent: int,
         limits: Sequence[int],
+        admitted: int,
         watch: WatchFn | None = None,
     ) -> None:
+        """See Sampler. The first `admitted` of the prompts may begin at once; as many responses have a slot, and no
+        more than `max_concurrent`."""
         self.model, self.device = model, model.device
         self.prompts, self.seeds, self.group_size, self.sampling = prompts, seeds, group_size, sampling
         self.pad_id, self.eos_ids = pad_id, np.array(eos_ids)
         self.limits = np.array(limits, dtype=np.int64)
         """Response tokens of each prompt at most."""
-        self.total = len(prompts) * group_size
+        self.admitted = admitted
+        """Prompts that may have begun."""
         self.entered = 0
         """Responses that have had a slot. They get one in order: response i is the (i mod group_size)-th to prompt
         i // group_size."""
-        slots = min(max_concurrent, self.total)
+        slots = min(max_concurrent, max(admitted, 1) * group_size)
         longest = int(self.limits.max(initial=0))
         self.responses = np.zeros(slots, dtype=np.int64)
         """Which response each slot holds."""
@@ -67,20 +72,31 @@ class Decoding:
         """None where no text ends a response."""
         self.watches = np.empty(slots if watch else 0, dtype=object)
         self.active = 0
-        self.tokens = np.empty((self.total, longest), dtype=np.int64)
-        self.logprobs = np.empty((self.total, longest), dtype=np.float32)
+        self.tokens = np.empty((slots, longest), dtype=np.int64)
+        self.logprobs = np.empty((slots, longest), dtype=np.float32)
         capacity = max((len(prompt) for prompt in prompts), default=0) + min(longest, _FIRST_CAPACITY)
         self.cache = SlotCache(model.config.num_hidden_layers, slots=slots, capacity=capacity)
         self.prefilled: list[KeysValues] = []
         self.prefilled_range = range(0)
         """Prompts whose keys and values `prefilled` holds."""
 
-    def run(self, on_response: OnResponse | None = None) -> list[Rollout]:
-        """All responses, in order. `on_response` is called with each as it ends."""
-        rollouts: list[Rollout | None] = [None] * self.total
+    def run(self, on_response: OnResponse, admit: Admit | None = None) -> int:
+        """Samples until all responses to the admitted prompts have ended, or `admit` ends it; see Sampler.stream.
+
+        Returns the tokens of the responses that have not ended.
+        """
         self._admit(np.arange(len(self.responses)))
-        while self.active:
+        steps = 0
+        while self.active or admit:
+            if admit and (steps == ADMISSION_STEPS or not self.active):
+                admitted, steps = admit(), 0
+                if admitted is None:
+                    break
+                self.admitted = admitted
+                self._admit(np.arange(self.active, len(self.responses)))
+                continue
             self._step()
+            steps += 1
             ended = np.isin(self.feed[: self.active], self.eos_ids)
             if self.watch:
                 fed = zip(self.watches[: self.active], self.feed[: self.active].tolist(), strict=True)
@@ -88,17 +104,13 @@ class Decoding:
             done = ended | (self.counts[: self.active] >= self.limits[self.responses[: self.active] // self.group_size])
             if done.any():
                 for slot in np.flatnonzero(done):
-                    response, rollout = int(self.responses[slot]), self._rollout(slot, stopped=bool(ended[slot]))
-                    rollouts[response] = rollout
-                    if on_response:
-                        on_response(response, rollout)
+                    on_response(int(self.responses[slot]), self._rollout(slot, stopped=bool(ended[slot])))
                 self._refill(np.flatnonzero(done))
-        assert all(rollout is not None for rollout in rollouts)
-        return rollouts  # type: ignore[return-value]  # just checked
+        return int(self.counts[: self.active].sum())
 
     def _rollout(self, slot: np.int64, *, stopped: bool) -> Rollout:
-        response, count = self.responses[slot], self.counts[slot]
-        tokens, logprobs = self.tokens[response, :count].tolist(), self.logprobs[response, :count].tolist()
+        count = self.counts[slot]
+        tokens, logprobs = self.tokens[slot, :count].tolist(), self.logprobs[slot, :count].tolist()
         return Rollout((Turn(tuple(tokens), tuple(logprobs)),), "stop" if stopped else "length")
 
     def _step(self) -> None:
@@ -106,8 +118,8 @@ class Decoding:
         active = self.active
         lengths = self.lengths[:active]
         width = int(lengths.max()) + 1
-        waiting = self.total - self.entered
-        self.cache.reserve(slots=len(self.responses) if waiting else active, width=width)
+        more_may_enter = self.entered < len(self.prompts) * self.group_size
+        self.cache.reserve(slots=len(self.responses) if more_may_enter else active, width=width)
         rows, ends = torch.arange(active, device=self.device), self._device(lengths)
         self.cache.aim(rows, ends, width=width)
         hidden = torch.arange(width, device=self.device) > ends[:, None]
@@ -135,8 +147,9 @@ class Decoding:
 
     def _record(self, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
         active = self.active
-        self.tokens[self.responses[:active], self.counts[:active]] = tokens
-        self.logprobs[self.responses[:active], self.counts[:active]] = logprobs
+        slots = np.arange(active)
+        self.tokens[slots, self.counts[:active]] = tokens
+        self.logprobs[slots, self.counts[:active]] = logprobs
         self.feed[:active] = tokens
         self.counts[:active] += 1
         self.lengths[:active] += 1
@@ -158,7 +171,15 @@ class Decoding:
         sources = tail[~np.isin(tail, unfilled)]
         if len(targets):
             self.cache.move(self._device(sources), self._device(targets))
-            for values in (self.responses, self.lengths, self.counts, self.feed, self.noise):
+            for values in (
+                self.responses,
+                self.lengths,
+                self.counts,
+                self.feed,
+                self.noise,
+                self.tokens,
+                self.logprobs,
+            ):
                 values[targets] = values[sources]
             if self.watch:
                 self.watches[targets] = self.watches[sources]
@@ -166,7 +187,7 @@ class Decoding:
 
     def _admit(self, free: NDArray[np.int64]) -> int:
         """Puts waiting responses into the first of the free slots; returns how many."""
-        number = min(len(free), self.total - self.entered)
+        number = min(len(free), self.admitted * self.group_size - self.entered)
         done = 0
         while done < number:
             prompt = self.entered // self.group_size
@@ -199,7 +220,7 @@ class Decoding:
     def _prefill(self, first: int) -> None:
         """The keys and values of as many prompts from `first` on as one pass takes, each less its last token."""
         longest, stop = 0, first
-        for prompt in self.prompts[first:]:
+        for prompt in self.prompts[first : self.admitted]:
             longest = max(longest, len(prompt) - 1)
             if stop > first and longest * (stop + 1 - first) > _PREFILL_TOKENS:
                 break

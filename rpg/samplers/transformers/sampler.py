@@ -20,7 +20,7 @@ from rpg.samplers.base import SamplerSettings, response_limits, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.decoding import Decoding, WatchFn
-from rpg.types import OnResponse, RolloutGroup, Sampling
+from rpg.types import Admit, OnResponse, Rollout, RolloutGroup, Sampling
 from specs.schema.rollout import TransformersRollout
 
 
@@ -77,7 +77,48 @@ class TransformersSampler:
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see Sampler."""
+        rollouts: dict[int, Rollout] = {}
+
+        def ended(index: int, rollout: Rollout) -> None:
+            rollouts[index] = rollout
+            if on_response:
+                on_response(index, rollout)
+
+        self._decode(prompts, group_size, sampling, seeds, limits, ended)
+        return [
+            RolloutGroup(
+                tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), self.policy_version
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        admit: Admit,
+        on_response: OnResponse,
+    ) -> int:
+        """Samples prompts as they are admitted; see Sampler."""
+        return self._decode(prompts, group_size, sampling, seeds, None, on_response, admit)
+
+    def _decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        limits: Sequence[int] | None,
+        on_response: OnResponse,
+        admit: Admit | None = None,
+    ) -> int:
         most = response_limits(prompts, sampling, seeds, limits, max_length=self._max_length)
+        admitted = admit() if admit else len(prompts)
+        if admitted is None:
+            return 0
         with _evaluating(self._model), torch.no_grad():
             decoding = Decoding(
                 self._model,
@@ -89,13 +130,10 @@ class TransformersSampler:
                 pad_id=self._pad_id,
                 max_concurrent=self._max_concurrent,
                 limits=most,
+                admitted=admitted,
                 watch=self._watch(sampling.stop),
             )
-            rollouts = decoding.run(on_response)
-        return [
-            RolloutGroup(tuple(prompt), tuple(rollouts[i * group_size : (i + 1) * group_size]), self.policy_version)
-            for i, prompt in enumerate(prompts)
-        ]
+            return decoding.run(on_response, admit)
 
     def _watch(self, stop: tuple[str, ...]) -> WatchFn | None:
         if not stop:

@@ -18,7 +18,7 @@ from torch import Tensor
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.engine_process import Call, Reply
 from rpg.samplers.vllm.weight_transfer import WeightTransfer, open_transfer
-from rpg.types import OnResponse, RolloutGroup, Sampling
+from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
 from specs.errors import SpecError
 
 _POLL_SECONDS = 0.5
@@ -54,7 +54,7 @@ class DedicatedSampler:
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        self._connection: Connection[Call | EngineSettings, Reply] = Connection(parent_end.detach())
+        self._connection: Connection[Call | EngineSettings | int | None, Reply] = Connection(parent_end.detach())
         self._transfer: WeightTransfer | None = None
         try:
             self._connection.send(settings)
@@ -91,6 +91,34 @@ class DedicatedSampler:
                 continue
             groups: list[RolloutGroup] = self._result("generate", kind, value)
             return groups
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        admit: Admit,
+        on_response: OnResponse,
+    ) -> int:
+        """Samples prompts as they are admitted; see Sampler. The engine waits while `admit` is asked."""
+        arguments = {
+            "prompts": [list(prompt) for prompt in prompts],
+            "group_size": group_size,
+            "sampling": sampling,
+            "seeds": list(seeds),
+        }
+        self._send(("stream", arguments | {"admit": True, "on_response": True}))
+        while True:
+            kind, value = self._receive("stream")
+            if kind == "response":
+                on_response(*value)
+            elif kind == "admit":
+                self._connection.send(admit())
+            else:
+                unfinished: int = self._result("stream", kind, value)
+                return unfinished
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Hands the weights over: by nccl or ipc on GPUs, from a directory on a CPU."""

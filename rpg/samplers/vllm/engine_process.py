@@ -18,10 +18,13 @@ from specs.errors import SpecError
 Call = tuple[str, dict[str, Any]]
 """Method and its arguments."""
 Reply = tuple[str, Any]
-"""Kind and content. While `generate` goes on: ("response", (index, rollout)). At the end of a call: ("result", what it
-returned), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
+"""Kind and content. While `generate` or `stream` goes on: ("response", (index, rollout)). While `stream` goes on also
+("admit", None), a question: the trainer sends how many prompts may begin, or None. At the end of a call: ("result",
+what it returned), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
 
-METHODS = frozenset({"generate", "logprobs", "load_directory", "call_workers", "finish_load", "forget", "wake"})
+METHODS = frozenset(
+    {"generate", "stream", "logprobs", "load_directory", "call_workers", "finish_load", "forget", "wake"}
+)
 """The methods of VllmSampler that may be called."""
 
 
@@ -41,10 +44,19 @@ def main(connection: "Connection[Reply, Call]") -> None:
             method, arguments = connection.recv()
             if arguments.get("on_response"):
                 arguments["on_response"] = lambda *response: connection.send(("response", response))
+            if arguments.get("admit"):
+                arguments["admit"] = lambda: _ask(connection)
             connection.send(_answer(sampler, method, arguments))
     except (EOFError, ConnectionError):  # the trainer has closed its end, or is gone
         sampler.close()
         os._exit(0)  # the interpreter's own clean-up would take seconds to free what the system frees anyway
+
+
+def _ask(connection: "Connection[Reply, Any]") -> int | None:
+    """How many prompts may begin, as the trainer's `admit` says."""
+    connection.send(("admit", None))
+    admitted: int | None = connection.recv()
+    return admitted
 
 
 def _answer(sampler: Any, method: str, arguments: dict[str, Any]) -> Reply:

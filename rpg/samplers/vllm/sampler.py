@@ -7,13 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpg.samplers.base import response_limits
+from rpg.samplers.base import ADMISSION_STEPS, response_limits
 from rpg.samplers.stop_texts import tokenizer_in
 from rpg.samplers.vllm.engine import EngineSettings, process_restored, shut_down, start
-from rpg.types import FinishReason, OnResponse, Rollout, RolloutGroup, Sampling, Turn
+from rpg.types import Admit, FinishReason, OnResponse, Rollout, RolloutGroup, Sampling, Turn
 
 if TYPE_CHECKING:
-    from vllm import RequestOutput
+    from vllm import RequestOutput, SamplingParams
+
+Request = tuple[dict[str, list[int]], "SamplingParams"]
+"""The prompt of a response, and how it is drawn."""
 
 
 class VllmSampler:
@@ -43,20 +46,14 @@ class VllmSampler:
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see Sampler. Batch-mates may change the last bits of logprobs."""
-        if sampling.stop:
-            self._need_tokenizer()
-        most = response_limits(prompts, sampling, seeds, limits, max_length=self._settings.max_length)
-        requests, parameters = self._requests(prompts, group_size, sampling, seeds, most)
         rollouts: dict[int, Rollout] = {}
 
-        def finished(index: int, output: "RequestOutput") -> None:
-            rollouts[index] = _rollout(output, certain=sampling.temperature == 0)
+        def ended(index: int, rollout: Rollout) -> None:
+            rollouts[index] = rollout
             if on_response:
-                on_response(index, rollouts[index])
+                on_response(index, rollout)
 
-        self._run(requests, parameters, finished)
-        if self._settings.sleeps:
-            self._sleep()
+        self._sample(prompts, group_size, sampling, seeds, limits, ended)
         return [
             RolloutGroup(
                 tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), self.policy_version
@@ -64,35 +61,63 @@ class VllmSampler:
             for i, prompt in enumerate(prompts)
         ]
 
-    def _requests(
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        admit: Admit,
+        on_response: OnResponse,
+    ) -> int:
+        """Samples prompts as they are admitted; see Sampler."""
+        return self._sample(prompts, group_size, sampling, seeds, None, on_response, admit)
+
+    def _sample(
         self,
         prompts: Sequence[Sequence[int]],
         group_size: int,
         sampling: Sampling,
         seeds: Sequence[int],
-        limits: Sequence[int],
-    ) -> tuple[list[dict[str, list[int]]], list[Any]]:
-        """One request a response, in order, with its parameters."""
+        limits: Sequence[int] | None,
+        on_response: OnResponse,
+        admit: Admit | None = None,
+    ) -> int:
+        if sampling.stop:
+            self._need_tokenizer()
+        most = response_limits(prompts, sampling, seeds, limits, max_length=self._settings.max_length)
+
+        def requests(begun: int, admitted: int) -> list[Request]:
+            return [
+                self._request(prompts[i], sampling, limit=most[i], seed=_response_seed(seeds[i], member))
+                for i in range(begun, admitted)
+                for member in range(group_size)
+            ]
+
+        def finished(index: int, output: "RequestOutput") -> None:
+            on_response(index, _rollout(output, certain=sampling.temperature == 0))
+
+        unfinished = self._run(requests, len(prompts), finished, admit)
+        if self._settings.sleeps:
+            self._sleep()
+        return unfinished
+
+    def _request(self, prompt: Sequence[int], sampling: Sampling, *, limit: int, seed: int) -> "Request":
+        """Of one response."""
         from vllm import SamplingParams
 
-        requests, parameters = [], []
-        for prompt, seed, limit in zip(prompts, seeds, limits, strict=True):
-            for member in range(group_size):
-                requests.append({"prompt_token_ids": list(prompt)})
-                parameters.append(
-                    SamplingParams(
-                        temperature=sampling.temperature,
-                        top_p=sampling.top_p,
-                        top_k=sampling.top_k,
-                        stop=list(sampling.stop),
-                        max_tokens=limit,
-                        stop_token_ids=list(self._settings.eos_ids),
-                        seed=_response_seed(seed, member),
-                        logprobs=0,
-                        detokenize=bool(sampling.stop),
-                    )
-                )
-        return requests, parameters
+        return {"prompt_token_ids": list(prompt)}, SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop=list(sampling.stop),
+            max_tokens=limit,
+            stop_token_ids=list(self._settings.eos_ids),
+            seed=seed,
+            logprobs=0,
+            detokenize=bool(sampling.stop),
+        )
 
     def _need_tokenizer(self) -> None:
         """Gives vLLM's search for stop texts the policy's tokenizer, which the engine starts without."""
@@ -155,30 +180,62 @@ class VllmSampler:
             raise ValueError(f"vLLM gives the logprobs of given tokens at temperature 1 only, not {temperature}")
         parameters = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         outputs: list[RequestOutput] = []
-        self._run([{"prompt_token_ids": list(token_ids)}], [parameters], lambda _, output: outputs.append(output))
+        request = {"prompt_token_ids": list(token_ids)}, parameters
+        self._run(lambda _, __: [request], 1, lambda _, output: outputs.append(output))
         assert outputs[0].prompt_logprobs is not None
         entries = zip(token_ids, outputs[0].prompt_logprobs, strict=True)  # None for the first token
         return [entry[token].logprob for token, entry in entries if entry is not None][prompt_length - 1 :]
 
     def _run(
         self,
-        requests: list[dict[str, list[int]]],
-        parameters: list[Any],
+        requests: Callable[[int, int], list["Request"]],
+        num_prompts: int,
         finished: "Callable[[int, RequestOutput], None]",
-    ) -> None:
-        """Calls `finished` with the index and the output of each request as it ends. If that raises, the others are
-        aborted."""
+        admit: Admit | None = None,
+    ) -> int:
+        """Runs the requests of all prompts, or of those that `admit` allows until it ends the call; see Sampler.stream.
+
+        Args:
+            requests: (first, end) -> the requests of these prompts, in order.
+            num_prompts: all there are.
+            finished: called with the index and the output of each request as it ends. If it raises, or `admit` does,
+                the others are aborted.
+            admit: see Sampler.stream.
+        Returns:
+            Sampled tokens of the requests that had not ended.
+        """
         self.wake()
         engine = self._llm.llm_engine
-        with process_restored():
-            names = self._llm.enqueue(requests, parameters, use_tqdm=False)
+        indices: dict[str, int] = {}
+        begun = count = 0
+
+        def begin(admitted: int) -> None:
+            nonlocal begun, count
+            added = requests(begun, admitted)
+            names = self._llm.enqueue([prompt for prompt, _ in added], [drawn for _, drawn in added], use_tqdm=False)
             # The engine appends a suffix to a name to make it unique, and leaves the suffix out of its outputs.
-            indices = {name.partition("-")[0]: index for index, name in enumerate(names)}
+            indices.update((name.partition("-")[0], count + place) for place, name in enumerate(names))
+            begun, count = admitted, count + len(added)
+
+        with process_restored():
             try:
-                while engine.has_unfinished_requests():
+                if not admit:
+                    begin(num_prompts)
+                steps = 0
+                while indices or admit:
+                    if admit and (steps == ADMISSION_STEPS or not indices):
+                        admitted, steps = admit(), 0
+                        if admitted is None:
+                            break
+                        if admitted > begun:
+                            begin(admitted)
+                        continue
                     for output in engine.step():
                         if output.finished:
                             finished(indices.pop(output.request_id), output)
+                    steps += 1
+                states = engine.output_processor.request_states.values()
+                return sum(state.detokenizer.num_output_tokens() for state in states)
             finally:
                 if indices:
                     engine.abort_request(list(indices))
