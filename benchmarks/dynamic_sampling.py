@@ -1,82 +1,113 @@
-"""Seconds of a training step with dynamic sampling: in rounds and as a stream, alternating in one run.
+"""Seconds of sampling a step's groups with dynamic sampling: in rounds and as a stream, alternating in one run.
 
-    python benchmarks/dynamic_sampling.py [--engines transformers vllm] [--rounds 5] [--steps 6] [--json FILE]
+    python benchmarks/dynamic_sampling.py [--engines transformers vllm] [--steps 20] [--json FILE]
 
-The model, prompts, rewards and long-tailed lengths of benchmarks/step_time.py: 8 groups of 8 responses, about geometric
-lengths of mean 47, cut at 256; a response is right once in twelve times, so that about half of the groups have no
-signal. A round starts both ways once for each engine, in a process of its own and with the round's seed; the first
-three steps of a process are not counted. Both ways train on the same groups in the same steps, so that a ratio is taken
-of the same work. The table has the median over the rounds of each process's mean, and of the rounds' ratios.
+The model, prompts, rewards and long-tailed lengths of benchmarks/step_time.py: a step has 8 groups of 8 responses of
+about geometric lengths, mean 47, cut at 256; a response is right once in twelve times, so that about half of the groups
+have no signal. Each step is sampled and scored both ways from the same prompts, seeds and weights, now the one first
+and now the other, and the script fails where the two do not keep the same tokens. The weights stay the same. The first
+three steps are not counted. Ratios are of the sums over the steps; CPU seconds are those of all threads, which do not
+count what other processes took of the cores. `surplus`: tokens sampled ahead for nothing, as a share of all that rounds
+sample.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from step_time import RESPONSES, SKIPPED_STEPS, WORKER
 
 WAYS = ("rounds", "stream")
+SKIPPED_STEPS = 3
 
 
-def measure(engine: str, way: str, *, seed: int, steps: int, home: Path) -> dict[str, float]:
-    """One process: means over its counted steps."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "VLLM_LOGGING_LEVEL": "ERROR"}
-    with tempfile.TemporaryDirectory(dir=home) as scratch:
-        command = [sys.executable, str(WORKER), engine, "tailed", way, str(seed), str(steps + SKIPPED_STEPS), scratch]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
-        if done.returncode:
-            raise SystemExit(f"{engine}, {way}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-        found = json.loads((Path(scratch) / "result.json").read_text())
-    names = ("seconds", "sampling_seconds", "mean_lengths", "dropped_tokens", "surplus_tokens")
-    return {name: statistics.mean(found[name][SKIPPED_STEPS:]) for name in names}
+def measure(engine: str, directory: Path, steps: int) -> dict[str, dict[str, list[float]]]:
+    """way -> the measurements of each counted step."""
+    import numpy as np
+    import torch
+    from step_time_worker import make_base, make_run
+
+    from rpg.parts import open_parts
+    from rpg.processes import ranks
+    from rpg.recording.run_directory import RunDirectory
+    from rpg.rollouts.source import RolloutSource
+    from rpg.stopwatch import Stopwatch
+    from specs.schema.experiment import Experiment
+
+    ranks.join("cpu")
+    torch.set_num_threads(2)
+    make_base(directory / "base", "tailed")
+    specs: dict[str, Experiment] = {}
+    for way in WAYS:
+        (directory / way).mkdir()
+        run = make_run(directory / way, "tailed", way, 0, steps + SKIPPED_STEPS, engine)
+        specs[way] = RunDirectory(run).spec()
+    (directory / "rounds" / "base").symlink_to(directory / "base")
+    found: dict[str, dict[str, list[float]]] = {way: {} for way in WAYS}
+    with open_parts(RunDirectory(directory / "rounds" / "run"), specs["rounds"], torch.device("cpu")) as parts:
+        sources = {way: RolloutSource(replace(parts, spec=specs[way])) for way in WAYS}
+        for step in range(1, steps + SKIPPED_STEPS + 1):
+            before, batches = parts.order.position, {}
+            for way in WAYS[:: 1 if step % 2 else -1]:
+                parts.order.position = before
+                start, cpu = time.perf_counter(), time.process_time()
+                batches[way] = batch = sources[way].take(step, Stopwatch(torch.device("cpu")))
+                figures: dict[str, Any] = {
+                    "seconds": time.perf_counter() - start,
+                    "cpu_seconds": time.process_time() - cpu,
+                    "surplus": batch.figures["dynamic_sampling/surplus_tokens"],
+                    "sampled": batch.num_sampled.sum() + batch.figures["dynamic_sampling/dropped_tokens"],
+                }
+                if step > SKIPPED_STEPS:
+                    for name, value in figures.items():
+                        found[way].setdefault(name, []).append(float(value))
+            assert np.array_equal(batches["rounds"].token_ids, batches["stream"].token_ids), step
+    ranks.leave()
+    return found
 
 
-def table(found: dict[str, dict[str, list[dict[str, float]]]]) -> Table:
-    """Seconds of sampling and of a step, how many times as fast as rounds, and what was sampled and not trained on."""
+def table(found: dict[str, dict[str, dict[str, list[float]]]]) -> Table:
+    """Seconds of sampling a step, how many times as fast as rounds that is, and what was sampled for nothing."""
     shown = Table(title="half of the groups without signal, tailed lengths", box=None, header_style="bold")
-    columns = ("engine", "way", "s sampling", "times", "s a step", "times", "mean length", "thrown away", "surplus")
-    for column in columns:
+    for column in ("engine", "way", "s", "times", "CPU s", "times", "surplus"):
         shown.add_column(column, justify="left" if column in ("engine", "way") else "right")
     for engine, ways in found.items():
-        for way, rounds in ways.items():
+        for way, mine in ways.items():
             cells = []
-            for name in ("sampling_seconds", "seconds"):
-                ratios = [base[name] / mine[name] for base, mine in zip(ways["rounds"], rounds, strict=True)]
-                cells += [f"{median(rounds, name):.2f}", f"{statistics.median(ratios):.2f}"]
-            trained = median(rounds, "mean_lengths") * RESPONSES
-            wasted = [f"{median(rounds, name) / trained:.0%}" for name in ("dropped_tokens", "surplus_tokens")]
-            shown.add_row(engine, way, *cells, f"{median(rounds, 'mean_lengths'):.1f}", *wasted)
+            for name in ("seconds", "cpu_seconds"):
+                cells.append(f"{sum(mine[name]) / len(mine[name]):.2f}")
+                cells.append(f"{sum(ways['rounds'][name]) / sum(mine[name]):.2f}")
+            shown.add_row(engine, way, *cells, f"{sum(mine['surplus']) / sum(mine['sampled']):.0%}")
     return shown
-
-
-def median(rounds: list[dict[str, float]], name: str) -> float:
-    return statistics.median(figures[name] for figures in rounds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engines", nargs="+", default=["transformers", "vllm"], choices=["transformers", "vllm"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=6, help="counted steps of each process")
+    parser.add_argument("--steps", type=int, default=20, help="counted steps")
     parser.add_argument("--json", type=Path, help="write every measurement there")
-    parser.add_argument("--home", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)  # measure one engine in this process, leave it here
     arguments = parser.parse_args()
-    found: dict[str, dict[str, list[dict[str, float]]]] = {
-        engine: {way: [] for way in WAYS} for engine in arguments.engines
-    }
-    for number in range(arguments.rounds):
-        for engine, ways in found.items():
-            for way in WAYS:
-                figures = measure(engine, way, seed=number, steps=arguments.steps, home=arguments.home)
-                ways[way].append(figures)
-                print(f"round {number + 1} {engine} {way}: {figures}", file=sys.stderr, flush=True)
+    if arguments.one:
+        [engine] = arguments.engines
+        with tempfile.TemporaryDirectory() as scratch:
+            arguments.one.write_text(json.dumps(measure(engine, Path(scratch), arguments.steps)))
+        return
+    found = {}
+    environment = {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "1000", "VLLM_LOGGING_LEVEL": "ERROR", **os.environ}
+    for engine in arguments.engines:
+        with tempfile.NamedTemporaryFile() as result:
+            command = [sys.executable, __file__, "--engines", engine, "--steps", str(arguments.steps)]
+            subprocess.run([*command, "--one", result.name], env=environment, check=True)
+            found[engine] = json.loads(result.read())
     Console(highlight=False, width=120).print(table(found))
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=2))

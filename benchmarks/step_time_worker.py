@@ -129,8 +129,7 @@ def ours(directory: Path, lengths: str, signal: str, seed: int, steps: int, engi
     """The trainer as a run starts it; a step's seconds from the recording of one to that of the next."""
     run = make_run(directory, lengths, signal, seed, steps, engine)
     subprocess.run([sys.executable, "-m", "rpg.train", str(run)], check=True)
-    sampled_for_nothing = ("dynamic_sampling/dropped_tokens", "dynamic_sampling/surplus_tokens")
-    names = ("time/step", "time/rollout", "response_length/mean", "memory/peak_gib", *sampled_for_nothing)
+    names = ("time/step", "response_length/mean", "memory/peak_gib")
     found: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
     for file in (run / "segments" / "metrics").glob("*.parquet"):
         for row in pq.read_table(file, columns=["step", "name", "value"]).to_pylist():
@@ -139,8 +138,6 @@ def ours(directory: Path, lengths: str, signal: str, seed: int, steps: int, engi
     by_step = {name: [value for _, value in sorted(values)] for name, values in found.items()}
     return {
         "seconds": by_step["time/step"],
-        "sampling_seconds": by_step["time/rollout"],
-        **{name.partition("/")[2]: by_step[name] for name in sampled_for_nothing},
         "mean_lengths": by_step["response_length/mean"],
         "peak_gib": max(by_step["memory/peak_gib"]),
     }

@@ -81,6 +81,18 @@ def idle_dynamic_sampling(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def idle_oversampling(experiment: Experiment) -> Iterator[Issue]:
+    """Rounds sample no more groups than are missing."""
+    dynamic = experiment.rollout.dynamic_sampling
+    if dynamic and dynamic.refill == "rounds" and "oversampling" in dynamic.model_fields_set:
+        yield Issue(
+            "oversampling has no effect",
+            ("rollout", "dynamic_sampling", "oversampling"),
+            given="refill rounds",
+            hint="write refill: stream, or leave oversampling out",
+        )
+
+
 def idle_correction(experiment: Experiment) -> Iterator[Issue]:
     """A correction may have a ratio that is always 1, or a bound of nothing."""
     correction = experiment.rollout.correction
@@ -190,6 +202,7 @@ def idle_clip(experiment: Experiment) -> Iterator[Issue]:
 RULES = (dynamic_sampling, overlong, mask_truncated, sampler_logprobs)
 IDLE_KNOBS = (
     idle_dynamic_sampling,
+    idle_oversampling,
     idle_correction,
     biased_ratio,
     idle_cuts,

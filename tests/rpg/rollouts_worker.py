@@ -1,4 +1,5 @@
-"""One rank of the test of a sampler that fails on one of two: `rollouts_worker STORE STALENESS` says how it ended."""
+"""One rank of the test of a sampler that fails on one of two: `rollouts_worker STORE STALENESS REFILL` says how it
+ended."""
 
 import os
 import sys
@@ -15,7 +16,7 @@ from rpg.processes import ranks
 from rpg.rewards import Score
 from rpg.rollouts.source import RolloutSource
 from rpg.stopwatch import Stopwatch
-from rpg.types import OnResponse, Rollout, RolloutGroup, Turn
+from rpg.types import Admit, OnResponse, Rollout, RolloutGroup, Turn
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC
 
@@ -30,6 +31,13 @@ class FailingSampler:
         on_response(0, rollout)
         return [RolloutGroup(tuple(prompt), (rollout,), 0) for prompt in prompts]
 
+    def stream(self, prompts: Sequence[Sequence[int]], *, admit: Admit, **options: Any) -> int:
+        assert admit() == 2
+        self.generate(prompts[:1], **options)
+        while admit() is not None:
+            pass
+        return 0
+
 
 class Always:
     """A tokenizer and a scorer that find everything good."""
@@ -43,11 +51,14 @@ class Always:
         return done
 
 
-def main(store: Path, staleness: int) -> None:
+def main(store: Path, staleness: int, refill: str) -> None:
     rank = int(os.environ["RANK"])
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    rollout = {"max_response_length": 8, "max_staleness": staleness}
-    training = SPEC["training"] | {"prompts_per_step": 2, "group_size": 1, "minibatches": 1}
+    rollout: dict[str, Any] = {"max_response_length": 8, "max_staleness": staleness}
+    if refill:
+        rollout["dynamic_sampling"] = {"refill": refill}
+    group_size = 2 if refill else 1
+    training = SPEC["training"] | {"prompts_per_step": 2, "group_size": group_size, "minibatches": 1}
     spec = Experiment.model_validate(SPEC | {"rollout": rollout, "training": training})
     problems: list[Any] = [object()] * 2
     parts: Any = SimpleNamespace(
@@ -74,4 +85,4 @@ def main(store: Path, staleness: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -10,8 +10,11 @@ import pytest
 
 @pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_a_sampler_that_fails_on_one_rank_ends_all_of_them_with_its_words(tmp_path: Path, staleness: int) -> None:
-    command = [sys.executable, "-m", "tests.rpg.rollouts_worker", str(tmp_path / "store"), str(staleness)]
+@pytest.mark.parametrize("refill", ["", "rounds", "stream"])
+def test_a_sampler_that_fails_on_one_rank_ends_all_of_them_with_its_words(
+    tmp_path: Path, staleness: int, refill: str
+) -> None:
+    command = [sys.executable, "-m", "tests.rpg.rollouts_worker", str(tmp_path / "store"), str(staleness), refill]
     ranks = [
         subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(2)

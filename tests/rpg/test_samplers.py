@@ -11,7 +11,8 @@ import scipy.stats
 import torch
 from transformers import PreTrainedModel
 
-from rpg.samplers.base import Sampler
+from rpg.samplers.base import ADMISSION_STEPS, Sampler
+from rpg.samplers.vllm.dedicated import DedicatedSampler
 from rpg.types import Rollout, RolloutGroup, Sampling
 from specs.schema.rollout import SAMPLERS, engine_of
 from tests.rpg.tiny_engine import (
@@ -256,6 +257,63 @@ def test_a_thousand_requests_at_once_come_back_in_order(engine: Sampler) -> None
 
     assert [list(group.prompt_ids) for group in groups] == prompts
     assert all(len(group.rollouts) == 4 for group in groups)
+
+
+def test_a_stream_samples_what_is_admitted_as_a_call_does(engine: Sampler) -> None:
+    whole = engine.generate(PROMPTS, group_size=3, sampling=sampling(40), seeds=range(5))
+    told: dict[int, Rollout] = {}
+    questions: list[int] = []
+
+    def admit() -> int | None:
+        questions.append(len(told))
+        return None if len(told) == 9 else 1 if len(questions) == 1 else 3
+
+    unfinished = engine.stream(
+        PROMPTS, group_size=3, sampling=sampling(40), seeds=range(5), admit=admit, on_response=told.__setitem__
+    )
+
+    assert unfinished == 0
+    assert questions[0] == 0
+    assert questions[-1] == 9
+    assert len(questions) > 2, "it is asked while responses are under way"
+    for index, rollout in told.items():
+        expected = whole[index // 3].rollouts[index % 3]
+        assert rollout.response_ids == expected.response_ids
+        assert rollout.finish_reason == expected.finish_reason
+        assert rollout.rollout_logprobs == pytest.approx(expected.rollout_logprobs, abs=1e-5)
+
+
+def test_a_stream_ends_in_the_middle_and_counts_what_is_lost(engine: Sampler) -> None:
+    whole = engine.generate(PROMPTS, group_size=3, sampling=sampling(40), seeds=range(5))
+    told: dict[int, Rollout] = {}
+    answers = iter([5, 5, None])
+
+    unfinished = engine.stream(
+        PROMPTS,
+        group_size=3,
+        sampling=sampling(40),
+        seeds=range(5),
+        admit=lambda: next(answers),
+        on_response=told.__setitem__,
+    )
+
+    most = {i * 3 + j: len(whole[i].rollouts[j].response_ids) for i in range(5) for j in range(3)}
+    steps = 2 * ADMISSION_STEPS
+    assert told.keys() == {index for index, length in most.items() if length <= steps}
+    assert unfinished == steps * (len(most) - len(told)) > 0
+    assert engine.generate(PROMPTS, group_size=3, sampling=sampling(40), seeds=range(5)) == whole
+
+
+def test_an_error_of_who_admits_ends_a_stream(engine: Sampler) -> None:
+    if isinstance(engine, DedicatedSampler):
+        pytest.skip("the trainer ends with the error, and its engine with the trainer")
+
+    def admit() -> int | None:
+        raise KeyError("no more")
+
+    with pytest.raises(KeyError, match="no more"):
+        engine.stream(PROMPTS, group_size=1, sampling=sampling(), seeds=range(5), admit=admit, on_response=print)
+    assert len(engine.generate(PROMPTS, group_size=1, sampling=sampling(), seeds=range(5))) == 5
 
 
 def test_the_weights_loaded_are_the_weights_used(engine: Sampler, model: PreTrainedModel) -> None:

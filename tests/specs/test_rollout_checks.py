@@ -6,6 +6,7 @@ import pytest
 from spec_text import GOOD, changed, message, warnings, write
 
 from specs import load_experiment
+from specs.schema.rollout import DynamicSampling
 
 ROLLOUT = "rollout: {max_response_length: 32}"
 
@@ -45,6 +46,17 @@ def test_what_cannot_act_beside_sampling_ahead_or_trust_is_named(fields: str, ex
     named = warnings(with_rollout(fields))
     assert f": {expected}" in named
     assert named.endswith("\n1 warning")
+
+
+def test_rounds_have_no_use_for_oversampling() -> None:
+    named = warnings(with_rollout("dynamic_sampling: {oversampling: 3}"))
+    assert "rollout.dynamic_sampling.oversampling: oversampling has no effect\n" in named
+    assert warnings(with_rollout("dynamic_sampling: {refill: stream, oversampling: 3}")) == "0 warnings"
+
+
+def test_dynamic_sampling_in_rounds_is_what_it_was_before_there_were_streams() -> None:
+    assert DynamicSampling().identity() == DynamicSampling(refill="rounds").identity() == {"max_batches": 10}
+    assert DynamicSampling(refill="stream").identity() == {"max_batches": 10, "refill": "stream"}
 
 
 def test_trust_has_nothing_to_act_on_in_a_single_minibatch() -> None:

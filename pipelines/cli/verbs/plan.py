@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -180,6 +181,13 @@ def _algebra(made: Plan) -> list[str]:
         f"tokens  at most {_count(batch.tokens_to_sample)} to sample "
         f"and {_count(batch.tokens_to_train)} to train on, a run",
     ]
+    if dynamic := experiment.rollout.dynamic_sampling:
+        at_once = math.ceil(dynamic.oversampling * batch.prompts_per_step)
+        how = "in rounds" if dynamic.refill == "rounds" else f"as a stream that begins with {at_once} prompts"
+        lines.append(
+            f"refill  groups without signal are replaced {how} (rollout.dynamic_sampling.refill); "
+            f"at most {dynamic.max_batches} times the prompts and tokens are then sampled"
+        )
     shape = model_shape(experiment)
     if shape is None:
         lines.append("memory  unknown: the model's config is not on this machine yet")
