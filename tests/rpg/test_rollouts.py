@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 1])
-@pytest.mark.parametrize("refill", ["", "rounds", "stream"])
+@pytest.mark.parametrize("refill", ["", "stream"])
 def test_a_sampler_that_fails_on_one_rank_ends_all_of_them_with_its_words(
     tmp_path: Path, staleness: int, refill: str
 ) -> None:
