@@ -1,5 +1,6 @@
 """What `rpg run` says at the end: accuracy before and after with intervals, where the report lies, what to try next."""
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -54,8 +55,13 @@ def _interval(interval: "Interval", sign: str = "") -> str:
     return f"{interval.value:{sign}.3f}{ends}"
 
 
-def next_lines(document: "Document", outcomes: Sequence[RunOutcome]) -> list[str]:
-    """Three things worth typing now, in view of how it went."""
+def next_lines(document: "Document", outcomes: Sequence[RunOutcome], overrides: Sequence[str] = ()) -> list[str]:
+    """Three things worth typing now, in view of how it went; ready for any shell.
+
+    Args:
+        overrides: the `--set` of this call, which hold for a command with the same file.
+    """
+    file = " ".join([shlex.quote(_file(document)), *(f"--set {shlex.quote(each)}" for each in overrides)])
     finished = [outcome.run.run_id for outcome in outcomes if outcome.status == "finished"]
     commands: list[tuple[str, str]] = []
     for outcome in outcomes:
@@ -66,12 +72,12 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome]) -> list[str
     if len(finished) > 1:
         commands.append((f"rpg compare {' '.join(finished[:2])}", "two runs side by side"))
     elif finished and len(document.experiment.seeds) == 1:
-        commands.append((f"rpg run {_file(document)} --set seeds=[0,1,2]", "narrower intervals: three seeds, pooled"))
+        commands.append((f"rpg run {file} --set 'seeds=[0,1,2]'", "narrower intervals: three seeds, pooled"))
     if finished:
         query = f"select step, value from metrics where name = '{REWARD.name}' order by step"
         commands.append((f'rpg sql "{query}"', "the learning curve as rows"))
         commands.append((f"rpg show {finished[0]}", "one run whole"))
-    commands.append((f"rpg plan {_file(document)} --set training.steps=...", "what another setting would run again"))
+    commands.append((f"rpg plan {file} --set training.steps=...", "what another setting would run again"))
     width = max(len(command) for command, _ in commands[:3])
     return ["", "next", *(f"  {command:<{width}}  {why}" for command, why in commands[:3])]
 

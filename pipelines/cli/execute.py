@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipelines.home import Home
     from pipelines.planning.plan import Plan
     from pipelines.running.experiment import RunOutcome
     from specs.loader import Document
 
 
-def execute(document: Document, only: str = "", *, parallel: str = "1") -> None:
+def execute(document: Document, only: str = "", *, parallel: str = "1", overrides: Sequence[str] = ()) -> None:
     """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted.
 
     Args:
         only: a run's id.
+        overrides: the `--set` that the document was read with, for the commands that are proposed next.
         parallel: how many runs at a time; auto: as many as this machine has free slots for.
     """
     import sys
@@ -25,7 +28,9 @@ def execute(document: Document, only: str = "", *, parallel: str = "1") -> None:
     from pipelines.cli.preflight import refuse_what_a_stage_would
     from pipelines.home import Home
     from pipelines.processes.reap import reap
-    from pipelines.server.api import Api
+    from pipelines.running.experiment import execute_plan, is_all_done, recall
+    from pipelines.running.progress import ConsoleProgress
+    from pipelines.server.api import Api, running_services
 
     home = Home.from_environment()
     for orphan in reap(home):
@@ -34,9 +39,12 @@ def execute(document: Document, only: str = "", *, parallel: str = "1") -> None:
     if not only:
         refuse_what_a_stage_would(document, plan.runs, home)
     home.create()
-    with Api(home) as api, api.connected():
-        outcomes = _run_plan(plan, home, only, _count(plan, parallel), api.url)
-    _finish(document, outcomes, home)
+    if running_services(home) is None and is_all_done(plan, home):  # no dashboard shows that it was asked for again
+        outcomes = execute_plan(plan, home, lambda runs: recall(runs, ConsoleProgress()), only=only)
+    else:
+        with Api(home) as api, api.connected():
+            outcomes = _run_plan(plan, home, only, _count(plan, parallel), api.url)
+    _finish(document, outcomes, home, overrides)
 
 
 def _planned(document: Document, home: Home) -> Plan:
@@ -68,7 +76,9 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str) -> 
         return execute_plan(
             plan,
             home,
-            lambda runs: execute_in_turn(document, runs, home, progress=ConsoleProgress(left=TimeLeft(runs))),
+            lambda runs: execute_in_turn(
+                document, runs, home, shared=not only, progress=ConsoleProgress(left=TimeLeft(runs))
+            ),
             only=only,
         )
     with ParallelProgress(TimeLeft(plan.runs, at_once)) as progress:
@@ -77,7 +87,7 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str) -> 
         )
 
 
-def _finish(document: Document, outcomes: tuple[RunOutcome, ...], home: Home) -> None:
+def _finish(document: Document, outcomes: tuple[RunOutcome, ...], home: Home, overrides: Sequence[str]) -> None:
     """Prints the answer, or why there is none, and exits."""
     import sys
 
@@ -88,7 +98,7 @@ def _finish(document: Document, outcomes: tuple[RunOutcome, ...], home: Home) ->
             print(f"{outcome.run.run_id}: {outcome.error}", file=sys.stderr)
     finished = [outcome for outcome in outcomes if outcome.status == "finished"]
     answer = answer_lines(document, home) if finished else []
-    for line in [*answer, *next_lines(document, outcomes)]:
+    for line in [*answer, *next_lines(document, outcomes, overrides)]:
         print(line)
     if any(outcome.interrupted for outcome in outcomes):
         raise typer.Exit(130)

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import signal
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ GIVE_BACK_SECONDS = 60.0
 WORKER_GRACE = "RPG_WORKER_GRACE"
 """Environment variable with other seconds than `GIVE_BACK_SECONDS`; `rpg worker --grace`."""
 
+CANCELLED = "cancelled"
+"""Why work stops that somebody asked to stop by name: `rpg cancel`, the dashboard's button."""
 GIVEN_BACK = "given back by a worker that was stopped"
 
 
@@ -45,9 +48,9 @@ class Stop:
     """Knows whether to stop. One for each command; every run of it asks through `requested`.
 
     Args:
-        gives_back: SIGTERM, by which whoever starts and ends services stops a worker, gives the run back to the queue.
-            SIGINT cancels it all the same.
-        grace: seconds that SIGTERM leaves before the kill.
+        gives_back: SIGTERM, by which whoever starts and ends services stops a worker, and SIGHUP, of its terminal, give
+            the run back to the queue. SIGINT cancels it all the same.
+        grace: seconds that SIGTERM and SIGHUP leave before the kill.
     """
 
     def __init__(self, *, gives_back: bool = False, grace: float = GRACE_SECONDS) -> None:
@@ -66,13 +69,14 @@ class Stop:
         Args:
             run_directory: of the run that asks; without one, only signals count.
         """
-        gives_back = self._signal is signal.SIGTERM and self._gives_back
+        is_ended = self._signal in (signal.SIGTERM, signal.SIGHUP)
+        gives_back = is_ended and self._gives_back
         if self._signal is not None and not gives_back:
-            grace = self._grace if self._signal is signal.SIGTERM else GRACE_SECONDS
+            grace = self._grace if is_ended else GRACE_SECONDS
             return StopRequest(f"interrupted by {self._signal.name}", grace, whole_command=True)
         # Before a give-back: a run that is to be cancelled must not be begun again by another worker.
         if run_directory is not None and (request := read_json(run_directory / "cancel.json")):
-            return StopRequest("cancelled", float(request.get("grace", GRACE_SECONDS)), whole_command=gives_back)
+            return StopRequest(CANCELLED, float(request.get("grace", GRACE_SECONDS)), whole_command=gives_back)
         if gives_back:
             return StopRequest(GIVEN_BACK, self._grace, whole_command=True, status="pending")
         return None
@@ -83,24 +87,42 @@ class Stop:
         return self._signal
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
-        """The signal handler: the first signal is noted, a second one raises KeyboardInterrupt at once."""
-        if self._signal is not None:
+        """The signal handler: the first signal is noted, a second one raises KeyboardInterrupt at once.
+
+        SIGHUP says that the terminal is gone. What was to be shown on it is dropped, and the shell that ends sends the
+        signal again.
+        """
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        elif self._signal is not None:
             raise KeyboardInterrupt
-        self._signal = signal.Signals(number)
+        if self._signal is None:
+            self._signal = signal.Signals(number)
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Within the block SIGINT and SIGTERM are noted. Main thread only.
+        """Within the block SIGINT, SIGTERM and SIGHUP are noted; a SIGHUP that `nohup` has set aside stays so. Main
+        thread only.
 
         Entered again inside the flow, as Prefect sets handlers of its own there.
         """
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = (signal.SIGINT, signal.SIGTERM, *(() if is_nohup else (signal.SIGHUP,)))
         before: dict[signal.Signals, Any] = {number: signal.signal(number, self.note) for number in numbers}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """From now on what this process writes to its terminal goes nowhere: to write to one that is gone is an error."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):  # isatty() no longer knows a terminal that is gone
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def give_back_grace() -> float:

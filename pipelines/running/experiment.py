@@ -1,24 +1,28 @@
 """Executing an experiment here: the flow of each of its runs, one after another unless the caller does it otherwise."""
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pipelines.home import Home
 from pipelines.planning.plan import Plan, RunPlan, make_plan
 from pipelines.processes.lease import RunBusyError
-from pipelines.processes.stop import Stop, clear_request, is_cancelled
+from pipelines.processes.stop import CANCELLED, Stop, clear_request, is_cancelled
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
-from pipelines.running.progress import RunsReporter, Silent
+from pipelines.running.progress import ProgressReporter, RunsReporter, Silent
 from pipelines.running.run import RunExecution, register_experiment
+from pipelines.state import RunState
 from rpg.files import read_json
 from rpg.processes.fence import SupersededError
 from specs.errors import Issue, RpgError, SpecError
+from storage.liveness import is_executed
 
 if TYPE_CHECKING:
     from specs.loader import Document
 
+_LOOK_SECONDS = 0.5
 Status = Literal["finished", "paused", "failed", "cancelled", "busy"]
 Outcomes = Generator["RunOutcome", None, None]
 """How runs end, as they do. Closed before its end, it stops the runs under way."""
@@ -108,12 +112,29 @@ def execute_plan(
     return tuple(outcomes)
 
 
+def is_all_done(plan: Plan, home: Home) -> bool:
+    """Whether nothing of any run is left to do, so that no flow has to be called."""
+    cached = all(stage.action == "CACHED" for run in plan.runs for stage in run.stages)
+    return cached and all(RunState(home, run.run_id).status == "finished" for run in plan.runs)
+
+
+def recall(runs: Sequence[RunPlan], progress: RunsReporter) -> Outcomes:
+    """The outcomes of runs of which nothing is left to do."""
+    for position, run in enumerate(runs, start=1):
+        reporter = progress.run_started(run.run_id, run.name, position, len(runs))
+        for stage in run.stages:
+            reporter.stage_ended(stage.stage, "cached", 0.0)
+        progress.run_ended(run.run_id, "finished")
+        yield RunOutcome(run, "finished")
+
+
 def execute_in_turn(
     document: "Document",
     runs: Sequence[RunPlan],
     home: Home,
     *,
     until: int = 0,
+    shared: bool = False,
     progress: RunsReporter | None = None,
     stop: Stop | None = None,
 ) -> Outcomes:
@@ -122,17 +143,54 @@ def execute_in_turn(
 
     Args:
         until: as for `execute_experiment`.
+        shared: other commands may be at the same runs. One that another process executes is left to the end, and what
+            that process has not finished by then is done here.
     """
     stop, progress = stop or Stop(), progress or Silent()
-    for position, run in enumerate(runs, start=1):
-        if position > 1 and is_cancelled(home.experiment(document.experiment.name)):
+    left, begun = list(enumerate(runs, start=1)), 0
+    while left:
+        if begun and is_cancelled(home.experiment(document.experiment.name)):
             return
-        reporter = progress.run_started(run.run_id, run.name, position, len(runs))
-        outcome = outcome_of(RunExecution(document, run.run_id, home, stop=stop, progress=reporter, until=until))
+        entry = next_run(left, home) if shared else left[0]
+        left.remove(entry)
+        position, run = entry
+        reporter, begun = progress.run_started(run.run_id, run.name, position, len(runs)), begun + 1
+        if shared and wait_for_another(home, run.run_id, reporter, stop):
+            outcome = RunOutcome(run, "cancelled")
+        else:
+            outcome = outcome_of(RunExecution(document, run.run_id, home, stop=stop, progress=reporter, until=until))
+        if shared and isinstance(outcome.error, RunBusyError):  # another command was quicker
+            left.append(entry)
+            continue
         progress.run_ended(run.run_id, outcome.status)
         yield outcome
         if outcome.interrupted:
             return
+
+
+def next_run(left: Iterable[tuple[int, RunPlan]], home: Home) -> tuple[int, RunPlan]:
+    """The first of these numbered runs that no process executes now; where each is executed, the first."""
+    numbered = list(left)
+    return next((entry for entry in numbered if not _is_under_way(home, entry[1].run_id)), numbered[0])
+
+
+def wait_for_another(home: Home, run_id: str, progress: ProgressReporter, stop: Stop) -> bool:
+    """Returns when no process executes the run any more, or this one is asked to stop.
+
+    Returns:
+        Whether somebody has cancelled the run meanwhile, so that it is not to be begun again.
+    """
+    if not _is_under_way(home, run_id):
+        return False
+    progress.note(f"  another command executes it: waiting; `rpg watch {run_id}` shows its progress")
+    while _is_under_way(home, run_id) and not stop.requested():
+        time.sleep(_LOOK_SECONDS)
+    state = RunState(home, run_id)
+    return state.status == "cancelled" and str(state.record["reason"]).endswith(CANCELLED)
+
+
+def _is_under_way(home: Home, run_id: str) -> bool:
+    return is_executed(home.run(run_id), RunState(home, run_id).record)
 
 
 def _replaced(plan: Plan, home: Home, run_id: str) -> Issue:

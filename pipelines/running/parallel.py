@@ -25,7 +25,7 @@ from pipelines.planning.plan import RunPlan
 from pipelines.processes.reap import reap
 from pipelines.processes.stop import Stop, StopRequest, is_cancelled
 from pipelines.processes.supervisor import StageStoppedError, failure, log_size
-from pipelines.running.experiment import Outcomes, RunOutcome, outcome_of
+from pipelines.running.experiment import Outcomes, RunOutcome, next_run, outcome_of, wait_for_another
 from pipelines.running.progress import ProgressReporter, RunsReporter
 from pipelines.running.run import RunExecution
 from pipelines.server.api import client_settings
@@ -58,7 +58,9 @@ def execute_in_parallel(
         worker = next((worker for worker in workers if worker.idle), None)
         if worker is None:
             workers.append(worker := _Worker(next(numbers), document, home, api_url, at_once, events))
-        position, run = waiting.popleft()
+        entry = next_run(waiting, home)
+        waiting.remove(entry)
+        position, run = entry
         worker.execute(run, progress.run_started(run.run_id, run.name, position, len(runs)))
 
     with stop.on_signals():
@@ -261,6 +263,8 @@ def main() -> None:
 
 
 def _execute(document: Document, run_id: str, home: Home, stop: Stop, teller: _Teller) -> dict[str, Any]:
+    if wait_for_another(home, run_id, teller, stop):
+        return _plain_outcome("cancelled", None)
     try:
         outcome = outcome_of(RunExecution(document, run_id, home, stop=stop, progress=teller))
     except RpgError as error:  # what the spec names has changed since the experiment was planned

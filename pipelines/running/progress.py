@@ -98,7 +98,7 @@ class ConsoleProgress:
             self._left.stage_started(self._run_id, stage)
         self._stage, self._last_line, self._last_step = stage, time.monotonic(), -1
         if self._console.is_terminal:
-            self._live = self._console.status(escape(f"{stage}  {reason}"))
+            self._live = self._console.status(escape(f"{stage}  {_beginning(reason)}"))
             self._live.start()
 
     def training(self, progress: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ class _RunLine:
         """Shows which stage works now."""
         self._stage, self._last_line = stage, time.monotonic()
         self._shown.left.stage_started(self._run_id, stage)
-        self._shown.live[self._run_id] = f"{stage}  {reason}"
+        self._shown.live[self._run_id] = f"{stage}  {_beginning(reason)}"
 
     def training(self, progress: dict[str, Any]) -> None:
         """Shows step, metrics and time left, from the trainer's progress.json."""
@@ -227,6 +227,11 @@ class _RunLine:
 
 def _stderr() -> Console:
     return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
+def _beginning(reason: str) -> str:
+    """What a stage does until it says more of itself, and why it runs where that is no matter of course."""
+    return "starting" if reason == "new" else f"starting: {reason}"
 
 
 def _ending(stage: str, outcome: str, seconds: float) -> str:

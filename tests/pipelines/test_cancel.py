@@ -1,12 +1,14 @@
 """How a request to stop reaches the work, and what is said of how that ended."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import NoReturn
 from uuid import uuid4
 
@@ -76,7 +78,7 @@ def test_a_signal_to_a_flow_that_is_not_prepared_yet_is_noted(monkeypatch):
     assert noted == [signal.SIGTERM]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_noted_and_stops_the_whole_command(tmp_path, number):
     stop = Stop()
     with stop.on_signals():
@@ -91,12 +93,12 @@ def test_a_signal_is_noted_and_stops_the_whole_command(tmp_path, number):
 def test_work_that_is_to_go_on_later_has_a_longer_grace_which_can_be_chosen(tmp_path, monkeypatch, chosen, grace):
     if chosen:
         monkeypatch.setenv(WORKER_GRACE, chosen)
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGINT, GRACE_SECONDS)):
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGHUP, grace), (signal.SIGINT, GRACE_SECONDS)):
         stop = Stop(gives_back=True, grace=give_back_grace())
         stop.note(number)
         request = stop.requested(tmp_path)
         assert request is not None
-        assert (request.grace, request.status) == (seconds, "pending" if number == signal.SIGTERM else "cancelled")
+        assert (request.grace, request.status) == (seconds, "cancelled" if number == signal.SIGINT else "pending")
     suspended = stop_request(flow_run(Suspended()))
     assert suspended is not None
     assert suspended.grace == grace
@@ -135,6 +137,41 @@ def test_a_second_signal_interrupts_at_once():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+CLOSED_TERMINAL = """
+import sys, time
+from pathlib import Path
+from pipelines.processes.stop import Stop
+
+stop = Stop()
+with stop.on_signals():
+    print("working", flush=True)
+    while not stop.requested():
+        time.sleep(0.05)
+    print("saving", flush=True)
+    Path(sys.argv[1]).write_text(stop.requested().reason)
+"""
+
+
+def test_work_whose_terminal_is_closed_stops_and_saves(tmp_path):
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-c", CLOSED_TERMINAL, tmp_path / "saved"]
+    with subprocess.Popen(command, preexec_fn=partial(os.login_tty, end), pass_fds=[end]) as process:
+        os.close(end)
+        shown = b""
+        while b"working" not in shown:
+            shown += os.read(terminal, 100)
+        os.close(terminal)
+        assert process.wait(20) == 0
+    assert (tmp_path / "saved").read_text() == "interrupted by SIGHUP"
+
+
+def test_a_hangup_that_nohup_has_set_aside_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Stop().on_signals():
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_the_handlers_before_are_put_back():

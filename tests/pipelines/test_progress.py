@@ -32,6 +32,19 @@ def test_a_stage_is_one_line_and_a_cached_one_has_no_time():
     assert out.getvalue() == expected
 
 
+@pytest.mark.parametrize(
+    ("reason", "shown_as"), [("new", "train  starting"), ("seed 0 -> 1", "train  starting: seed 0 -> 1")]
+)
+def test_a_stage_that_begins_is_starting(reason, shown_as):
+    out = io.StringIO()
+    shown = ConsoleProgress(Console(file=out, force_terminal=True, highlight=False, width=80))
+    shown.run_started("tiny-s0-1", "seed 0", 1, 1)
+    shown.stage_started("train", reason)
+    shown.stage_ended("train", "done", 1.0)
+    assert shown_as in out.getvalue()
+    assert "new" not in out.getvalue()
+
+
 def test_brackets_in_a_name_are_no_markup():
     shown, out = plain()
     shown.run_started("tiny-s0-1", "data.mix=[a, b] [/] seed 0", 1, 2)
