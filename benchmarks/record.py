@@ -1,21 +1,25 @@
 """How the record answers as it grows: homes of 10 to 5,000 runs, against one large sorted Parquet file.
 
-    python benchmarks/record.py [--runs 10 100 1000] [--steps 500] [--tokens 10_000_000] [--dir DIR]
+    python benchmarks/record.py [--runs 10 100 1000 5000] [--steps 500] [--tokens 10_000_000 100_000_000] [--dir DIR]
 
 The first run of a home is written by the trainer's own writer, a segment a table and step, and compacted; the others
-are copies of its compacted files under other names. `--tokens` is their number in the whole home. Commands are timed as
-a user calls them, in a process of their own, queries in a store that is open; each is the median of three.
+are copies of its compacted files under other names. `--tokens` is their number in the whole home, so that responses are
+short where runs are many. Commands are timed as a user calls them, in a process of their own, queries in a store that
+is open; each is the median of three, in brackets the CPU seconds, which say more where other work shares the machine.
+What is compared is measured in turns. 100 M tokens take 6 GB of disk.
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -55,42 +59,44 @@ QUESTIONS = {
 def main() -> None:
     """Parses the arguments, makes the homes one after another, prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--runs", type=int, nargs="+", default=[10, 100, 1000, 5000])
     parser.add_argument("--steps", type=int, default=500, help="steps of each run")
-    parser.add_argument("--tokens", type=int, default=10_000_000, help="token rows of a home")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[10_000_000, 100_000_000], help="rows of a home")
     parser.add_argument(
         "--dir", type=Path, default=None, help="where to make the homes; default: a temporary directory"
     )
     arguments = parser.parse_args()
-    columns = {}
-    for runs in arguments.runs:
-        with tempfile.TemporaryDirectory(dir=arguments.dir) as directory:
-            columns[runs] = measure(Path(directory), runs, arguments.steps, arguments.tokens)
-    table = Table(
-        "", *(f"{runs} runs" for runs in columns), title=f"{arguments.steps} steps, {arguments.tokens:,} tokens"
-    )
-    for name in next(iter(columns.values())):
-        table.add_row(name, *(column[name] for column in columns.values()))
-    Console(width=120).print(table)
+    for tokens in arguments.tokens:
+        columns = {}
+        for runs in arguments.runs:
+            with tempfile.TemporaryDirectory(dir=arguments.dir) as directory:
+                columns[runs] = measure(Path(directory), runs, arguments.steps, tokens)
+        title = f"{arguments.steps} steps, {tokens:,} tokens"
+        table = Table("", *(f"{runs} runs" for runs in columns), title=title)
+        for name in next(iter(columns.values())):
+            table.add_row(name, *(column[name] for column in columns.values()))
+        Console(width=50 + 34 * len(columns)).print(table)
 
 
 def measure(root: Path, runs: int, steps: int, tokens: int) -> dict[str, str]:
     """The figures of one home, as text."""
     home, figures = root / "home", dict[str, str]()
+    load = os.getloadavg()[0]
     first = write_run(home, steps, max(1, tokens // runs // steps // ROLLOUTS))
     segments = len(list(first.rglob("*.parquet")))
-    seconds = timed(lambda: compact(home, keep_seconds=0.0))
+    of_duckdb = timed(lambda: bulk_load(first, root / "bulk.duckdb"))
+    ours = timed(lambda: compact(home, keep_seconds=0.0))
     compact(home, keep_seconds=0.0)
     files = len(list(first.rglob("*.parquet")))
     figures["files of a run, before and after compaction"] = f"{segments} -> {files}"
-    size = sum(path.stat().st_size for path in first.rglob("*.parquet"))
-    figures["compaction"] = f"{size / seconds / 2**20:.0f} MiB/s"
-    copies = [first, *(copy_run(first, number) for number in range(1, runs))]
+    figures["ingest and compaction of the first"] = seconds_text([ours])
+    figures["  speed, of DuckDB's bulk load"] = ratio_text(of_duckdb, ours)
+    copies = [first, *copy_runs(first, range(1, runs))]
     experiment = home / "experiments" / "growth" / "experiment.json"
     write_json(experiment, {"runs": [run.name for run in copies], "current": [run.name for run in copies[:2]]})
     time.sleep(2.5)  # directories that have just changed are looked at again
-    figures["index from nothing"] = f"{timed(lambda: rebuild(home)):.1f} s"
-    figures["ingest with nothing new"] = f"{timed(lambda: ingest(home)):.2f} s"
+    figures["index from nothing"] = seconds_text([timed(lambda: rebuild(home))])
+    figures["ingest with nothing new"] = seconds_text([timed(lambda: ingest(home))])
     large = write_large(home, root)
     for name, arguments in {
         "rpg sql 'select 1'": ("sql", "select 1"),
@@ -101,9 +107,17 @@ def measure(root: Path, runs: int, steps: int, tokens: int) -> dict[str, str]:
         "rpg report of one": ("report", first.name),
         "rpg db check": ("db", "check"),
     }.items():
-        figures[name] = f"{statistics.median(timed(lambda a=arguments: rpg(home, *a)) for _ in range(3)):.2f} s"  # type: ignore[misc]
+        figures[name] = seconds_text(timed(lambda a=arguments: rpg(home, *a)) for _ in range(3))  # type: ignore[misc]
     figures |= questions(home, large)
+    figures["load of the machine"] = f"{load:.1f} to {os.getloadavg()[0]:.1f}"
     return figures
+
+
+def bulk_load(run: Path, database: Path) -> None:
+    """A run's rows from its segments into tables of a DuckDB file."""
+    with duckdb.connect(str(database)) as connection:
+        for directory in (run / "segments").iterdir():
+            connection.execute(f"CREATE TABLE {directory.name} AS FROM read_parquet('{directory}/*.parquet')")
 
 
 def questions(home: Path, large: dict[str, str]) -> dict[str, str]:
@@ -118,8 +132,8 @@ def questions(home: Path, large: dict[str, str]) -> dict[str, str]:
                 (timed(lambda q=ours: store.query(q)), timed(lambda q=theirs: plain.execute(q).fetchall()))
                 for _ in range(3)
             ]  # type: ignore[misc]
-            seconds, of_file = (statistics.median(times) for times in zip(*pairs, strict=True))
-            answers[name] = f"{seconds:.2f} s = {seconds / of_file:.2f}x"
+            of_store, of_file = (median(times) for times in zip(*pairs, strict=True))
+            answers[name] = f"{seconds_text([of_store])} = {ratio_text(of_store, of_file)}"
     return answers
 
 
@@ -128,11 +142,9 @@ def write_large(home: Path, root: Path) -> dict[str, str]:
     relations = {}
     with duckdb.connect() as connection:
         for table in ("rollouts", "tokens"):
-            source = f"read_parquet('{home}/runs/*/segments/{table}/*.parquet')"
             path = root / f"{table}.parquet"
-            connection.execute(
-                f"COPY (FROM {source} ORDER BY run_id, step) TO '{path}' (FORMAT parquet, COMPRESSION zstd)"
-            )
+            files = sorted(map(str, home.glob(f"runs/*/segments/{table}/*.parquet")))  # each sorted by step
+            connection.execute(f"COPY (FROM read_parquet({files})) TO '{path}' (FORMAT parquet, COMPRESSION zstd)")
             relations[table] = f"read_parquet('{path}')"
     return relations
 
@@ -217,20 +229,24 @@ def evaluated(row: type, run_id: str, step: int, problem: int) -> dict[str, Any]
     return common | texts | rest | {"problem_id": f"p{problem}"}
 
 
-def copy_run(first: Path, number: int) -> Path:
-    """Another run with the rows of the first one."""
+def copy_runs(first: Path, numbers: Iterable[int]) -> list[Path]:
+    """Other runs with the rows of the first one."""
+    tables = {path: pq.read_table(path) for path in first.rglob("*.parquet")}
+    return [copy_run(first, number, tables) for number in numbers]
+
+
+def copy_run(first: Path, number: int, tables: Mapping[Path, pa.Table]) -> Path:
+    """Another run with the rows of the first one, which are given by file."""
     run = first.with_name(f"growth-s{number}-{number:08x}")
     write_documents(run, number, json.loads((first / "progress.json").read_text())["steps"])
-    for path in first.rglob("*.parquet"):
-        rows = pq.read_table(path)
-        renamed = pa.array([run.name] * len(rows), pa.string()).dictionary_encode().cast(pa.string())
-        rows = rows.set_column(0, rows.schema.field(0), renamed)
+    for path, rows in tables.items():
+        renamed = rows.set_column(0, rows.schema.field(0), pa.repeat(run.name, len(rows)))
         directory = run / path.parent.relative_to(first)
         directory.mkdir(parents=True, exist_ok=True)
         aside, name = directory / f".{path.name}", parse_segment_name(path.name)
         with DigestedFile(aside) as file:
             options = {"compression": "zstd", "use_dictionary": ["run_id", "name"], "row_group_size": 262_144}
-            pq.write_table(rows, file, write_statistics=["run_id", "step"], **options)
+            pq.write_table(renamed, file, write_statistics=["run_id", "step"], **options)
         aside.rename(directory / (path.name.replace(name.digest, file.digest) if name else path.name))
     return run
 
@@ -268,11 +284,43 @@ def rpg(home: Path, *arguments: str) -> None:
         print(f"rpg {' '.join(arguments)}: {done.stderr[-400:]}", file=sys.stderr)
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
-    begun = time.perf_counter()
+@dataclass(frozen=True)
+class Seconds:
+    """What a call takes."""
+
+    wall: float
+    cpu: float
+    """Of this process and of those that it started and waited for."""
+
+
+def timed(call: Callable[[], object]) -> Seconds:
+    """What a call takes."""
+    begun, cpu = time.perf_counter(), cpu_seconds()
     call()
-    return time.perf_counter() - begun
+    return Seconds(time.perf_counter() - begun, cpu_seconds() - cpu)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it started and waited for, so far."""
+    used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(times.ru_utime + times.ru_stime for times in used)
+
+
+def median(times: Iterable[Seconds]) -> Seconds:
+    """Of wall and of CPU seconds, each by itself."""
+    listed = list(times)
+    return Seconds(statistics.median(t.wall for t in listed), statistics.median(t.cpu for t in listed))
+
+
+def seconds_text(times: Iterable[Seconds]) -> str:
+    """The median."""
+    middle = median(times)
+    return f"{middle.wall:.2f} s ({middle.cpu:.2f})"
+
+
+def ratio_text(one: Seconds, other: Seconds) -> str:
+    """One by the other; in brackets that of the CPU seconds."""
+    return f"{one.wall / other.wall:.2f}x ({one.cpu / other.cpu:.2f}x)"
 
 
 if __name__ == "__main__":
