@@ -316,9 +316,9 @@ def _unseen_moves(moves: NDArray[np.float64]) -> float:
 @cache
 def _student(freedom: float, confidence: float) -> float:
     """Half-width, in standard errors, of the central interval of Student's t."""
-    from scipy import stats
+    from scipy import special  # `scipy.stats` has the same values and takes a third of a second to import
 
-    return float(stats.t.ppf((1 + confidence) / 2, freedom))
+    return float(special.stdtrit(freedom, (1 + confidence) / 2))
 
 
 @cache
@@ -330,16 +330,16 @@ def _dunnett(count: int, freedom: float, confidence: float) -> float:
     quadrature, a thousand times as fast as `scipy.stats.multivariate_t` and as good as its four digits.
     Source: Dunnett 1955, A Multiple Comparison Procedure for Comparing Several Treatments with a Control.
     """
-    from scipy import optimize, special, stats
-
     if count == 1:
         return _student(freedom, confidence)
+    from scipy import optimize, special
+
     common, of_common = np.polynomial.hermite_e.hermegauss(64)
     of_common = of_common / of_common.sum()
     scale, of_scale = np.ones(1), np.ones(1)
     if math.isfinite(freedom):
         places, weights = np.polynomial.legendre.leggauss(128)
-        scale, of_scale = np.sqrt(stats.chi2.ppf((places + 1) / 2, freedom) / freedom), weights / 2
+        scale, of_scale = np.sqrt(2 * special.gammaincinv(freedom / 2, (places + 1) / 2) / freedom), weights / 2
 
     def uncovered(factor: float) -> float:
         reach = math.sqrt(2) * factor * scale[:, None]

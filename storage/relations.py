@@ -87,6 +87,8 @@ def _read(root: Path, segments: Iterable[Segment], options: str) -> str:
     The run is taken from the file's path, so that DuckDB opens only the files of the runs that a query asks for.
     """
     paths = ", ".join(database.quoted(root / segment.key) for segment in segments)
-    run_id = f"split_part(substring(filename, {len(f'{root}/runs/') + 1}), '/', 1)"
+    below_runs = f"substring(filename, {len(f'{root}/runs/') + 1})"
+    # Not split_part, which DuckDB works out for each row; this is worked out once for each vector of rows.
+    run_id = f"left({below_runs}, strpos({below_runs}, '/') - 1)"
     source = f"read_parquet([{paths}], filename = true, hive_partitioning = false{options})"
     return f"(SELECT * EXCLUDE (filename) REPLACE ({run_id} AS run_id) FROM {source})"

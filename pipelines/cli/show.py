@@ -21,12 +21,16 @@ _LIST = """
     SELECT s.run_id, s.experiment, s.name, s.seed, s.status, s.step, s.steps, s.reward_last,
            s.accuracy_before, s.accuracy_after, r.started_at, r.ended_at, s.seconds, r.reason, r.cause, r.cell
     FROM run_summary AS s JOIN runs AS r USING (run_id)
-    WHERE ($experiment IS NULL OR s.experiment = $experiment
-           OR s.run_id IN (SELECT unnest(run_ids) FROM trials WHERE study = $experiment)
-           OR s.run_id IN (SELECT run_id FROM confirmations WHERE study = $experiment))
-    AND ($status IS NULL OR s.status = $status)
+    WHERE {condition}
     ORDER BY r.created_at, s.run_id
 """
+_WHERE = {
+    "experiment": """(s.experiment = $experiment
+           OR s.run_id IN (SELECT unnest(run_ids) FROM trials WHERE study = $experiment)
+           OR s.run_id IN (SELECT run_id FROM confirmations WHERE study = $experiment))""",
+    "status": "s.status = $status",
+}
+"""What an option of the list asks of a run. Without one nothing is bound, so that DuckDB need not import pandas."""
 _LAST_METRICS = """
     SELECT name, arg_max(value, step) AS value, max(step) AS step
     FROM metrics WHERE run_id = ? GROUP BY name ORDER BY name
@@ -45,8 +49,11 @@ def list_runs(
     """The runs, oldest first: every column (`plain`), or what a terminal shows."""
     from storage import Store
 
+    options = {"experiment": experiment, "status": status}
+    given = {name: value for name, value in options.items() if value is not None}
     with Store.open(home.root) as store:
-        result = store.query(_LIST, {"experiment": experiment, "status": status})
+        condition = " AND ".join(_WHERE[name] for name in given) or "true"
+        result = store.query(_LIST.format(condition=condition), given)
     runs = as_objects(result.columns, result.rows)
     for run in runs:
         run["cell"] = json.loads(run["cell"] or "null")
