@@ -8,7 +8,8 @@ later: readers' snapshots name them until then.
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from storage.columns import arrow_schema
 from storage.contents import MERGED, inspect, merged_away, read_groups, write_merged
 from storage.database import sync_directory
 from storage.segments import BadSegmentError, Segment, run_segments
+from storage.units import KnownSegment
 
 MOST_SMALL = 32
 """A table of a run under way is merged when it has as many segments of the trainer's own."""
@@ -32,8 +34,18 @@ _STALE_SECONDS = 86_400.0
 """After so long, what a killed writer left aside belongs to nobody."""
 
 
-def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = KEEP_SECONDS) -> int:
-    """Merges a run's segments, and deletes those that were merged before. Returns how many were merged.
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction of a run did."""
+
+    num_merged: int = 0
+    """Segments that were merged into others."""
+    damaged: tuple[KnownSegment, ...] = ()
+    """Segments that could not be read. They stay where they are, beside what the others became."""
+
+
+def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = KEEP_SECONDS) -> Compacted:
+    """Merges a run's segments, and deletes those that were merged before.
 
     One process at a time does this in a home: the caller has the ingester's lock. Killed at any moment, it leaves every
     row in place once: in the segments, or in the file that replaces them.
@@ -47,10 +59,12 @@ def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = K
     """
     listed, gone = _listed(root, run_id)
     live = [segment for segment in listed if segment.key not in gone and _is_good(root, segment)]
-    merged = sum(_merge(root, _to_merge([s for s in live if s.table == table], whole=whole)) for table in TABLES)
+    num_merged, damaged = 0, list[KnownSegment]()
+    for table in TABLES:
+        num_merged += _merge_good(root, _to_merge([s for s in live if s.table == table], whole=whole), damaged)
     delete_merged(root, run_id, keep_seconds)
     _delete_stale(root / "runs" / run_id / "segments")
-    return merged
+    return Compacted(num_merged, tuple(damaged))
 
 
 def delete_merged(root: Path, run_id: str, keep_seconds: float = KEEP_SECONDS) -> None:
@@ -90,10 +104,30 @@ def _to_merge(segments: Sequence[Segment], *, whole: bool) -> list[Segment]:
     return chosen
 
 
-def _merge(root: Path, segments: Sequence[Segment]) -> int:
-    """Writes one file with the rows of all. Returns how many there were; 0 where a damaged one stands in the way."""
-    if not segments:
-        return 0
+def _merge_good(root: Path, segments: Sequence[Segment], damaged: list[KnownSegment]) -> int:
+    """Merges those segments that can be read, and adds the others to `damaged`. Returns how many were merged."""
+    good = [*segments]
+    while len(good) > 1:
+        try:
+            _merge(root, good)
+        except _DamagedError as error:
+            good.remove(error.segment)
+            damaged.append(KnownSegment(error.segment, 0, False, str(error)))
+        else:
+            return len(good)
+    return 0
+
+
+class _DamagedError(Exception):
+    """A segment cannot be read. The message says why."""
+
+    def __init__(self, segment: Segment, problem: str) -> None:
+        super().__init__(problem)
+        self.segment = segment
+
+
+def _merge(root: Path, segments: Sequence[Segment]) -> None:
+    """Writes one file with the rows of all. Raises _DamagedError, and leaves all as it was, at one that is damaged."""
     in_order = sorted(segments, key=lambda s: (s.parsed.first_step, s.parsed.number))
     names = {segment.name for segment in segments}.union(*(inspect(root, segment).merged for segment in segments))
     schema = arrow_schema(segments[0].table).with_metadata({MERGED: write_merged(names)})
@@ -104,16 +138,20 @@ def _merge(root: Path, segments: Sequence[Segment]) -> int:
     aside = directory / f".c{generation:04}.{os.getpid()}.partial"
     try:
         with DigestedFile(aside) as file:
-            _write(file, schema, (rows for segment in in_order for rows in read_groups(root, segment)))
+            _write(file, schema, (rows for segment in in_order for rows in _rows(root, segment)))
             os.fsync(file.fileno())
             name = SegmentName(True, generation, first, last, file.digest)
         aside.replace(directory / str(name))
-    except BadSegmentError:
-        return 0  # `check` names it; what can be read is read from where it is
     finally:
         aside.unlink(missing_ok=True)
     sync_directory(directory)
-    return len(segments)
+
+
+def _rows(root: Path, segment: Segment) -> Iterator[pa.Table]:
+    try:
+        yield from read_groups(root, segment)
+    except BadSegmentError as error:
+        raise _DamagedError(segment, str(error)) from error
 
 
 def _write(file: DigestedFile, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:

@@ -1,7 +1,7 @@
 """The ingester, of which one works at a time: it brings the index up to what the directories hold."""
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from storage import catalogue, database
 from storage.columns import NATIVE, PARQUET, column_list
-from storage.compaction import KEEP_SECONDS, compact_run, delete_merged
+from storage.compaction import KEEP_SECONDS, LARGEST_BYTES, Compacted, compact_run, delete_merged
 from storage.contents import read
 from storage.documentation import comment
 from storage.provenance import unit_provenance
@@ -32,6 +32,8 @@ from storage.units import (
 
 _UNITS_AT_ONCE = 256
 """Units whose rows are in memory together."""
+_OVER = (*ENDED, "crashed")
+"""Statuses of a run that nobody executes; one that crashed may be resumed."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,19 @@ def ingest(
     Args:
         wait_seconds: how long to wait for another ingester; -1: as long as it takes.
         compact: a run whose segments are merged first, where they are many.
-        whole: that run's trainer has ended: it is to have one file a table.
+        whole: that run's trainer has ended: it is to have one file a table. One more run is merged so, if there is
+            any whose own flow ended before it was.
         keep_seconds: how long merged segments stay for readers that know nothing newer.
     Raises:
         filelock.Timeout: another ingester was at work all that time.
     """
     root = Path(home_root).absolute()
     with _lock(root, wait_seconds):
-        merged = compact_run(root, compact, whole=whole, keep_seconds=keep_seconds) if compact else 0
+        done = [compact_run(root, compact, whole=whole, keep_seconds=keep_seconds)] if compact else []
+        if whole and (left := _left_unmerged(root, but=compact)):
+            done.append(compact_run(root, left, whole=True, keep_seconds=keep_seconds))
         _delete_merged(root, keep_seconds)
-        return _ingest(root, merged)
+        return _ingest(root, done)
 
 
 def rebuild(home_root: Path) -> Ingested:
@@ -96,13 +101,13 @@ def compact(home_root: Path, run_ids: Collection[str] = (), *, keep_seconds: flo
         connection = database.connect()
         with connection:
             database.attach(connection, root)
-            ended = connection.execute(f"SELECT run_id FROM store.recorded.runs WHERE status IN {ENDED}").fetchall()
-        merged = sum(
+            ended = connection.execute(f"SELECT run_id FROM store.recorded.runs WHERE status IN {_OVER}").fetchall()
+        done = [
             compact_run(root, run_id, whole=True, keep_seconds=keep_seconds)
             for (run_id,) in ended
             if not run_ids or run_id in run_ids
-        )
-        return _ingest(root, merged)
+        ]
+        return _ingest(root, done)
 
 
 def _lock(root: Path, wait_seconds: float) -> FileLock:
@@ -113,10 +118,13 @@ def _lock(root: Path, wait_seconds: float) -> FileLock:
     return FileLock(path, timeout=wait_seconds)
 
 
-def _ingest(root: Path, merged: int = 0, *, from_scratch: bool = False) -> Ingested:
+def _ingest(root: Path, compacted: Sequence[Compacted] = (), *, from_scratch: bool = False) -> Ingested:
+    merged = sum(done.num_merged for done in compacted)
+    damaged = {entry.segment.key: entry for done in compacted for entry in done.damaged}
     indexed = None if from_scratch else _indexed_stamps(root)
     stamps = unit_stamps(root)
-    changed = {unit: stamp for unit, stamp in stamps.items() if indexed is None or indexed.get(unit) != stamp}
+    again = {f"runs/{entry.segment.run_id}" for entry in damaged.values()}
+    changed = {u: s for u, s in stamps.items() if indexed is None or u in again or indexed.get(u) != s}
     gone = [unit for unit in indexed or () if unit not in stamps]
     if indexed is not None and not changed and not gone:
         return Ingested(merged=merged)
@@ -129,7 +137,7 @@ def _ingest(root: Path, merged: int = 0, *, from_scratch: bool = False) -> Inges
         names = sorted(changed)
         for start in range(0, len(names), _UNITS_AT_ONCE):
             some = {name: changed[name] for name in names[start : start + _UNITS_AT_ONCE]}
-            entries += _insert(connection, root, read_units(root, some, known))
+            entries += _insert(connection, root, read_units(root, some, known | damaged))
         _name_segments(connection, root)
         if indexed is None:
             _create_views(connection)
@@ -141,6 +149,21 @@ def _ingest(root: Path, merged: int = 0, *, from_scratch: bool = False) -> Inges
     read = {entry.segment.key for entry in entries if not entry.problem}
     left = known.keys() - {entry.segment.key for entry in entries}
     return Ingested(len(read - known.keys()), len(left), merged, tuple(problems(entries)))
+
+
+def _left_unmerged(root: Path, but: str) -> str | None:
+    """The run that the index has most segments of to merge, of those that nobody executes; None if there is none."""
+    with database.connect() as connection:
+        if database.attach(connection, root):
+            return None
+        left = connection.execute(
+            "SELECT run_id FROM store.recorded.segments JOIN store.recorded.runs USING (run_id)"
+            f" WHERE status IN {_OVER} AND run_id <> ? AND problem IS NULL AND num_bytes < ?"
+            " AND NOT contains(key, '/evaluate/') GROUP BY run_id, table_name HAVING count(*) > 1"
+            " ORDER BY count(*) DESC LIMIT 1",
+            [but, LARGEST_BYTES],
+        ).fetchone()
+    return left[0] if left else None
 
 
 def _delete_merged(root: Path, keep_seconds: float) -> None:

@@ -99,7 +99,8 @@ def _inspected(root: Path, segment: Segment, before: KnownSegment | None) -> Kno
     """None if the file was deleted meanwhile."""
     from storage.contents import inspect
 
-    if before is not None and not before.problem and segment.is_as(before.segment):
+    # What is wrong with a file's content its footer need not show. A file that is mended has another time.
+    if before is not None and (segment == before.segment if before.problem else segment.is_as(before.segment)):
         return before
     try:
         footer = inspect(root, segment)

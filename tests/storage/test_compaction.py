@@ -46,7 +46,7 @@ def test_a_run_that_has_ended_has_one_file_a_table_and_answers_as_before(tmp_pat
     assert before["metrics"]
     ingest(tmp_path, compact="sums-1", whole=True)
     assert everything(tmp_path) == before
-    assert compact_run(tmp_path, "sums-1", whole=True, keep_seconds=0.0) == 0
+    assert compact_run(tmp_path, "sums-1", whole=True, keep_seconds=0.0).num_merged == 0
     assert everything(tmp_path) == before
     names = [parse_segment_name(name) for name in files(run)]
     assert len(names) == len(TABLES)
@@ -80,7 +80,7 @@ def test_a_run_under_way_has_few_files_and_each_row_is_written_again_a_few_times
     merged, most = 0, 0
     for step in range(1, 101):
         run.steps(step, step)
-        merged += compact_run(tmp_path, "sums-1", whole=False, keep_seconds=0.0)
+        merged += compact_run(tmp_path, "sums-1", whole=False, keep_seconds=0.0).num_merged
         compact_run(tmp_path, "sums-1", whole=False, keep_seconds=0.0)
         most = max(most, len(list((run.path / "segments/metrics").iterdir())))
     assert MOST_SMALL > 4
@@ -99,9 +99,7 @@ def test_what_was_merged_stays_for_readers_and_is_deleted_only_while_the_merged_
     compact_run(tmp_path, "sums-1", whole=True)
     assert len(files(run)) == kept
     (merged,) = (run.path / "segments/metrics").glob("c*.parquet")
-    content = bytearray(merged.read_bytes())
-    content[60] ^= 1
-    merged.write_bytes(content)
+    flip(merged, 60)
     compact_run(tmp_path, "sums-1", whole=True, keep_seconds=0.0)
     assert len(list((run.path / "segments/metrics").iterdir())) > 1
     assert len(list((run.path / "segments/tokens").iterdir())) == 1
@@ -122,16 +120,55 @@ def test_what_was_merged_of_runs_that_have_ended_is_deleted_by_a_later_ingest(tm
     assert check(tmp_path) == []
 
 
-def test_a_damaged_segment_stays_where_it_is_and_the_others_are_read(tmp_path: Path, run: RecordedRun) -> None:
+def test_a_damaged_segment_stays_beside_what_the_others_become_and_is_named(tmp_path: Path, run: RecordedRun) -> None:
+    ingest(tmp_path)
     broken = segment(run, "metrics", 2)
-    content = bytearray(broken.read_bytes())
-    content[60] ^= 1
-    broken.write_bytes(content)
-    ingest(tmp_path, compact="sums-1", whole=True)
-    assert broken.exists()
-    assert len(list((run.path / "segments/metrics").iterdir())) == 11
-    (line,) = check(tmp_path, full=True)
-    assert line.endswith("learning curves, compare and report lack these steps")
+    flip(broken, 60)
+    with Store.open(tmp_path) as store:
+        rows = "select count(*) from recorded.metrics where step <> 2"
+        before = store.query(rows).rows
+        done = ingest(tmp_path, compact="sums-1", whole=True, keep_seconds=0.0)
+        assert done.skipped == (f"{broken.relative_to(tmp_path)}: damaged: its content is not what was written",)
+        store.refresh()
+        assert store.query(rows).rows == before
+        assert store.query("select count(*) from metrics where step = 2").rows == [(0,)]
+        assert store.query("from metrics").warnings == (f"skipped {done.skipped[0]}",)
+    ingest(tmp_path, compact="sums-1", whole=True, keep_seconds=0.0)
+    first, second = sorted((run.path / "segments/metrics").iterdir())
+    assert (first, second.name[0]) == (broken, "c")
+    for full in (False, True):
+        (line,) = check(tmp_path, full=full)
+        assert line.endswith("learning curves, compare and report lack these steps")
+    flip(broken, 60)
+    assert ingest(tmp_path).skipped == ()
+    assert len(Store.open(tmp_path).query("from metrics where step = 2").rows) == 3
+
+
+def flip(path: Path, place: int) -> None:
+    """Flips a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_run_that_nobody_merged_is_merged_when_another_one_ends(tmp_path: Path, run: RecordedRun) -> None:
+    left = [RecordedRun(tmp_path, f"left-{status}", status=status) for status in ("failed", "finished")]
+    for other in left:
+        other.start(1)
+        other.steps(1, 3)
+    ingest(tmp_path)
+    before = everything(tmp_path)
+    ingest(tmp_path, compact="sums-1", keep_seconds=0.0)
+    assert [len(files(other)) for other in left] == [12, 12], "while a run goes on nothing of others is merged"
+    for _ in range(3):
+        ingest(tmp_path, compact="sums-1", whole=True, keep_seconds=0.0)
+        merged = [len(list(other.path.glob("segments/metrics/c*"))) for other in left]
+        assert sum(merged) > 0
+    assert merged == [1, 1]
+    assert [len(files(other)) for other in left] == [4, 4]
+    assert len(files(run)) == len(TABLES)
+    assert everything(tmp_path) == before
+    assert check(tmp_path, full=True) == []
 
 
 @pytest.mark.parametrize("after", [0, 3, 6, 11])
@@ -167,7 +204,7 @@ def test_a_compaction_killed_at_any_call_loses_and_doubles_nothing(
     assert check(tmp_path, full=True) == []
 
 
-def test_a_home_that_was_copied_or_moved_or_cannot_be_written_is_read_as_before(tmp_path: Path) -> None:
+def test_a_home_that_was_copied_or_moved_is_read_as_before(tmp_path: Path) -> None:
     home = tmp_path / "home"
     run = RecordedRun(home, "sums-1")
     run.start(1)
