@@ -16,7 +16,9 @@ from storage.segments import BadSegmentError, Segment
 from storage.units import KnownSegment, known_segments, known_stamps, of_units, problems, read_units, unit_stamps
 
 _log = logging.getLogger("storage")
-_ABOUT_TABLES = re.compile(r"\b(show|information_schema|pg_catalog|sqlite_master|duckdb_\w+)\b", re.IGNORECASE)
+_ABOUT_TABLES = re.compile(
+    r"\b(show|pragma\w*|information_schema|pg_catalog|sqlite_master|duckdb_\w+)\b", re.IGNORECASE
+)
 """What a query says that asks which tables there are."""
 
 

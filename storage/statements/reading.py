@@ -21,6 +21,14 @@ from storage.statements.functions import SCALAR, TABLE
 _SEVERAL = "more than one statement; give them one at a time"
 _PLAIN_NAME = re.compile(r"[\w $-]+")
 """A name that DuckDB cannot take for a file's: those have an ending."""
+_PRAGMAS = {
+    "database_size": "FROM pragma_database_size",
+    "show_tables": "SHOW TABLES",
+    "show_tables_expanded": "SHOW ALL TABLES",
+    "table_info": "FROM pragma_table_info",
+    "version": "FROM pragma_version",
+}
+"""Those that tell of tables, as programs send them -> the query that is the same, up to what follows the name."""
 _NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 _END_OF_PIVOT_COLUMN = {"using", "group", "order", "limit", ",", ")", ";"}
 
@@ -51,13 +59,15 @@ def require_reading(connection: duckdb.DuckDBPyConnection, sql: str, views: Coll
 
 
 def _what_runs(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
-    """The statement inside EXPLAIN; of a CALL the SELECT that is the same; else the text itself."""
+    """The statement inside EXPLAIN; of a CALL or a PRAGMA the query that is the same; else the text itself."""
     tokens = _tokens(sql)
     if not tokens:
         raise QueryError("the query is empty")
     words = [word.lower() for _, word in tokens]
     if words[0] == "call":
         return "FROM " + _after(sql, tokens, 1)
+    if words[0] == "pragma" and "=" not in words and (query := _PRAGMAS.get("".join(words[1:2]))):
+        return query + _after(sql, tokens, 2)
     if words[0] != "explain":
         return sql
     start = 2 if words[1:2] == ["analyze"] else 1
