@@ -1,21 +1,38 @@
 """Many processes on one home: nobody sees a row twice or misses one, and a killed ingester costs nothing."""
 
+import contextlib
+import itertools
 import multiprocessing
+import os
 import random
+import shutil
+import signal
+import statistics
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import duckdb
+import psutil
 import pytest
 
-from storage import Store, check
+from storage import Store, check, rebuild
 from storage.database import database_path
 from storage.ingest import ingest
 from tests.storage import processes
 from tests.storage.recording import RecordedRun
 
 COUNTS = "SELECT name, count(*), count(DISTINCT step), max(step) FROM metrics GROUP BY name ORDER BY name"
+KEYS = {
+    "metrics": ("step, name", 3),
+    "rollouts": ("step, rollout_id", processes.ROLLOUTS),
+    "tokens": ("step, rollout_id, position", processes.ROLLOUTS * processes.TOKENS),
+    "events": ("step, kind", 1),
+}
+"""Table -> what no two rows share, and its rows of a step."""
+WORK = {"trainer": processes.train_on, "ingester": processes.ingest_on, "compactor": processes.compact_on}
 
 
 @pytest.fixture
@@ -58,35 +75,128 @@ def test_readers_and_ingesters_at_work_while_a_trainer_writes(
     assert check(tmp_path) == []
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(100, marks=pytest.mark.long)])
-def test_an_ingester_killed_at_any_moment_loses_and_doubles_nothing(
-    tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext", rounds: int
+@pytest.mark.parametrize("kills", [9, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_a_trainer_an_ingester_and_a_compactor_killed_at_any_moment_lose_and_double_nothing(
+    tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext", kills: int
 ) -> None:
-    draws = random.Random(0)
-    run = RecordedRun(tmp_path, "a-1")
-    run.start(1)
-    step = 0
-    for _ in range(rounds):
-        started = spawn.Queue()
-        ingester = spawn.Process(target=processes.ingest_forever, args=(tmp_path, started))
-        ingester.start()
-        started.get(timeout=60)
-        end = time.monotonic() + draws.uniform(0, 0.4)
-        while time.monotonic() < end or step == 0:
-            step += 1
-            run.steps(step, step)
-        ingester.kill()
-        ingester.join()
-        assert everything_once(tmp_path, step)
-        assert check(tmp_path) == []
-    ingest(tmp_path)
+    draws, attempts = random.Random(0), itertools.count(1)
+    recorded = spawn.Value("q", 0, lock=False)
+
+    def start(who: str) -> BaseProcess:
+        more = (next(attempts), recorded) if who == "trainer" else ()
+        process = spawn.Process(target=WORK[who], args=(tmp_path, "a-1", *more))
+        process.start()
+        return process
+
+    at_work = {who: start(who) for who in WORK}
+    while recorded.value == 0:
+        time.sleep(0.01)
+    for _ in range(kills):
+        time.sleep(draws.uniform(0.02, 0.5))
+        who = draws.choice(list(at_work))
+        victim = at_work.pop(who)
+        victim.kill()
+        victim.join()
+        with paused(at_work.values()):
+            assert whole_and_once(tmp_path, recorded.value), f"after the {who} was killed"
+            assert check(tmp_path) == []
+        at_work[who] = start(who)
+    for process in at_work.values():
+        process.kill()
+        process.join()
     for _ in range(2):
         ingest(tmp_path, compact="a-1", whole=True, keep_seconds=0.0)
-    assert len(list((run.path / "segments/metrics").glob("*.parquet"))) == 1
-    with duckdb.connect(str(database_path(tmp_path)), read_only=True) as database:
-        assert database.execute("SELECT count(*) FROM recorded.metrics").fetchone() == (3 * step,)
-    assert everything_once(tmp_path, step)
-    assert check(tmp_path) == []
+    assert len(list((tmp_path / "runs/a-1/segments/metrics").glob("*.parquet"))) == 1
+    assert whole_and_once(tmp_path, recorded.value)
+    assert check(tmp_path, full=True) == []
+    before = everything(tmp_path)
+    database_path(tmp_path).unlink()
+    rebuild(tmp_path)
+    assert everything(tmp_path) == before
+
+
+@contextlib.contextmanager
+def paused(at_work: Collection[BaseProcess]) -> Iterator[None]:
+    """Processes do nothing meanwhile, wherever they are in their work."""
+    for process in at_work:
+        os.kill(process.pid or 0, signal.SIGSTOP)
+    while any(psutil.Process(process.pid).status() != psutil.STATUS_STOPPED for process in at_work):
+        time.sleep(0.001)
+    yield
+    for process in at_work:
+        os.kill(process.pid or 0, signal.SIGCONT)
+
+
+def whole_and_once(root: Path, steps: int) -> bool:
+    """Whether every table has all rows of the steps that were recorded, and none of any step twice."""
+    with Store.open(root) as store:
+        return all(
+            store.query(f"SELECT count(*), count(DISTINCT ({key})) FROM {table} WHERE step <= {steps}").rows
+            == [(rows * steps, rows * steps)]
+            and store.query(f"SELECT count(*) - count(DISTINCT ({key})) FROM {table}").rows == [(0,)]
+            for table, (key, rows) in KEYS.items()
+        )
+
+
+def everything(root: Path) -> dict[str, list[tuple[object, ...]]]:
+    """The rows of all tables and views."""
+    with Store.open(root) as store:
+        return {name: store.query(f"FROM {name} ORDER BY ALL").rows for (name,) in store.query("SHOW TABLES").rows}
+
+
+@pytest.mark.parametrize("queries", [6, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_eight_readers_at_low_priority_see_whole_steps_while_two_trainers_write(
+    tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext", queries: int
+) -> None:
+    ask_while_trainers_write(tmp_path, spawn, queries)
+
+
+@pytest.mark.long
+def test_learning_curves_take_under_half_a_second_once_the_trainers_have_ended(
+    tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext"
+) -> None:
+    ask_while_trainers_write(tmp_path, spawn, 60)
+    seconds = []
+    for _ in range(300):
+        begun = time.monotonic()
+        with Store.open(tmp_path) as store:
+            assert store.query("FROM learning_curves").rows
+        seconds.append(time.monotonic() - begun)
+    assert statistics.quantiles(seconds, n=100)[98] < 0.5
+
+
+def ask_while_trainers_write(root: Path, spawn: "multiprocessing.context.ForkServerContext", queries: int) -> None:
+    """Two trainers, an ingester that merges what they write, and eight readers of so many queries each, all at once."""
+    run_ids, faults = ("a-1", "a-2"), spawn.Queue()
+    stop_writing, stop = root / "stop-writing", root / "stop"
+    trainers = [
+        spawn.Process(target=processes.train_at_a_rate, args=(root, run_id, 2.0, stop_writing)) for run_id in run_ids
+    ]
+    ingester = spawn.Process(target=processes.ingest_each_second, args=(root, run_ids, stop))
+    readers = [
+        spawn.Process(target=processes.ask_each_second, args=(root, number, queries, faults)) for number in range(8)
+    ]
+    for process in (*trainers, ingester, *readers):
+        process.start()
+    assert end_well(readers)
+    stop_writing.touch()
+    assert end_well(trainers)
+    stop.touch()
+    assert end_well([ingester])
+    assert faults.empty(), faults.get()
+    with Store.open(root) as store:
+        for table, rows_a_step in processes.ROWS_A_STEP.items():
+            for run_id, steps, newest, rows in store.query(processes.PREFIX.format(table=table)).rows:
+                assert steps == newest >= queries, f"{table} of {run_id}"
+                assert rows == rows_a_step * newest, f"{table} of {run_id}"
+    assert check(root) == []
+
+
+def end_well(at_work: Collection[BaseProcess]) -> bool:
+    """Waits for processes to end. Whether none failed."""
+    for process in at_work:
+        process.join()
+    return all(process.exitcode == 0 for process in at_work)
 
 
 def test_a_reader_goes_on_reading_the_file_that_an_ingest_replaced(tmp_path: Path) -> None:
@@ -139,6 +249,31 @@ def test_an_ingest_on_a_full_disk_fails_and_leaves_the_database_as_it_was(
     assert everything_once(tmp_path, 4)
     assert ingest(tmp_path).segments == 8
     assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_a_home_that_cannot_be_written_is_read_and_checked_as_before(
+    tmp_path: Path, spawn: "multiprocessing.context.ForkServerContext", is_indexed: bool
+) -> None:
+    for number in range(25):  # more than a reader reads by itself where it can ingest them
+        run = RecordedRun(tmp_path / "made", f"a-{number}")
+        run.start(1)
+        run.steps(1, 2)
+    if is_indexed:
+        ingest(tmp_path / "made")
+    with tempfile.TemporaryDirectory() as place:  # whose parents, unlike those of tmp_path, anybody may enter
+        home = Path(place) / "home"
+        shutil.copytree(tmp_path / "made", home)
+        for path in (home, *home.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        home.parent.chmod(0o755)
+        answer = spawn.Queue()
+        reader = spawn.Process(target=processes.read_as_nobody, args=(home, answer))
+        reader.start()
+        assert answer.get(timeout=60) == [(25, 150)]
+        reader.join(60)
+        for path in (home, *home.rglob("*")):
+            path.chmod(0o755)
 
 
 def test_a_database_held_open_by_another_program_keeps_nobody_from_reading_or_ingesting(
