@@ -211,7 +211,7 @@ class VllmRollout(SamplerSection):
     sentinel_tolerance: float | None = execution(None, gt=0)
     """Nats: after each load, the difference allowed between the engine's and the learner's logprobs of the probe: in
     float32 on a CPU of each token, else in the mean, and ten times as much of a single token, since arithmetic in
-    bfloat16 alone moves the logprob of an unlikely one by 0.1 and more. Left out: 0.05 in float32 on a CPU, else 0.1.
+    bfloat16 alone moves the logprob of an unlikely one by 0.1 and more. Left out: 0.05 in float32 on a CPU, else 0.2.
     What was found, over all ranks, are the metrics sentinel/difference (the largest) and sentinel/mean of the step that
     the load ends."""
 
@@ -255,8 +255,9 @@ class VllmRollout(SamplerSection):
         return [*keys, "training.microbatch_tokens"] if beside_learner else keys
 
     def logprob_tolerance(self, *, exact: bool) -> float:
-        """The spec's, or that of the arithmetic."""
-        return self.sentinel_tolerance or (0.05 if exact else 0.1)
+        """The spec's, or that of the arithmetic: bfloat16 moves the logprobs of random models with logits as far apart
+        as trained ones have them by 0.01 to 0.06 in the mean (benchmarks/merged_adapters.py), and each side rounds."""
+        return self.sentinel_tolerance or (0.05 if exact else 0.2)
 
 
 Rollout = Annotated[
