@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.home import Home
-from pipelines.launchers import Launcher, launcher_of, launchers
+from pipelines.launchers import Launcher, launcher_of, launchers, rank_program
+from pipelines.launchers.ranks import Share
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC
 
@@ -27,6 +28,34 @@ def test_a_spec_names_every_launcher_that_there_is() -> None:
 @pytest.mark.parametrize("kind", SECTIONS)
 def test_a_launchers_command_names_the_runs_directory(kind: str, tmp_path: Path) -> None:
     assert str(tmp_path) in launcher_of(experiment(kind)).command(tmp_path, experiment(kind), [])
+
+
+def test_each_rank_of_a_stage_runs_that_stages_program(tmp_path: Path) -> None:
+    assert rank_program(tmp_path, "train") == ["rpg.train", str(tmp_path)]
+    assert rank_program(tmp_path, "evaluate") == ["rpg.stage", str(tmp_path / "evaluate-job.json")]
+    local = experiment("local")
+    command = launcher_of(local).command(tmp_path, local, [], stage="evaluate")
+    assert command[-2:] == rank_program(tmp_path, "evaluate")
+    assert not (tmp_path / "launch.json").exists(), "that is training's"
+    assert (tmp_path / "launch-evaluate.json").exists()
+
+
+def test_the_interface_on_which_ranks_meet_is_gloos_and_nccl_chooses_its_own(tmp_path: Path) -> None:
+    share = Share(
+        run_dir=str(tmp_path),
+        first_rank=2,
+        ranks=2,
+        world_size=4,
+        node=1,
+        nodes=2,
+        master_address="10.0.0.1",
+        master_port=1,
+        log="",
+        interface="eth7",
+        environment={"NCCL_IB_HCA": "mlx5"},
+    )
+    names = {name: value for name, value in share.rank_environment(1).items() if name.startswith(("GLOO", "NCCL"))}
+    assert names == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_IB_HCA": "mlx5"}
 
 
 def test_only_ranks_that_run_here_take_this_machines_gpus() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rpg.samplers.vllm import weight_transfer
+from rpg.samplers.vllm import engine, weight_transfer
 from rpg.samplers.vllm.dedicated import EngineProcessError
 from rpg.samplers.vllm.engine import EngineSettings, Transfer
 from tests.rpg.tiny_engine import EOS, MAX_LENGTH, qwen3, save
@@ -56,6 +56,17 @@ def test_the_buffer_of_ipc_takes_the_largest_weight_whole(tmp_path: Path, monkey
     chosen = settings(tmp_path, "ipc")
     info = weight_transfer._init_info(chosen, weight_transfer._source(tmp_path))
     assert info.packed_buffer_size_bytes == 152_064 * 3_584 * 4
+
+
+def test_an_engine_on_a_gpu_does_not_round_logits_and_leaves_other_gpus_random_states_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = engine._device_settings(settings(tmp_path, "nccl"))
+    assert chosen["hf_overrides"] == {"head_dtype": "float32"}
+    assert engine._own_gpu() == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert engine._own_gpu() == [3]
 
 
 class WaitingGroup:

@@ -69,7 +69,7 @@ class SshHead:
                 return STOPPED if ending.lost else ending.code
             if not losses.add(self._directory, self._launcher.restarts):
                 return ending.code
-            origin = losses.stood_at or "the beginning"
+            origin = (losses.stood_at if self._stage == "train" else "") or "the beginning"
             _say(f"goes on from {origin} in {ending.fence_seconds:.0f} s (loss {losses.losses})")
             self._wait(ending.fence_seconds)
             forget_exits(self._directory)
