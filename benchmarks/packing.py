@@ -54,6 +54,8 @@ def responses(lengths: np.ndarray, *, group_size: int) -> StepRollouts:
         sampled=np.ones(count, dtype=np.bool_),
         rollout_logprobs=np.zeros(count, dtype=np.float32),
         lengths=lengths,
+        num_sampled=lengths,
+        held=np.arange(len(lengths)),
         finish_reasons=("stop",) * len(lengths),
         responses=("",) * len(lengths),
         scores=(Score(value=0.0, correct=False),) * len(lengths),
@@ -65,11 +67,9 @@ def passes_of(step: StepRollouts, *, max_tokens: int, packed: bool) -> list[Micr
     """As the trainer cuts a minibatch on one rank."""
     every = range(len(step.lengths))
     if packed:
-        rows = plan_packed(
-            step.prompt_lengths, step.lengths, step.group_ids, every, ranks=1, rank=0, max_tokens=max_tokens
-        )
+        [rows] = plan_packed(step.prompt_lengths, step.lengths, step.group_ids, every, ranks=1, max_tokens=max_tokens)
     else:
-        rows = plan_padded(step.sequence_lengths, every, ranks=1, rank=0, max_tokens=max_tokens)
+        [rows] = plan_padded(step.sequence_lengths, every, ranks=1, max_tokens=max_tokens)
     return [microbatch(step, each, CPU, packed=packed) for each in rows]
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from rpg.objectives.kl import reward_penalties
+from rpg.processes import ranks
 from specs.schema.objective import Advantage, Objective, Rival
 from specs.schema.schedule import constant
 
@@ -46,37 +47,41 @@ def token_advantages(
     rewards: Tensor,
     group_ids: Tensor,
     lengths: Tensor,
+    held: Tensor | None = None,
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """The advantage of every sampled token of a step, whose responses are laid end to end: penalty in the reward,
-    baseline, scale and whitening, as the spec says.
+    """The advantage of every sampled token that this rank holds, responses laid end to end: penalty in the reward,
+    baseline, scale and whitening, as the spec says. All ranks call it.
 
     Args:
-        rewards: [responses], reward units; of all responses of the step, over all ranks, as are the other arguments.
+        rewards: [responses], reward units; of all responses of the step, over all ranks.
         group_ids: [responses]; responses to one prompt share it.
         lengths: [responses], sampled tokens of each.
+        held: the responses that this rank holds, each being held by one rank; where it is left out, all.
         old_logprobs, ref_logprobs: [tokens], nats; needed where `objective.penalizes_reward`.
     Returns:
-        [tokens], at least float32; constant.
+        [tokens] of the responses held, at least float32; constant.
     Raises:
         ValueError: as `advantages`, and where logprobs are needed and missing.
     """
     exact = rewards.detach().double()
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    later = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=rewards.device)
+    held = torch.arange(len(lengths), device=lengths.device) if held is None else held
+    here = lengths[held]
+    later = torch.zeros(int(here.sum()), dtype=torch.float64, device=rewards.device)
     if isinstance(objective, Rival) and objective.penalizes_reward:
         if old_logprobs is None or ref_logprobs is None:
             raise ValueError("kl_in reward needs old_logprobs and ref_logprobs")
         penalties = constant(objective.kl_coef) * reward_penalties(
-            old_logprobs - ref_logprobs, lengths, estimator=objective.kl_estimator, credit=objective.kl_credit
+            old_logprobs - ref_logprobs, here, estimator=objective.kl_estimator, credit=objective.kl_credit
         )
         if objective.kl_credit == "to_go":
             later = penalties
         else:
-            exact = exact - penalties[lengths.cumsum(0) - lengths]
+            of_held = penalties[here.cumsum(0) - here]
+            exact = exact - ranks.total(exact.new_zeros(len(exact)).index_copy(0, held, of_held))
     responses = advantages(exact, group_ids, baseline=advantage.baseline, scale=advantage.scale)
-    tokens = responses[owner] - later
+    tokens = responses[torch.repeat_interleave(held, here)] - later
     if advantage.whiten == "tokens":
         tokens = whitened(tokens)
     return tokens.to(torch.promote_types(rewards.dtype, torch.float32))
@@ -95,10 +100,18 @@ def with_signal(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def whitened(values: Tensor) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-8), ddof 1, over all of them. Source: Hu 2025, arXiv:2501.03262; OpenRLHF's
-    epsilon."""
-    variance = values.var(correction=1) if values.numel() > 1 else values.new_zeros(())
-    return (values - values.mean()) * torch.rsqrt(variance + 1e-8)
+    """(x - mean) / sqrt(variance + 1e-8), ddof 1, over the values of all ranks, which all call it.
+
+    Source: Hu 2025, arXiv:2501.03262; OpenRLHF's epsilon. Of the ranks' means and variances: Chan 1983.
+    """
+    count = values.numel()
+    own = (count, float(values.mean()) if count else 0.0, float(values.var(correction=1)) if count > 1 else 0.0)
+    parts = ranks.gather(own)
+    total = sum(count for count, _, _ in parts)
+    mean = sum(count / total * mean for count, mean, _ in parts)
+    within = sum((count - 1) / (total - 1) * variance for count, _, variance in parts if count > 1)
+    between = sum(count / (total - 1) * (each - mean) ** 2 for count, each, _ in parts) if total > 1 else 0.0
+    return (values - mean) * torch.rsqrt(values.new_tensor(within + between) + 1e-8)
 
 
 def overlong_penalties(lengths: Tensor, *, max_response_length: int, buffer: int) -> Tensor:

@@ -1,7 +1,9 @@
 """What a run keeps: rows, checkpoints and exported weights, in an order in which a crash leaves no gap and no double.
 
-Rows of a step are on disk before a checkpoint of that step gets its name, so a run that goes on from a checkpoint has
-every row up to it; rows after it belong to an attempt that the new one supersedes.
+Rows of a step are on disk, those of all ranks, before a checkpoint of that step gets its name, so a run that goes on
+from a checkpoint has every row up to it; rows after it belong to an attempt that the new one supersedes. Responses and
+tokens are written by the rank that holds them. A kill between two ranks leaves no half step: what one rank wrote counts
+once all have written.
 """
 
 import json
@@ -22,16 +24,18 @@ from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import StateCopy, load_values
 from rpg.checkpoints.retention import Means
 from rpg.evaluation.records import Answered, Recorder
-from rpg.files import files_under, publish_directory, versions_of, write_json
+from rpg.files import DiskError, files_under, publish_directory, versions_of, write_json
 from rpg.manifests import list_files
 from rpg.parts import Parts
 from rpg.processes import ranks
 from rpg.processes.fence import Fence
 from rpg.recording.provenance import provenance_of
 from rpg.recording.rows import chosen_responses, write_metrics, write_rollouts, write_tokens
+from rpg.recording.run_directory import RunDirectory
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.source import RolloutSource
 from specs.records import CheckpointRow, Int32
+from specs.schema.experiment import Experiment
 
 _COUNTERS = "trainer.json"
 _PACKAGES = ("torch", "transformers", "deepspeed", "numpy", "pyarrow")
@@ -84,10 +88,23 @@ class TrainingState:
         parts.give_sampler_weights(self.policy_version)
 
 
-class Keeper:
-    """All ranks make the same calls; rank 0 writes rows and publishes.
+def open_writer(run: RunDirectory, resumed_from_step: int, fence: Fence, spec: Experiment) -> SegmentWriter:
+    """Begins an attempt, and gives this rank what it writes the attempt's rows with. All ranks call it.
 
-    Everything that it publishes raises SupersededError where the run was taken over by another trainer.
+    Raises:
+        SupersededError: the run was taken over.
+    """
+    attempt = ranks.from_first(
+        run.new_attempt(resumed_from_step, fence, **provenance_of(spec)) if ranks.rank() == 0 else 0
+    )
+    share = {"rank": ranks.rank(), "ranks": ranks.world_size()}
+    return SegmentWriter(run.path, run.inputs()["run_id"], attempt, **share)
+
+
+class Keeper:
+    """All ranks make the same calls; each writes the rows of its responses, rank 0 all others, and rank 0 publishes.
+
+    Everything that is published raises SupersededError where the run was taken over by another trainer.
     """
 
     def __init__(
@@ -121,11 +138,12 @@ class Keeper:
         trained_version: int,
         reference_version: int,
     ) -> None:
-        """Records a step's responses and their tokens, as far as the spec's `record` says."""
+        """Records the responses that this rank holds and their tokens, as far as the spec's `record` says.
+
+        Args:
+            advantage: the mean of each. [b]
+        """
         record = self._parts.spec.record
-        table = ledger.gather() if record.share else {}
-        if not self._first:
-            return
         if record.rollouts == "all":
             write_rollouts(
                 self._writer,
@@ -137,6 +155,7 @@ class Keeper:
                 reference_version=reference_version,
             )
         if record.share:
+            table = dict(ledger.columns)
             if self._parts.reference is None:
                 table["ref_logprobs"] = table["old_logprobs"]
             chosen = chosen_responses(self._writer.run_id, step, len(rollouts.lengths), record.share)
@@ -173,10 +192,19 @@ class Keeper:
         self._note_evaluated()
 
     def flush(self) -> None:
-        """Puts the rows so far on disk, then notes the steps whose evaluations are among them."""
-        if self._first:
-            self._fence.check()
+        """Puts the rows so far on disk, then notes the steps whose evaluations are among them. All ranks call it.
+
+        Raises:
+            DiskError: the rows of a rank could not be written.
+        """
+        self._fence.check(ranks.any_rank(self._fence.superseded))
+        failure = None
+        try:
             self._writer.flush()
+        except DiskError as error:
+            failure = error
+        if ranks.any_rank(failure is not None):
+            raise failure or DiskError("another rank could not write its rows")
         self._note_evaluated()
 
     def save(self, state: TrainingState, *, stopping: bool) -> None:
@@ -228,10 +256,8 @@ class Keeper:
             return 0
         self._checkpoints.delete_after(step)
         run = self._parts.run
-        if self._first:
-            self._writer.flush()
-            attempt = run.new_attempt(step, self._fence, **provenance_of(self._parts.spec))
-            self._writer = SegmentWriter(run.path, run.inputs()["run_id"], attempt)
+        self.flush()
+        self._writer = open_writer(run, step, self._fence, self._parts.spec)
         self.recall_evaluations(step)
         state.load(self._parts, self._source, self._checkpoints.path(step))
         self._copy, self._means, self._ending = None, Means(), False
@@ -263,9 +289,11 @@ class Keeper:
         write_json(run.manifest, record)
 
     def close(self) -> None:
-        """Writes the rows that an unfinished step left."""
+        """Writes the rows that an unfinished step left; on this rank, whether the others still answer or not."""
         self._checkpoints.close()
-        self.flush()
+        self._fence.check()
+        self._writer.flush()
+        self._note_evaluated()
 
     def _note_evaluated(self) -> None:
         if self._first and self._evaluated != self._noted:

@@ -56,7 +56,7 @@ class Stopwatch:
         return {
             **{f"time/{phase}": seconds for phase, seconds in self._seconds.items()},
             "time/step": self.end - self._start,
-            "tokens_per_second/rollout": len(rollouts.rollout_logprobs) / max(sampling, 1e-9),
+            "tokens_per_second/rollout": int(rollouts.num_sampled.sum()) / max(sampling, 1e-9),
             "tokens_per_second/train": num_trained / max(self._seconds["update"], 1e-9),
         }
 

@@ -95,12 +95,10 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: 
     from rpg.checkpoints.checkpoint import Checkpoints
     from rpg.checkpoints.retention import Retention
     from rpg.guards import GuardStoppedError
-    from rpg.keeper import Keeper, TrainingState
+    from rpg.keeper import Keeper, TrainingState, open_writer
     from rpg.processes import ranks
     from rpg.processes.fence import Fence
     from rpg.recording.progress import ProgressFile
-    from rpg.recording.provenance import provenance_of
-    from rpg.recording.segments import SegmentWriter
     from rpg.samplers.out_of_memory import SamplerOutOfMemoryError
     from rpg.samplers.sentinel import StaleEngineError
     from rpg.trainer import DivergedError, Trainer
@@ -110,10 +108,11 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: 
     checkpoints = Checkpoints(run.checkpoints, Retention.of(parts.spec.training.checkpoint), fence)
     state = TrainingState()
     resumed = checkpoints.latest()
-    attempt = ranks.from_first(run.new_attempt(resumed, fence, **provenance_of(parts.spec)) if first else 0)
-    keeper = Keeper(parts, source, checkpoints, SegmentWriter(run.path, inputs["run_id"], attempt), fence)
+    writer = open_writer(run, resumed, fence, parts.spec)
+    keeper = Keeper(parts, source, checkpoints, writer, fence)
     keeper.recall_evaluations(resumed)
-    keeper.event(resumed, "resumed" if resumed else "started", f"attempt {attempt}, {ranks.world_size()} rank(s)")
+    begins = f"attempt {writer.attempt}, {ranks.world_size()} rank(s)"
+    keeper.event(resumed, "resumed" if resumed else "started", begins)
     if inputs.get("failure"):
         keeper.event(resumed, "attempt_failed", inputs["failure"])
     progress = ProgressFile(run, fence, steps=parts.spec.training.steps, speaks=first)

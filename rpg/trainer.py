@@ -27,10 +27,11 @@ import math
 import torch
 from torch import Tensor
 
-from rpg.advantages import response_means
-from rpg.batches.batch import Microbatch, StepRollouts
+from rpg.advantages import response_means, with_signal
+from rpg.batches.batch import Bools, Microbatch, StepRollouts
 from rpg.batches.ledger import TokenLedger
-from rpg.batches.minibatches import Minibatch, cut, trained_fraction
+from rpg.batches.minibatches import Minibatch, cut, plan_step, trained_fraction
+from rpg.batches.shares import hand_over
 from rpg.batches.step_loss import pass_loss, step_advantages
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
 from rpg.keeper import Keeper, TrainingState
@@ -50,7 +51,7 @@ class DivergedError(RuntimeError):
 
 
 class Trainer:
-    """Trains one run. Every rank runs this code with the same rollouts, and trains on its share of them."""
+    """Trains one run. Every rank runs this code, knows how all rollouts of a step did, and trains on its share."""
 
     def __init__(
         self, parts: Parts, source: RolloutSource, state: TrainingState, keeper: Keeper, progress: ProgressFile
@@ -105,15 +106,15 @@ class Trainer:
         self.spec_now = self.spec.at_step(self.state.step)
         rollouts = self.source.take(self.state.step, clock)
         trained_version = self.state.policy_version
-        ledger = TokenLedger(len(rollouts.rollout_logprobs))
         with clock("logprobs"):
-            # The advantages say which responses to skip; where none are skipped, advantages may need the logprobs.
-            advantage = self.advantages(rollouts, ledger) if self.spec.skips_zero_advantage else None
-            packed = self.parts.learner.packs
-            minibatches = cut(rollouts, self.training, self.parts.device, packed=packed, advantage=advantage)
+            signal = self.signal(rollouts) if self.spec.skips_zero_advantage else None
+            plan = plan_step(rollouts, self.training, packed=self.parts.learner.packs, signal=signal)
+            rollouts = hand_over(rollouts, plan.trainers(len(rollouts.lengths)))
+            minibatches = cut(rollouts, plan, self.parts.device)
             self.largest_pass = max([self.largest_pass, *(part.largest_pass for part in minibatches)])
+            ledger = TokenLedger(len(rollouts.rollout_logprobs))
             self.recompute(minibatches, ledger)
-            advantage = self.advantages(rollouts, ledger) if advantage is None else advantage
+            advantage = self.advantages(rollouts, ledger)
         with clock("update"), self.parts.learner.updating():
             updates, rate = self.update(minibatches, advantage, ledger)
         with clock("sync"):
@@ -132,7 +133,7 @@ class Trainer:
         self.keeper.rollouts(
             self.state.step,
             rollouts,
-            response_means(advantage, torch.from_numpy(rollouts.num_sampled)),
+            response_means(advantage, torch.from_numpy(rollouts.held_num_sampled)),
             ledger,
             trained_version=trained_version,
             reference_version=schedule.version,
@@ -176,13 +177,17 @@ class Trainer:
                         ledger.write(batch, ref_logprobs=self.parts.learner.logprobs(batch)[0])
 
     def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
-        """Of every sampled token of the step. [M]"""
-        old_logprobs = ref_logprobs = None
-        if self.spec.objective.penalizes_reward:
-            known = ledger.gather()
-            old_logprobs = known["old_logprobs"]
-            ref_logprobs = known["ref_logprobs"] if self.parts.reference else old_logprobs
+        """Of every sampled token that this rank holds. [M]"""
+        old_logprobs = ledger.columns["old_logprobs"]
+        ref_logprobs = ledger.columns["ref_logprobs"] if self.parts.reference else old_logprobs
         return step_advantages(self.spec_now, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
+
+    def signal(self, rollouts: StepRollouts) -> Bools:
+        """Whether a response has a token whose advantage is not 0, where no advantage depends on logprobs. [B]"""
+        of_held = with_signal(step_advantages(self.spec_now, rollouts), torch.from_numpy(rollouts.held_num_sampled))
+        signal = torch.zeros(len(rollouts.lengths), dtype=torch.int64)
+        signal[torch.from_numpy(rollouts.held)] = of_held.long()
+        return (ranks.total(signal) > 0).numpy()
 
     def update(
         self, minibatches: list[Minibatch], advantage: Tensor, ledger: TokenLedger
@@ -228,7 +233,7 @@ class Trainer:
             logprobs=batch.spread(logprobs),
             old_logprobs=old,
             ref_logprobs=batch.spread(ledger.read("ref_logprobs", batch)) if self.parts.reference else old,
-            advantages=batch.spread(advantage[batch.tokens].to(old)),
+            advantages=batch.spread(batch.look_up(advantage).to(old)),
             response_mask=batch.response_mask,
         )
 

@@ -91,6 +91,11 @@ class Rollout:
         return sum(len(turn.token_ids) for turn in self.turns)
 
     @property
+    def num_sampled(self) -> int:
+        """Tokens of the response that the policy sampled."""
+        return sum(len(turn.token_ids) for turn in self.turns if turn.sampled)
+
+    @property
     def rollout_logprobs(self) -> tuple[float, ...]:
         """Of the sampled tokens alone, nats; see Turn."""
         return tuple(logprob for turn in self.turns for logprob in turn.logprobs or ())

@@ -224,4 +224,5 @@ TABLES = {
     "events": EventRow,
 }
 LARGE_TABLES = ("rollouts", "tokens")
-"""Tables that are most of a record. Of a record elsewhere they are fetched only where somebody asks for them."""
+"""Tables that are most of a record. Each rank writes a share of them. Of a record elsewhere they are fetched only where
+somebody asks for them."""

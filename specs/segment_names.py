@@ -3,15 +3,18 @@
 import hashlib
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-_NAME = re.compile(r"([ac])(\d+)-s(\d+)-(\d+)(?:-([0-9a-f]{16}))?\.parquet")
+_NAME = re.compile(r"([ac])(\d+)-s(\d+)-(\d+)(?:-r(\d+)of(\d+))?(?:-([0-9a-f]{16}))?\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """`a<attempt>-s<first step>-<last step>-<digest>.parquet`; with `c<generation>`, others were merged into it."""
+    """`a<attempt>-s<first step>-<last step>-<digest>.parquet`; with `c<generation>`, others were merged into it.
+
+    Where several ranks wrote a table, each has a share of its rows: `...<last step>-r<rank>of<ranks>-<digest>.parquet`.
+    """
 
     is_compacted: bool
     number: int
@@ -20,11 +23,20 @@ class SegmentName:
     last_step: int
     digest: str
     """Of the content: the first 16 hexadecimal digits of its SHA-256; empty in names of earlier versions."""
+    rank: int = 0
+    """Whose share it is, from 0."""
+    ranks: int = 1
+    """How many shares there are. The rows of none of them count before all are on disk."""
 
     def __str__(self) -> str:
         digest = f"-{self.digest}" if self.digest else ""
         kind = "c" if self.is_compacted else "a"
-        return f"{kind}{self.number:04}-s{self.first_step:06}-{self.last_step:06}{digest}.parquet"
+        share = f"-r{self.rank:04}of{self.ranks:04}" if self.ranks > 1 else ""
+        return f"{kind}{self.number:04}-s{self.first_step:06}-{self.last_step:06}{share}{digest}.parquet"
+
+    def shares(self) -> "list[SegmentName]":
+        """The names, without digests, of all shares of the same rows."""
+        return [replace(self, digest="", rank=rank) for rank in range(self.ranks)]
 
 
 def parse_segment_name(name: str) -> SegmentName | None:
@@ -32,7 +44,10 @@ def parse_segment_name(name: str) -> SegmentName | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    return SegmentName(match[1] == "c", int(match[2]), int(match[3]), int(match[4]), match[5] or "")
+    kind, number, first_step, last_step, rank, ranks, digest = match.groups()
+    return SegmentName(
+        kind == "c", int(number), int(first_step), int(last_step), digest or "", int(rank or 0), int(ranks or 1)
+    )
 
 
 def content_digest(path: Path) -> str:

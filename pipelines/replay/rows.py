@@ -135,6 +135,8 @@ class RunRows:
                 prompts=tuple(np.array(prompt, dtype=np.int64) for prompt in prompts),
                 problems=(0,) * len(prompts),
                 group_ids=group_ids,
+                num_sampled=rollouts.column("num_tokens").to_numpy().astype(np.int64),
+                held=np.arange(len(group_ids), dtype=np.int64),
                 token_ids=tokens.column("token_id").to_numpy().astype(np.int64),
                 sampled=sampled,
                 rollout_logprobs=of_sampled("rollout_logprob").numpy(),

@@ -1,8 +1,7 @@
 """A step's responses as arrays, and as the tensors of a forward pass."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,13 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """A step's responses in the order of its prompts, their tokens laid end to end.
+    """A step's B responses in the order of its prompts. Every rank knows of each its length, reward and group; its
+    tokens and its text are on one rank, which holds it.
 
-    Of N response tokens the policy sampled M; the others were given to it by its environment. Given tokens are context:
-    whatever is known of a token's probability (logprobs, advantages, the token ledger) is an array over the M sampled
-    tokens alone, laid end to end too, so that nothing can be trained on a given one.
+    Of the N tokens of the b responses held here, laid end to end, the policy sampled M; the others were given to it by
+    its environment. Given tokens are context: whatever is known of a token's probability (logprobs, advantages, the
+    token ledger) is an array over the M sampled tokens alone, laid end to end too, so that nothing can be trained on a
+    given one.
     """
 
     prompts: tuple[Integers, ...]
@@ -32,31 +33,35 @@ class StepRollouts:
     """Index of the problem of each group."""
     group_ids: Integers
     """Of each response: which group it belongs to, from 0. [B]"""
+    lengths: Integers
+    """Tokens of each response, the given ones included. [B]"""
+    num_sampled: Integers
+    """Sampled tokens of each response, at least 1. [B]"""
+    finish_reasons: tuple[FinishReason, ...]
+    scores: tuple[Score, ...]
+    held: Integers
+    """The responses that this rank holds, ascending. [b]"""
     token_ids: Integers
-    """Tokens of all responses. [N]"""
+    """Their tokens. [N]"""
     sampled: Bools
     """Which of them the policy sampled. [N]"""
     rollout_logprobs: Floats
     """Of the sampled tokens under the distribution they were drawn from, nats. [M]"""
-    lengths: Integers
-    """Tokens of each response, the given ones included. [B]"""
-    finish_reasons: tuple[FinishReason, ...]
     responses: tuple[str, ...]
-    """The text of each response."""
-    scores: tuple[Score, ...]
+    """The text of each response that this rank holds."""
     policy_version: int
     figures: Mapping[str, float] = field(default_factory=dict)
     """Metrics of how the batch came about."""
 
     @property
-    def starts(self) -> Integers:
-        """Where each response begins among the tokens, and where the last one ends. [B + 1]"""
-        return np.concatenate([[0], np.cumsum(self.lengths)])
+    def held_lengths(self) -> Integers:
+        """Tokens of each response held here. [b]"""
+        return self.lengths[self.held]
 
-    @cached_property
-    def num_sampled(self) -> Integers:
-        """Sampled tokens of each response, at least 1. [B]"""
-        return np.add.reduceat(self.sampled, self.starts[:-1], dtype=np.int64)
+    @property
+    def held_num_sampled(self) -> Integers:
+        """Sampled tokens of each response held here. [b]"""
+        return self.num_sampled[self.held]
 
     @property
     def prompt_lengths(self) -> Integers:
@@ -90,31 +95,36 @@ def collate(
         prompts=tuple(np.array(group.prompt_ids, dtype=np.int64) for group in groups),
         problems=tuple(problems),
         group_ids=np.repeat(np.arange(len(groups), dtype=np.int64), sizes),
+        lengths=np.array([rollout.length for rollout in rollouts], dtype=np.int64),
+        num_sampled=np.array([rollout.num_sampled for rollout in rollouts], dtype=np.int64),
+        finish_reasons=tuple(rollout.finish_reason for rollout in rollouts),
+        scores=tuple(scores),
+        held=np.arange(len(rollouts), dtype=np.int64),
         token_ids=np.concatenate([np.array(turn.token_ids, dtype=np.int64) for turn in turns]),
         sampled=np.repeat([turn.sampled for turn in turns], [len(turn.token_ids) for turn in turns]),
         rollout_logprobs=np.concatenate([np.array(turn.logprobs, dtype=np.float32) for turn in turns if turn.sampled]),
-        lengths=np.array([rollout.length for rollout in rollouts], dtype=np.int64),
-        finish_reasons=tuple(rollout.finish_reason for rollout in rollouts),
         responses=tuple(responses),
-        scores=tuple(scores),
         policy_version=groups[0].policy_version,
     )
 
 
 def join(parts: Sequence[StepRollouts]) -> StepRollouts:
     """Several batches as one, in their order: the shares of the ranks, or rounds of sampling."""
-    offsets = np.cumsum([0] + [len(part.prompts) for part in parts])
+    groups = np.cumsum([0] + [len(part.problems) for part in parts])
+    responses = np.cumsum([0] + [len(part.lengths) for part in parts])
     return StepRollouts(
         prompts=tuple(prompt for part in parts for prompt in part.prompts),
         problems=tuple(problem for part in parts for problem in part.problems),
-        group_ids=np.concatenate([part.group_ids + offset for part, offset in zip(parts, offsets, strict=False)]),
+        group_ids=np.concatenate([part.group_ids + before for part, before in zip(parts, groups, strict=False)]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        num_sampled=np.concatenate([part.num_sampled for part in parts]),
+        finish_reasons=tuple(reason for part in parts for reason in part.finish_reasons),
+        scores=tuple(score for part in parts for score in part.scores),
+        held=np.concatenate([part.held + before for part, before in zip(parts, responses, strict=False)]),
         token_ids=np.concatenate([part.token_ids for part in parts]),
         sampled=np.concatenate([part.sampled for part in parts]),
         rollout_logprobs=np.concatenate([part.rollout_logprobs for part in parts]),
-        lengths=np.concatenate([part.lengths for part in parts]),
-        finish_reasons=tuple(reason for part in parts for reason in part.finish_reasons),
         responses=tuple(text for part in parts for text in part.responses),
-        scores=tuple(score for part in parts for score in part.scores),
         policy_version=parts[0].policy_version,
     )
 
@@ -123,19 +133,35 @@ def select(step: StepRollouts, groups: Sequence[int]) -> StepRollouts:
     """The batch with these groups alone, in this order."""
     members = [np.flatnonzero(step.group_ids == group) for group in groups]
     index = np.concatenate([np.empty(0, dtype=np.int64), *members])
-    tokens = _places(step.lengths, index)
+    is_held = np.isin(index, step.held)
+    kept = keep(step, np.searchsorted(step.held, index[is_held]))
     return StepRollouts(
         prompts=tuple(step.prompts[group] for group in groups),
         problems=tuple(step.problems[group] for group in groups),
         group_ids=np.repeat(np.arange(len(groups), dtype=np.int64), [len(each) for each in members]),
+        lengths=step.lengths[index],
+        num_sampled=step.num_sampled[index],
+        finish_reasons=tuple(step.finish_reasons[response] for response in index),
+        scores=tuple(step.scores[response] for response in index),
+        held=np.flatnonzero(is_held),
+        token_ids=kept.token_ids,
+        sampled=kept.sampled,
+        rollout_logprobs=kept.rollout_logprobs,
+        responses=kept.responses,
+        policy_version=step.policy_version,
+    )
+
+
+def keep(step: StepRollouts, places: Integers) -> StepRollouts:
+    """The batch, of whose responses this rank holds these alone, in this order; `places`: among those that it holds."""
+    tokens = _places(step.held_lengths, places)
+    return replace(
+        step,
+        held=step.held[places],
         token_ids=step.token_ids[tokens],
         sampled=step.sampled[tokens],
-        rollout_logprobs=step.rollout_logprobs[_places(step.num_sampled, index)],
-        lengths=step.lengths[index],
-        finish_reasons=tuple(step.finish_reasons[response] for response in index),
-        responses=tuple(step.responses[response] for response in index),
-        scores=tuple(step.scores[response] for response in index),
-        policy_version=step.policy_version,
+        rollout_logprobs=step.rollout_logprobs[_places(step.held_num_sampled, places)],
+        responses=tuple(step.responses[place] for place in places),
     )
 
 
@@ -165,7 +191,7 @@ class Microbatch:
     targets: Tensor
     """Those sampled tokens. [n]"""
     tokens: Tensor
-    """Where they stand among the step's M sampled tokens, on the host. [n]"""
+    """Where they stand among the M sampled tokens that this rank holds, on the host. [n]"""
     response_mask: Tensor
     """1 where the policy sampled and the token counts; 0 on given tokens and padding. [b, T]"""
     places: Tensor
@@ -175,7 +201,13 @@ class Microbatch:
     rollout_logprobs: Tensor
     """Of the sampled tokens by the engine that sampled them, nats. [n]"""
     counts: bool
-    """False: its tokens weigh nothing, see Rows."""
+    """False: its only token is none of the step's and weighs nothing, see Rows."""
+
+    def look_up(self, values: Tensor) -> Tensor:
+        """From [M] values of all sampled tokens held here, those of this pass, on its device; 0 where it does not
+        count. [n]"""
+        chosen = values[self.tokens] if self.counts else values.new_zeros(len(self.tokens))
+        return chosen.to(self.input_ids.device)
 
     def pick(self, values: Tensor) -> Tensor:
         """The sampled tokens' values of [b, T], as [n]."""
@@ -191,9 +223,13 @@ class Microbatch:
 def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: bool = False) -> Microbatch:
     """The tensors of one forward pass: its responses padded to one width, or packed into one row.
 
-    In a packed row neighbours of one group share one copy of their prompt.
+    In a packed row neighbours of one group share one copy of their prompt. The responses are held here.
     """
+    if not rows.counts:
+        idle = microbatch(_IDLE, Rows((0,)), device, packed=packed)
+        return replace(idle, response_mask=torch.zeros_like(idle.response_mask), counts=False)
     index = np.array(rows.rollouts, dtype=np.int64)
+    places = np.searchsorted(step.held, index)
     lengths, groups = step.lengths[index], step.group_ids[index]
     prompts = [step.prompts[group] for group in groups]
     prompt_lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
@@ -201,7 +237,7 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
     row = np.repeat(np.arange(len(index)), lengths)
     column = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     positions = layout.first_tokens[row] + column
-    tokens = _places(step.lengths, index)
+    tokens = _places(step.held_lengths, places)
     input_ids = np.zeros(layout.size, dtype=np.int64)
     for owner in np.unique(layout.prompt_owners):
         end = layout.first_tokens[owner]
@@ -212,10 +248,10 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
     prompt_ends = layout.first_tokens[layout.prompt_owners][row]
     sources = np.where(column > 0, positions, prompt_ends)[sampled] - 1
     longest = int(lengths.max())
-    places = (row * longest + column)[sampled]
+    cells = (row * longest + column)[sampled]
     mask = np.zeros(len(index) * longest, dtype=np.float32)
-    mask[places] = float(rows.counts)
-    sampled_tokens = _places(step.num_sampled, index)
+    mask[cells] = 1.0
+    sampled_tokens = _places(step.held_num_sampled, places)
 
     def on_device(array: Integers | Floats) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -227,11 +263,29 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
         targets=on_device(step.token_ids[tokens][sampled]),
         tokens=torch.from_numpy(sampled_tokens),
         response_mask=on_device(mask.reshape(len(index), longest)),
-        places=on_device(places),
+        places=on_device(cells),
         rollouts=torch.from_numpy(index),
         rollout_logprobs=on_device(step.rollout_logprobs[sampled_tokens]),
-        counts=rows.counts,
+        counts=True,
     )
+
+
+_IDLE = StepRollouts(
+    prompts=(np.zeros(1, dtype=np.int64),),
+    problems=(0,),
+    group_ids=np.zeros(1, dtype=np.int64),
+    lengths=np.ones(1, dtype=np.int64),
+    num_sampled=np.ones(1, dtype=np.int64),
+    finish_reasons=("stop",),
+    scores=(Score(value=0.0, correct=False),),
+    held=np.zeros(1, dtype=np.int64),
+    token_ids=np.zeros(1, dtype=np.int64),
+    sampled=np.ones(1, dtype=np.bool_),
+    rollout_logprobs=np.zeros(1, dtype=np.float32),
+    responses=("",),
+    policy_version=0,
+)
+"""What a pass that does not count computes: one token after one token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,45 @@
-"""A step's rollouts cut into the minibatches of its optimizer updates."""
+"""A step's rollouts cut into the minibatches of its optimizer updates, and these dealt to the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from rpg.advantages import with_signal
 from rpg.batches.batch import Bools, Microbatch, StepRollouts, microbatch
-from rpg.batches.packing_plan import Integers, Rows, plan_packed, plan_padded
+from rpg.batches.packing_plan import IDLE, Integers, Rows, plan_packed, plan_padded
 from rpg.processes import ranks
 from specs.schema.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlan:
+    """The responses of one optimizer update, and each rank's passes over its share of them."""
+
+    trained: Integers
+    """Those that every count and denominator is of."""
+    computed: Integers
+    """Those of them that are in a pass."""
+    passes: list[list[Rows]]
+    """Of each rank; as many on one as on another."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The updates of a step. It follows from what every rank knows, so that the ranks agree without talking."""
+
+    updates: list[UpdatePlan]
+    packed: bool
+    """Whether a pass is one row without padding."""
+
+    def trainers(self, count: int) -> Integers:
+        """Of each of the step's `count` responses: the rank that trains on it; -1 where none does. [count]"""
+        trainers = np.full(count, -1, dtype=np.int64)
+        for update in self.updates:
+            for rank, passes in enumerate(update.passes):
+                for rows in passes:
+                    trainers[list(rows.rollouts)] = rank
+        return trainers
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,49 +62,44 @@ class Minibatch:
         return max((batch.input_ids.numel() for batch in self.passes), default=0)
 
 
-def cut(
-    rollouts: StepRollouts,
-    training: Training,
-    device: torch.device,
-    *,
-    packed: bool = False,
-    advantage: Tensor | None = None,
-) -> list[Minibatch]:
-    """Minibatches in the order of the prompts, each with this rank's passes, which serve every forward alike.
+def plan_step(
+    rollouts: StepRollouts, training: Training, *, packed: bool = False, signal: Bools | None = None
+) -> StepPlan:
+    """Minibatches in the order of the prompts, each dealt to the ranks in passes, which serve every forward alike.
 
     Responses that `mask_truncated` leaves out are in no pass and no count.
 
     Args:
         packed: whether a pass is one row without padding, see Learner.packs.
-        advantage: of every sampled token, to leave out the responses in which it is 0 throughout: they count, and are
-            in no pass. Of a minibatch without others the shortest is computed, for figures to be taken from. [M]
+        signal: of each response, whether an advantage in it is not 0, to leave out the others: they count, and are in
+            no pass. Of a minibatch without signal the shortest is computed, for figures to be taken from. [B]
     """
     parts = np.array_split(np.arange(len(rollouts.lengths)), training.minibatches)
     if training.mask_truncated:
         parts = [part[~rollouts.truncated[part]] for part in parts]
-    computed = parts
-    if advantage is not None:
-        signal = with_signal(advantage, torch.from_numpy(rollouts.num_sampled)).numpy()
-        computed = [_with_signal(rollouts, part, signal) for part in parts]
+    computed = parts if signal is None else [_with_signal(rollouts, part, signal) for part in parts]
+    passes = [_passes(rollouts, chosen.tolist(), training, packed=packed) for chosen in computed]
+    return StepPlan([UpdatePlan(*each) for each in zip(parts, computed, passes, strict=True)], packed)
+
+
+def cut(rollouts: StepRollouts, plan: StepPlan, device: torch.device) -> list[Minibatch]:
+    """The planned minibatches with this rank's passes; the rank holds the responses in them."""
     return [
         Minibatch(
-            passes=[
-                microbatch(rollouts, rows, device, packed=packed)
-                for rows in _passes(rollouts, chosen.tolist(), training, packed=packed)
-            ],
-            num_tokens=max(1, int(rollouts.num_sampled[part].sum())),
-            num_sequences=max(1, len(part)),
-            num_computed=int(rollouts.num_sampled[chosen].sum()),
-            num_computed_with_context=int(rollouts.sequence_lengths[chosen].sum()),
+            passes=[microbatch(rollouts, rows, device, packed=plan.packed) for rows in update.passes[ranks.rank()]],
+            num_tokens=max(1, int(rollouts.num_sampled[update.trained].sum())),
+            num_sequences=max(1, len(update.trained)),
+            num_computed=int(rollouts.num_sampled[update.computed].sum()),
+            num_computed_with_context=int(rollouts.sequence_lengths[update.computed].sum()),
         )
-        for part, chosen in zip(parts, computed, strict=True)
+        for update in plan.updates
     ]
 
 
 def trained_fraction(minibatches: Sequence[Minibatch], rollouts: StepRollouts) -> dict[str, float]:
     """The share of the sampled tokens that are computed."""
     computed = sum(minibatch.num_computed for minibatch in minibatches)
-    return {"trained_fraction": computed / len(rollouts.rollout_logprobs)}
+    return {"trained_fraction": computed / int(rollouts.num_sampled.sum())}
 
 
 def _with_signal(rollouts: StepRollouts, part: Integers, signal: Bools) -> Integers:
@@ -86,11 +109,18 @@ def _with_signal(rollouts: StepRollouts, part: Integers, signal: Bools) -> Integ
     return part[[int(rollouts.sequence_lengths[part].argmin())]]
 
 
-def _passes(rollouts: StepRollouts, part: list[int], training: Training, *, packed: bool) -> list[Rows]:
-    """This rank's; one that does not count where there is nothing to train on, since an update needs a backward."""
+def _passes(rollouts: StepRollouts, part: list[int], training: Training, *, packed: bool) -> list[list[Rows]]:
+    """Each rank's; one that does not count where there is nothing to train on, since an update needs a backward."""
+    size = ranks.world_size()
     if not part:
-        return [Rows((int(rollouts.sequence_lengths.argmin()),), counts=False)]
-    share = {"ranks": ranks.world_size(), "rank": ranks.rank(), "max_tokens": training.microbatch_tokens}
+        return [[IDLE]] * size
     if not packed:
-        return plan_padded(rollouts.sequence_lengths, part, **share)
-    return plan_packed(rollouts.prompt_lengths, rollouts.lengths, rollouts.group_ids, part, **share)
+        return plan_padded(rollouts.sequence_lengths, part, ranks=size, max_tokens=training.microbatch_tokens)
+    return plan_packed(
+        rollouts.prompt_lengths,
+        rollouts.lengths,
+        rollouts.group_ids,
+        part,
+        ranks=size,
+        max_tokens=training.microbatch_tokens,
+    )

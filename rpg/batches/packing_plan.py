@@ -22,16 +22,22 @@ In each layer every response has a copy of its prompt's keys and values, kept fo
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which responses make up one forward pass on this rank."""
+    """Which responses make up one forward pass."""
 
     rollouts: Indices
-    counts: bool = True
-    """False: its tokens weigh nothing. A rank with fewer passes than another makes such ones, since all ranks must take
-    part in each collective call."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether there are any. A rank with fewer passes than another makes some of none, since all ranks must take
+        part in each collective call."""
+        return bool(self.rollouts)
 
 
-def plan_padded(lengths: Integers, rollouts: Sequence[int], *, ranks: int, rank: int, max_tokens: int) -> list[Rows]:
-    """This rank's passes over a minibatch: an equal share of the tokens, in passes of neighbours in length.
+IDLE = Rows(())
+
+
+def plan_padded(lengths: Integers, rollouts: Sequence[int], *, ranks: int, max_tokens: int) -> list[list[Rows]]:
+    """Each rank's passes over a minibatch: an equal share of the tokens, in passes of neighbours in length.
 
     Every rank gets the same number of passes; one with fewer of its own fills up with passes that do not count.
 
@@ -41,7 +47,7 @@ def plan_padded(lengths: Integers, rollouts: Sequence[int], *, ranks: int, rank:
         max_tokens: bound on rows x longest row. A response longer than that is a pass of its own.
     """
     shares = _deal([((index,), int(lengths[index])) for index in rollouts], ranks)
-    return _of_rank([_fill_padded(lengths, share, max_tokens) for share in shares], lengths, rollouts, rank)
+    return _as_many([_fill_padded(lengths, share, max_tokens) for share in shares])
 
 
 def plan_packed(
@@ -51,9 +57,8 @@ def plan_packed(
     rollouts: Sequence[int],
     *,
     ranks: int,
-    rank: int,
     max_tokens: int,
-) -> list[Rows]:
+) -> list[list[Rows]]:
     """The same for passes of one row, which hold a prompt once for all its responses: they stand group by group.
 
     Whole groups are dealt to the ranks, or single responses where that leaves the fullest rank with fewer tokens.
@@ -76,8 +81,7 @@ def plan_packed(
     whole = [(members, tokens(members)) for members in _members(groups, rollouts)]
     ways = (_deal(whole, ranks), _deal(singly, ranks))
     shares = min(ways, key=lambda way: max(map(tokens, way)))
-    passes = [_fill_packed(lengths, responses, _members(groups, share), max_tokens) for share in shares]
-    return _of_rank(passes, lengths, rollouts, rank)
+    return _as_many([_fill_packed(lengths, responses, _members(groups, share), max_tokens) for share in shares])
 
 
 def _deal(pieces: Sequence[tuple[Indices, int]], ranks: int) -> list[list[int]]:
@@ -119,11 +123,10 @@ def _fill_packed(lengths: Integers, responses: Integers, groups: list[Indices], 
     return [tuple(each) for each in passes]
 
 
-def _of_rank(passes: list[list[Indices]], lengths: Integers, rollouts: Sequence[int], rank: int) -> list[Rows]:
-    """Those of this rank, and as many that do not count as it has fewer than another."""
-    shortest = min(rollouts, key=lambda index: (lengths[index], index))
-    idle = max(map(len, passes)) - len(passes[rank])
-    return [Rows(each) for each in passes[rank]] + [Rows((shortest,), counts=False)] * idle
+def _as_many(passes: list[list[Indices]]) -> list[list[Rows]]:
+    """Each rank's passes, and as many that do not count as it has fewer than another."""
+    most = max(map(len, passes))
+    return [[Rows(each) for each in of_rank] + [IDLE] * (most - len(of_rank)) for of_rank in passes]
 
 
 def _members(groups: Integers, rollouts: Iterable[int]) -> list[Indices]:

@@ -24,7 +24,7 @@ def step_advantages(
     old_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
 ) -> Tensor:
-    """The advantage of every sampled token of a step. [M]
+    """The advantage of every sampled token of a step that this rank holds. [M] All ranks call it.
 
     Args:
         old_logprobs, ref_logprobs: nats; needed where the objective `penalizes_reward`. [M]
@@ -35,6 +35,7 @@ def step_advantages(
         rewards=torch.from_numpy(rollouts.rewards),
         group_ids=torch.from_numpy(rollouts.group_ids),
         lengths=torch.from_numpy(rollouts.num_sampled),
+        held=torch.from_numpy(rollouts.held),
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
     )

@@ -134,6 +134,11 @@ def load_values(directory: Path, stem: str, *, rank: int | None = None) -> Any:
     return torch.load(path, weights_only=True) if path.exists() else None
 
 
+def count_values(directory: Path, stem: str) -> int:
+    """How many ranks gave something to `StateCopy.values`."""
+    return len(list(directory.glob(f"{stem}-rank*.pt")))
+
+
 def _values_file(stem: str, rank: int | None = None) -> str:
     return f"{stem}-rank{ranks.rank() if rank is None else rank:05}.pt"
 

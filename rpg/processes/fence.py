@@ -39,8 +39,8 @@ class Fence:
                 pass
         return self._superseded
 
-    def check(self) -> None:
-        """Raises SupersededError where a lease of a higher number exists."""
-        if self.superseded:
+    def check(self, superseded: bool = False) -> None:
+        """Raises SupersededError where a lease of a higher number exists, or another rank is known to have seen one."""
+        if superseded or self.superseded:
             name = self.run_directory.name
             raise SupersededError(f"{name} was taken over (lease {self.number} is superseded): nothing more is written")

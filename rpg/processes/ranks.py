@@ -1,7 +1,7 @@
 """The data-parallel processes that a launcher starts: the number of this one, and the few collectives they need."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -78,6 +78,22 @@ def largest(values: Tensor) -> Tensor:
     return values
 
 
+def all_to_all(tensors: Sequence[Tensor]) -> Tensor:
+    """Sends the r-th tensor to rank r, and returns what the ranks sent to this one, end to end in their order.
+
+    Args:
+        tensors: one for each rank, on the host, of one type and one dimension; of any length.
+    """
+    if world_size() == 1:
+        return tensors[0]
+    sizes = torch.tensor([len(tensor) for tensor in tensors])
+    received = torch.empty_like(sizes)
+    dist.all_to_all_single(received, sizes)
+    result = tensors[0].new_empty(int(received.sum()))
+    dist.all_to_all_single(result, torch.cat(list(tensors)), received.tolist(), sizes.tolist())
+    return result
+
+
 def any_rank(flag: bool) -> bool:
     """Whether the flag is set on any rank; the same answer on all of them."""
     return bool(largest(torch.tensor([int(flag)])).item())
@@ -108,28 +124,38 @@ class Channel:
         return _gather(value, lambda: self._group)
 
 
-def gather_made(make: Callable[[], T], *, what: str, gather: Callable[[Any], list[Any]] = gather) -> list[T]:
+def gather_made(
+    make: Callable[[], T],
+    *,
+    what: str,
+    gather: Callable[[Any], list[Any]] = gather,
+    for_others: Callable[[T], T] = lambda made: made,
+) -> list[T]:
     """What each rank makes, in the order of the ranks. If one rank fails all do: else the others would wait for ever.
 
     Args:
         what: is made, in a few words, for the error of the other ranks.
         gather: `gather`, or that of a `Channel`.
+        for_others: what of it the other ranks get.
     Raises:
         Exception: the error of this rank.
         RuntimeError: another rank failed; its error is in the message.
     """
-    made, failure = None, None
+    made: list[T] = []
+    failure = None
     try:
-        made = make()
+        made = [make()]
     except Exception as error:
         failure = error
-    shares = gather((made, f"{type(failure).__name__}: {failure}" if failure else ""))
+    sent = [for_others(each) for each in made]
+    shares = gather((sent, f"{type(failure).__name__}: {failure}" if failure else ""))
     if failure:
         raise failure
     for rank_of_share, (_, message) in enumerate(shares):
         if message:
             raise RuntimeError(f"rank {rank_of_share} could not make its share of the {what}: {message}")
-    return [share for share, _ in shares]
+    received = [share for (share,), _ in shares]
+    return [*received[: rank()], *made, *received[rank() + 1 :]]
 
 
 class Exchange:
@@ -145,10 +171,10 @@ class Exchange:
         self._gather = gather
         self._all_know = False
 
-    def __call__(self, make: Callable[[], T]) -> list[T]:
+    def __call__(self, make: Callable[[], T], *, for_others: Callable[[T], T] = lambda made: made) -> list[T]:
         """See `gather_made`. All ranks call it equally often."""
         self._all_know = True  # of an error that is raised here
-        made = gather_made(make, what=self._what, gather=self._gather)
+        made = gather_made(make, what=self._what, gather=self._gather, for_others=for_others)
         self._all_know = False
         return made
 

@@ -33,27 +33,28 @@ def write_rollouts(
     trained_version: int,
     reference_version: int,
 ) -> None:
-    """One row a response; `problems` are those of the run, `advantages` one a response."""
-    of_group = [problems[index] for index in rollouts.problems]
-    asked = [of_group[group] for group in rollouts.group_ids]
+    """One row a response that this rank holds; `problems` are those of the run, `advantages` one a row."""
+    held, groups = rollouts.held, rollouts.group_ids[rollouts.held]
+    asked = [problems[rollouts.problems[group]] for group in groups]
+    scores = [rollouts.scores[response] for response in held]
     writer.columns(
         RolloutRow,
         {
             "step": step,
-            "rollout_id": np.arange(len(asked)),
+            "rollout_id": held,
             "prompt_id": [problem.problem_id for problem in asked],
-            "group_id": rollouts.group_ids,
+            "group_id": groups,
             "prompt": [problem.prompt for problem in asked],
             "response": list(rollouts.responses),
-            "reward": [score.reward for score in rollouts.scores],
-            "correct": [score.correct for score in rollouts.scores],
+            "reward": [score.reward for score in scores],
+            "correct": [score.correct for score in scores],
             "advantage": advantages.double().numpy(),
-            "num_tokens": rollouts.num_sampled,
-            "finish_reason": list(rollouts.finish_reasons),
+            "num_tokens": rollouts.held_num_sampled,
+            "finish_reason": [rollouts.finish_reasons[response] for response in held],
             "policy_version": rollouts.policy_version,
             "trained_version": trained_version,
             "reference_version": reference_version,
-            "reward_error": [score.error for score in rollouts.scores],
+            "reward_error": [score.error for score in scores],
         },
     )
 
@@ -74,14 +75,15 @@ def chosen_responses(run_id: str, step: int, count: int, share: float) -> np.nda
 def write_tokens(
     writer: SegmentWriter, step: int, rollouts: StepRollouts, ledger: Mapping[str, Tensor], chosen: np.ndarray
 ) -> None:
-    """One row a token of the chosen responses; what the ledger does not know becomes NULL, and of a given token it
-    knows nothing.
+    """One row a token of the chosen responses that this rank holds. What the ledger does not know becomes NULL, and of
+    a given token it knows nothing.
 
     Args:
+        ledger: columns of the token ledger. [M] each
         chosen: of which responses: bool. [B]
     """
-    lengths, sampled = rollouts.lengths, rollouts.sampled
-    rollout_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    lengths, sampled = rollouts.held_lengths, rollouts.sampled
+    rollout_ids = np.repeat(rollouts.held.astype(np.int32), lengths)
     positions = np.arange(len(sampled)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
     def known(values: np.ndarray) -> np.ndarray:

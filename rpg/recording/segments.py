@@ -9,12 +9,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rpg.files import aside_of, explained, sync
-from specs.records import TABLES, EventRow, Float32, Int32
+from specs.records import LARGE_TABLES, TABLES, EventRow, Float32, Int32
 from specs.secrets import hide
 from specs.segment_names import DigestedFile, SegmentName
 
@@ -45,15 +45,19 @@ class SegmentWriter:
     """Collects rows and writes them as `segments/<table>/` under the names of `SegmentName`.
 
     Every row gets the run's id and the attempt. A table has at most one segment a flush; nothing is on disk before.
+    Of large tables each rank writes a share, an empty one too: their rows count once the shares of all are on disk.
     """
 
-    def __init__(self, run_dir: Path, run_id: str, attempt: int) -> None:
+    def __init__(self, run_dir: Path, run_id: str, attempt: int, *, rank: int = 0, ranks: int = 1) -> None:
+        """`rank`: the number of this one among the `ranks` that write large tables."""
         self.run_id = run_id
         self.attempt = attempt
         self._root = run_dir / "segments"
         self._constants = {"run_id": run_id, "attempt": attempt}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="segments")
+        self._rank, self._ranks = rank, ranks
         self._pending: dict[str, list[pa.Table]] = {}
+        self._steps: dict[str, set[int]] = {}
         self._schemas = {table: schema_of(row) for table, row in TABLES.items()}
 
     def columns(self, row: type, columns: Mapping[str, Any]) -> None:
@@ -69,7 +73,7 @@ class SegmentWriter:
         length = next(len(column) for column in columns.values() if _is_column(column))
         given: dict[str, Any] = {**self._constants, **columns}
         arrays = [_array(given[name], schema.field(name).type, length) for name in schema.names]
-        self._pending.setdefault(table, []).append(pa.Table.from_arrays(arrays, schema=schema))
+        self._add(table, pa.Table.from_arrays(arrays, schema=schema), np.atleast_1d(columns["step"]).tolist())
 
     def rows(self, rows: Iterable[Any]) -> None:
         """Adds rows of one class, as they are."""
@@ -78,7 +82,7 @@ class SegmentWriter:
             table = _NAMES[type(listed[0])]
             schema = self._schemas[table]
             columns = {name: [getattr(row, name) for row in listed] for name in schema.names}
-            self._pending.setdefault(table, []).append(pa.Table.from_pydict(columns, schema=schema))
+            self._add(table, pa.Table.from_pydict(columns, schema=schema), columns["step"])
 
     def event(self, step: int, kind: str, message: str) -> None:
         """Adds a row that says what happened to the run; a secret in the message is left out."""
@@ -87,15 +91,20 @@ class SegmentWriter:
 
     def flush(self) -> None:
         """Writes and syncs what was added since the last flush; the tables side by side, since syncing is waiting."""
-        list(self._threads.map(self._write, self._pending.items()))
+        list(self._threads.map(self._write, self._pending))
         self._pending.clear()
+        self._steps.clear()
 
-    def _write(self, pending: tuple[str, list[pa.Table]]) -> None:
-        table, parts = pending
-        whole = pa.concat_tables(parts)
-        steps = pc.min_max(whole.column("step"))
-        name = SegmentName(False, self.attempt, steps["min"].as_py(), steps["max"].as_py(), "")
-        _publish(self._root / table, name, whole)
+    def _add(self, table: str, rows: pa.Table, steps: Iterable[int]) -> None:
+        self._pending.setdefault(table, []).append(rows)
+        self._steps.setdefault(table, set()).update(steps)
+
+    def _write(self, table: str) -> None:
+        steps = self._steps[table]
+        name = SegmentName(False, self.attempt, min(steps), max(steps), "")
+        if table in LARGE_TABLES:
+            name = replace(name, rank=self._rank, ranks=self._ranks)
+        _publish(self._root / table, name, pa.concat_tables(self._pending[table]))
 
 
 def _is_column(value: Any) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rpg.batches.batch import Microbatch
-from rpg.batches.minibatches import Minibatch, cut
+from rpg.batches.minibatches import Minibatch, cut, plan_step
 from rpg.batches.step_loss import pass_loss
 from rpg.learner.packing import Packing
 from rpg.learner.packing_trial import try_packing
@@ -48,7 +48,8 @@ class KeptPolicy:
 
     def minibatches(self, recorded: RecordedStep, experiment: Experiment) -> list[Minibatch]:
         """The step's minibatches in passes of `training.microbatch_tokens`."""
-        return cut(recorded.rollouts, experiment.training, self.device, packed=self.packs)
+        plan = plan_step(recorded.rollouts, experiment.training, packed=self.packs)
+        return cut(recorded.rollouts, plan, self.device)
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """As `Learner.logprobs`: logprobs and entropies of a pass's sampled tokens, nats. [n] each"""

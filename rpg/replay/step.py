@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rpg.advantages import response_means
 from rpg.batches.batch import Microbatch, StepRollouts
-from rpg.batches.minibatches import Minibatch, cut
+from rpg.batches.minibatches import Minibatch, cut, plan_step
 from rpg.batches.step_loss import pass_loss, step_advantages
 from rpg.objectives import TokenBatch
 from specs.schema.experiment import Experiment
@@ -105,7 +105,7 @@ def replay_step(recorded: RecordedStep, experiment: Experiment) -> ReplayedStep:
         if field.name not in ("trained", "advantages")
     }
     training = experiment.training.model_copy(update={"microbatch_tokens": PASS_TOKENS})
-    for minibatch in cut(recorded.rollouts, training, torch.device("cpu")):
+    for minibatch in cut(recorded.rollouts, plan_step(recorded.rollouts, training), torch.device("cpu")):
         for batch in minibatch.passes:
             if not batch.counts:
                 continue

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from rpg.batches.batch import StepRollouts
-from rpg.checkpoints.pieces import load_values
+from rpg.batches.shares import holding
+from rpg.checkpoints.pieces import count_values, load_values
+from rpg.processes import ranks
 from rpg.rewards.score import Score
 from rpg.stopwatch import Stopwatch
 
@@ -98,18 +100,30 @@ def plain_waiting(batches: Sequence[Waiting]) -> list[dict[str, Any]]:
 
 
 def load_waiting(directory: Path) -> list[Waiting]:
-    """The batches that rank 0 saved in a checkpoint; none where it saved none."""
+    """The batches in a checkpoint. The ranks that saved it may have been more or fewer: what each of them held goes to
+    one of those that there are now."""
+    saved = count_values(directory, WAITING)
+    if not saved:
+        return []
+    mine = [load_values(directory, WAITING, rank=rank) for rank in range(ranks.rank(), saved, ranks.world_size())]
+    known = mine[0] if mine else load_values(directory, WAITING, rank=0)  # each file has what every rank knows
     return [
-        Waiting(record["step"], _rollouts(record["rollouts"]), position=record["position"])
-        for record in load_values(directory, WAITING, rank=0) or []
+        Waiting(
+            record["step"],
+            holding(_rollouts(record["rollouts"]), [_rollouts(share[number]["rollouts"]) for share in mine]),
+            position=record["position"],
+        )
+        for number, record in enumerate(known)
     ]
 
 
 def _plain(rollouts: StepRollouts) -> dict[str, Any]:
-    """The fields as tensors and plain values, as torch loads without running code. No `sampled`: all tokens were."""
+    """The fields as tensors and plain values, as torch loads without running code."""
     values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
     if rollouts.sampled.all():  # as in the checkpoints of before there were given tokens
         del values["sampled"]
+    if len(rollouts.held) == len(rollouts.lengths):  # as in those of before each rank held a share
+        del values["held"], values["num_sampled"]
     return {
         **{name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in values.items()},
         "prompts": [torch.from_numpy(prompt) for prompt in rollouts.prompts],
@@ -130,5 +144,9 @@ def _rollouts(plain: dict[str, Any]) -> StepRollouts:
     }
     values["prompts"] = tuple(prompt.numpy() for prompt in plain["prompts"])
     values["scores"] = tuple(Score(**score) for score in plain["scores"])
-    values.setdefault("sampled", np.ones(len(values["token_ids"]), dtype=np.bool_))
+    sampled = values.setdefault("sampled", np.ones(len(values["token_ids"]), dtype=np.bool_))
+    if "held" not in values:
+        lengths = values["lengths"]
+        values["held"] = np.arange(len(lengths), dtype=np.int64)
+        values["num_sampled"] = np.add.reduceat(sampled, np.cumsum(lengths) - lengths, dtype=np.int64)
     return StepRollouts(**values)

@@ -1,4 +1,4 @@
-"""Where a step's rollouts come from: prompts taken in their order, sampled in groups, scored, shared by all ranks."""
+"""Where a step's rollouts come from: prompts taken in their order, dealt to the ranks, sampled in groups, scored."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +12,7 @@ import torch
 
 from rpg.advantages import overlong_penalties
 from rpg.batches.batch import StepRollouts, collate, join, select
+from rpg.batches.shares import without_contents
 from rpg.checkpoints.pieces import StateCopy
 from rpg.data.order import seed_of
 from rpg.parts import Parts
@@ -29,7 +30,7 @@ from specs.schema.rollout import DynamicSampling
 
 
 class RolloutSource:
-    """Makes one batch of rollouts after another. All ranks make the same calls and get the same batch.
+    """Makes one batch of rollouts after another. All ranks make the same calls; each holds what it sampled of a batch.
 
     With `max_staleness` n above 0 the batch of step i is sampled under the weights after step i - 1 - n (those of the
     start, in the first steps) in a thread of its own, while the learner trains. Which weights sample a batch is thus
@@ -68,7 +69,7 @@ class RolloutSource:
         return self._ahead.failure() if self._ahead else None
 
     def take(self, step: int, clock: Stopwatch) -> StepRollouts:
-        """The batch of a step, its reward included, the same on all ranks."""
+        """The batch of a step, its rewards included. This rank holds the responses that it sampled."""
         if self._ahead is None:
             batch = self._make(step, clock)
         else:
@@ -87,8 +88,7 @@ class RolloutSource:
         if self._ahead is None:
             return self._position
         waiting = self._ahead.waiting(step + self._staleness)
-        if ranks.rank() == 0:  # they are the same on all
-            copied.values(WAITING, plain_waiting(waiting))
+        copied.values(WAITING, plain_waiting(waiting))
         return waiting[-1].position if waiting else self._position
 
     def load(self, directory: Path, position: int) -> None:
@@ -102,8 +102,9 @@ class RolloutSource:
 
         def sample(taken: int, count: int) -> StepRollouts:
             share = partial(self._share, step, taken, count, clock)
-            shares = ranks.gather_made(share, what="rollouts", gather=self._gather)
-            return join([part for part in shares if part])
+            return self._together(
+                ranks.gather_made(share, what="rollouts", gather=self._gather, for_others=_known_to_others)
+            )
 
         groups, surplus_tokens = self._training.prompts_per_step, 0
         if self._dynamic is None:
@@ -128,12 +129,18 @@ class RolloutSource:
         problems = order.take(admission.most)
         with ranks.Exchange(what="rollouts", gather=self._gather) as exchange:
             share = self._streamed_share(step, problems, admission, exchange, clock)
-            shares = exchange(lambda: share)
+            shares = exchange(lambda: share, for_others=lambda made: (_known_to_others(made[0]), made[1]))
         assert admission.needed is not None
         order.position = before + admission.needed
         places = np.concatenate([range(rank, admission.needed, len(shares)) for rank in range(len(shares))])
-        whole = join([share for share, _ in shares if share])
+        whole = self._together([share for share, _ in shares])
         return select(whole, np.argsort(places).tolist()), sum(tokens for _, tokens in shares)
+
+    def _together(self, shares: Sequence[StepRollouts | None]) -> StepRollouts:
+        """The shares of all ranks as one batch; those of the others come without prompts."""
+        whole = join([share for share in shares if share])
+        prompts = (np.array(self._parts.prompts[problem], dtype=np.int64) for problem in whole.problems)
+        return replace(whole, prompts=tuple(prompts))
 
     def _streamed_share(
         self, step: int, problems: list[int], admission: Admission, exchange: ranks.Exchange, clock: Stopwatch
@@ -249,6 +256,11 @@ class RolloutSource:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _known_to_others(share: StepRollouts | None) -> StepRollouts | None:
+    """What the other ranks get of this rank's share; None where there is none."""
+    return without_contents(share) if share else None
 
 
 def _next_groups(streamed: StepRollouts, taken: int, count: int) -> StepRollouts:

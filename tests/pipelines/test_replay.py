@@ -342,6 +342,8 @@ def one_and_three_tokens(logprobs: list[float], rollout_logprobs: list[float], f
             sampled=np.ones(4, dtype=np.bool_),
             rollout_logprobs=np.array(rollout_logprobs, dtype=np.float32),
             lengths=np.array([1, 3]),
+            num_sampled=np.array([1, 3]),
+            held=np.array([0, 1]),
             finish_reasons=("stop", finish),
             responses=("", ""),
             scores=(Score.of(1.0, None), Score.of(0.0, None)),

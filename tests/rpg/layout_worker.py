@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from rpg.batches.ledger import TokenLedger
-from rpg.batches.minibatches import cut
+from rpg.batches.minibatches import cut, plan_step
 from rpg.keeper import TrainingState
 from rpg.parts import Parts, open_parts
 from rpg.processes import ranks
@@ -29,7 +29,7 @@ def go(parts: Parts, state: TrainingState, leg: int) -> None:
     """Trains on a leg's minibatches, and moves the reference."""
     step = responses()
     trainer = Trainer(parts, RolloutSource(parts), state, keeper=None, progress=None)
-    minibatches = cut(step, parts.spec.training, parts.device)[PARTS[leg]]
+    minibatches = cut(step, plan_step(step, parts.spec.training), parts.device)[PARTS[leg]]
     ledger = TokenLedger(len(step.rollout_logprobs))
     trainer.recompute(minibatches, ledger)
     with parts.learner.updating():

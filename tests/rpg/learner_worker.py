@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rpg.advantages import advantages
 from rpg.batches.batch import StepRollouts
 from rpg.batches.ledger import TokenLedger
-from rpg.batches.minibatches import Minibatch, cut
+from rpg.batches.minibatches import Minibatch, cut, plan_step
 from rpg.keeper import TrainingState
 from rpg.learner.policy import load_model
 from rpg.objectives import token_losses
@@ -74,6 +74,8 @@ def responses() -> StepRollouts:
         sampled=sampled,
         rollout_logprobs=np.zeros(sampled.sum(), dtype=np.float32),
         lengths=lengths,
+        num_sampled=np.add.reduceat(sampled, lengths.cumsum() - lengths, dtype=np.int64),
+        held=np.arange(25),
         finish_reasons=("stop",) * 25,
         responses=("",) * 25,
         scores=tuple(Score(value=float(value), correct=False) for value in generator.normal(size=25)),
@@ -118,7 +120,8 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
     step = responses()
     with noting_the_share_given_to_deepspeed(run.path / "share"), open_parts(run, spec, torch.device("cpu")) as parts:
         trainer = Trainer(parts, RolloutSource(parts), TrainingState(), keeper=None, progress=None)
-        minibatches = cut(step, trainer.training, torch.device("cpu"), packed=parts.learner.packs)
+        plan = plan_step(step, trainer.training, packed=parts.learner.packs)
+        minibatches = cut(step, plan, torch.device("cpu"))
         assert parts.learner.packs == trainer.training.packing
         ledger = TokenLedger(len(step.rollout_logprobs))
         trainer.recompute(minibatches, ledger)
@@ -155,13 +158,14 @@ def check_reference(trainer: Trainer, minibatches: list[Minibatch], ledger: Toke
 def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
     """The same updates with whole logits, no padding, one response at a time."""
     step, training = responses(), spec.training
+    starts = np.concatenate([[0], np.cumsum(step.lengths)])
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     trained = low_rank(model, base, training) if training.lora else list(model.parameters())
     optimizer = optimizer_of(training, trained)
 
     def logprobs(index: int) -> torch.Tensor:
         prompt = torch.from_numpy(step.prompts[step.group_ids[index]])
-        place = slice(step.starts[index], step.starts[index + 1])
+        place = slice(starts[index], starts[index + 1])
         response, sampled = torch.from_numpy(step.token_ids[place]), torch.from_numpy(step.sampled[place])
         logits = model(input_ids=torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
         return torch.log_softmax(logits / spec.rollout.temperature, -1).gather(1, response[:, None])[sampled, 0]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpg.batches.batch import StepRollouts, collate, join, microbatch, select
-from rpg.batches.minibatches import cut
-from rpg.batches.packing_plan import Rows, plan_packed, plan_padded
+from rpg.batches.minibatches import cut, plan_step
+from rpg.batches.packing_plan import IDLE, Rows, plan_packed, plan_padded
 from rpg.rewards.score import Score
 from rpg.types import Rollout, RolloutGroup, Turn
 from specs.schema.training import Training
@@ -42,16 +42,15 @@ def test_every_response_is_trained_on_once_by_one_rank(
     responses = np.array(data.draw(st.lists(st.integers(1, 40), min_size=count, max_size=count)))
     groups = np.repeat(np.arange(len(prompts)), group_size)
     heads = np.array(prompts)[groups]
-    plans = [
-        plan_packed(heads, responses, groups, range(count), ranks=ranks, rank=rank, max_tokens=max_tokens)
+    plans = (
+        plan_packed(heads, responses, groups, range(count), ranks=ranks, max_tokens=max_tokens)
         if packed
-        else plan_padded(heads + responses, range(count), ranks=ranks, rank=rank, max_tokens=max_tokens)
-        for rank in range(ranks)
-    ]
-    counted = [index for plan in plans for rows in plan if rows.counts for index in rows.rollouts]
+        else plan_padded(heads + responses, range(count), ranks=ranks, max_tokens=max_tokens)
+    )
+    counted = [index for plan in plans for rows in plan for index in rows.rollouts]
     assert sorted(counted) == list(range(count))
     assert len({len(plan) for plan in plans}) == 1, "every rank makes the same number of passes"
-    for rows in (rows for plan in plans for rows in plan):
+    for rows in (rows for plan in plans for rows in plan if rows.counts):
         index = list(rows.rollouts)
         runs = [group for group, before in zip(groups[index], [-1, *groups[index]], strict=False) if group != before]
         assert not packed or len(runs) == len(set(runs)), "a row has a prompt once"
@@ -65,12 +64,8 @@ def test_every_response_is_trained_on_once_by_one_rank(
 def test_the_ranks_shares_differ_by_at_most_one_response(lengths: list[int]) -> None:
     array = np.array(lengths)
     loads = [
-        sum(
-            int(array[list(rows.rollouts)].sum())
-            for rows in plan_padded(array, range(len(lengths)), ranks=2, rank=rank, max_tokens=10)
-            if rows.counts
-        )
-        for rank in range(2)
+        sum(int(array[list(rows.rollouts)].sum()) for rows in plan if rows.counts)
+        for plan in plan_padded(array, range(len(lengths)), ranks=2, max_tokens=10)
     ]
     assert abs(loads[0] - loads[1]) <= max(lengths)
 
@@ -81,13 +76,8 @@ def shares_of_two(responses: list[int], group_size: int) -> list[list[int]]:
     groups = np.arange(len(array)) // group_size
     heads = np.full(len(array), 10)
     return [
-        sorted(
-            index
-            for rows in plan_packed(heads, array, groups, range(len(array)), ranks=2, rank=rank, max_tokens=60)
-            for index in rows.rollouts
-            if rows.counts
-        )
-        for rank in range(2)
+        sorted(index for rows in plan for index in rows.rollouts)
+        for plan in plan_packed(heads, array, groups, range(len(array)), ranks=2, max_tokens=60)
     ]
 
 
@@ -99,7 +89,7 @@ def test_a_group_stays_on_one_rank_unless_another_would_wait_for_it() -> None:
 def test_a_long_prompt_is_not_put_before_more_responses_than_memory_has_its_keys_for() -> None:
     count = 30
     heads, ones, groups = np.full(count, 100), np.ones(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    plan = plan_packed(heads, ones, groups, range(count), ranks=1, rank=0, max_tokens=130)
+    [plan] = plan_packed(heads, ones, groups, range(count), ranks=1, max_tokens=130)
     assert [len(rows.rollouts) for rows in plan] == [5] * 6, "4 x 130 tokens hold 5 x 101"
 
 
@@ -168,7 +158,7 @@ def test_a_packed_pass_has_the_same_given_tokens() -> None:
 
 def test_a_loss_is_divided_by_what_was_sampled() -> None:
     training = Training(steps=1, prompts_per_step=1, group_size=2)
-    [minibatch] = cut(two_turns(), training, torch.device("cpu"))
+    [minibatch] = cut(two_turns(), plan_step(two_turns(), training), torch.device("cpu"))
     assert minibatch.num_tokens == minibatch.num_computed == 4
     assert minibatch.num_computed_with_context == 8 + 3
 
@@ -193,13 +183,16 @@ def test_spreading_and_picking_are_inverse() -> None:
 
 
 def test_a_pass_that_only_keeps_time_weighs_nothing() -> None:
-    batch = microbatch(example(), Rows((1,), counts=False), torch.device("cpu"))
-    assert batch.response_mask.sum() == 0
+    batch = microbatch(example(), IDLE, torch.device("cpu"))
+    assert not batch.counts
+    assert batch.response_mask.tolist() == [[0]]
+    assert batch.look_up(torch.full((7,), torch.nan)).tolist() == [0], "its token is none of the step's"
 
 
 def test_the_ranks_shares_join_in_order() -> None:
     both = join([example(), example()])
     assert both.group_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert both.problems == (5, 9, 5, 9)
-    assert both.starts.tolist() == [0, 3, 4, 6, 7, 10, 11, 13, 14]
+    assert both.held.tolist() == list(range(8))
+    assert both.token_ids.tolist() == [3, 4, 5, 6, 11, 12, 13] * 2
     assert both.sequence_lengths.tolist() == [5, 3, 3, 2] * 2

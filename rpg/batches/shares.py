@@ -1,0 +1,71 @@
+"""How a step's responses lie on the ranks, and how each gets to the rank that trains on it.
+
+A response is sampled on the rank to which its prompt was dealt. Minibatches follow the order of the prompts, and each
+is dealt to all ranks in equal parts of its tokens. To train on a response where it was sampled would leave the other
+ranks idle while a minibatch of one rank's prompts is trained on. So its tokens and its text go to the rank that trains
+on it, and nowhere else. That rank has its ledger too, and writes its rows. A response on which no rank trains stays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rpg.batches.batch import StepRollouts, keep
+from rpg.batches.packing_plan import Integers
+from rpg.processes import ranks
+
+Value = TypeVar("Value", bound=np.generic)
+
+
+def without_contents(step: StepRollouts) -> StepRollouts:
+    """What the other ranks get of a share: length, score and group of each response. No prompt: they know the
+    problems."""
+    return replace(keep(step, np.empty(0, dtype=np.int64)), prompts=())
+
+
+def holding(step: StepRollouts, shares: Sequence[StepRollouts]) -> StepRollouts:
+    """The step, with what these shares of it hold held here. No response is in two shares."""
+    parts = [without_contents(step), *shares]
+    together = replace(
+        step,
+        held=np.concatenate([part.held for part in parts]),
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        sampled=np.concatenate([part.sampled for part in parts]),
+        rollout_logprobs=np.concatenate([part.rollout_logprobs for part in parts]),
+        responses=tuple(text for part in parts for text in part.responses),
+    )
+    return keep(together, np.argsort(together.held))
+
+
+def hand_over(step: StepRollouts, trainers: Integers) -> StepRollouts:
+    """The step with every response held by the rank that trains on it. All ranks call it.
+
+    Args:
+        trainers: of each response that rank; -1: none, so that it stays where it is. [B]
+    """
+    if ranks.world_size() == 1:
+        return step
+    targets = np.where(trainers < 0, ranks.rank(), trainers)[step.held]
+    shares = [keep(step, np.flatnonzero(targets == rank)) for rank in range(ranks.world_size())]
+    texts = [[text.encode() for text in share.responses] for share in shares]
+    ends = np.cumsum(_all_to_all([np.array(list(map(len, each)), dtype=np.int64) for each in texts]))
+    written = _all_to_all([np.frombuffer(b"".join(each), dtype=np.uint8) for each in texts]).tobytes()
+    arrived = replace(
+        step,
+        held=_all_to_all([share.held for share in shares]),
+        token_ids=_all_to_all([share.token_ids for share in shares]),
+        sampled=_all_to_all([share.sampled.view(np.uint8) for share in shares]).view(np.bool_),
+        rollout_logprobs=_all_to_all([share.rollout_logprobs for share in shares]),
+        responses=tuple(written[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)),
+    )
+    return holding(step, [arrived])
+
+
+def _all_to_all(arrays: Sequence[npt.NDArray[Value]]) -> npt.NDArray[Value]:
+    """See `ranks.all_to_all`."""
+    received: npt.NDArray[Value] = ranks.all_to_all([torch.tensor(array) for array in arrays]).numpy()
+    return received
