@@ -34,8 +34,14 @@ class SegmentName:
         share = f"-r{self.rank:04}of{self.ranks:04}" if self.ranks > 1 else ""
         return f"{kind}{self.number:04}-s{self.first_step:06}-{self.last_step:06}{share}{digest}.parquet"
 
+    @property
+    def without_digest(self) -> "SegmentName":
+        """The name as its writer knows it before it writes."""
+        return replace(self, digest="")
+
+    @property
     def shares(self) -> "list[SegmentName]":
-        """The names, without digests, of all shares of the same rows."""
+        """The names without digests of what all ranks write beside it, its own among them."""
         return [replace(self, digest="", rank=rank) for rank in range(self.ranks)]
 
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from specs.records import TABLES
 from specs.segment_names import DigestedFile, SegmentName, content_digest
 from storage.columns import arrow_schema
-from storage.contents import MERGED, inspect, merged_away, read_groups, write_merged
+from storage.contents import MERGED, half_written, inspect, merged_away, read_groups, write_merged
 from storage.database import sync_directory
 from storage.segments import BadSegmentError, Segment, run_segments
 from storage.units import KnownSegment
@@ -58,7 +58,8 @@ def compact_run(root: Path, run_id: str, *, whole: bool, keep_seconds: float = K
         OSError: the disk refused. What was there is whole.
     """
     listed, gone = _listed(root, run_id)
-    live = [segment for segment in listed if segment.key not in gone and _is_good(root, segment)]
+    left_out = gone | half_written(root, listed)
+    live = [segment for segment in listed if segment.key not in left_out and _is_good(root, segment)]
     num_merged, damaged = 0, list[KnownSegment]()
     for table in TABLES:
         num_merged += _merge_good(root, _to_merge([s for s in live if s.table == table], whole=whole), damaged)
@@ -128,7 +129,7 @@ class _DamagedError(Exception):
 
 def _merge(root: Path, segments: Sequence[Segment]) -> None:
     """Writes one file with the rows of all. Raises _DamagedError, and leaves all as it was, at one that is damaged."""
-    in_order = sorted(segments, key=lambda s: (s.parsed.first_step, s.parsed.number))
+    in_order = sorted(segments, key=lambda s: (s.parsed.first_step, s.parsed.number, s.parsed.rank))
     names = {segment.name for segment in segments}.union(*(inspect(root, segment).merged for segment in segments))
     schema = arrow_schema(segments[0].table).with_metadata({MERGED: write_merged(names)})
     directory = (root / segments[0].key).parent

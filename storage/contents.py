@@ -3,7 +3,7 @@
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from specs.segment_names import content_digest
+from specs.segment_names import content_digest, parse_segment_name
 from storage.columns import arrow_schema
 from storage.segments import BadSegmentError, Segment
 
@@ -34,6 +34,27 @@ class Footer:
 def merged_away(root: Path, segments: Iterable[Segment]) -> set[str]:
     """Keys of those of a run's segments whose rows are in a compacted one: they count no more, and may be deleted."""
     listed = list(segments)
+    merged = _merged_names(root, listed)
+    return {s.key for s in listed if not s.is_of_evaluate_stage and s.name in merged.get(s.table, ())}
+
+
+def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
+    """Keys of the shares of which another rank's is not there, in a compacted segment neither: they do not count yet.
+
+    A reader may have come between two ranks, which write at the same time; or a kill, and then they never will.
+    """
+    listed = list(segments)
+    shares = [segment for segment in listed if segment.parsed.ranks > 1]
+    if not shares:
+        return set()
+    written = {(segment.table, segment.parsed.without_digest) for segment in shares}
+    for table, names in _merged_names(root, listed).items():
+        written.update((table, name.without_digest) for name in map(parse_segment_name, names) if name)
+    return {s.key for s in shares if any((s.table, share) not in written for share in s.parsed.shares)}
+
+
+def _merged_names(root: Path, listed: Sequence[Segment]) -> dict[str, set[str]]:
+    """By table, the names of the segments whose rows are in compacted ones, as far as these are not alone."""
     in_table = Counter(segment.table for segment in listed)
     merged: dict[str, set[str]] = {}
     for segment in listed:
@@ -42,7 +63,7 @@ def merged_away(root: Path, segments: Iterable[Segment]) -> set[str]:
                 merged.setdefault(segment.table, set()).update(inspect(root, segment).merged)
             except (BadSegmentError, FileNotFoundError):
                 continue  # what it replaced counts, where it is still there
-    return {s.key for s in listed if not s.is_of_evaluate_stage and s.name in merged.get(s.table, ())}
+    return merged
 
 
 @lru_cache(maxsize=2**17)

@@ -83,11 +83,12 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
     merged: set[str] = set()
 
     def read_segments(run_id: str) -> None:
-        from storage.contents import merged_away
+        from storage.contents import half_written, merged_away
 
         listed = run_segments(root, run_id)
         merged.update(merged_away(root, listed))
-        live = (segment for segment in listed if segment.key not in merged)
+        left_out = merged | half_written(root, listed)
+        live = (segment for segment in listed if segment.key not in left_out)
         segments.extend(entry for s in live if (entry := _inspected(root, s, known.get(s.key))))
 
     rows = read_unit(root, path, read_segments)

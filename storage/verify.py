@@ -8,7 +8,7 @@ import duckdb
 from storage import database
 from storage.catalogue import FREED, read_attempts, read_document
 from storage.columns import NATIVE
-from storage.contents import inspect, merged_away, read
+from storage.contents import half_written, inspect, merged_away, read
 from storage.liveness import STATUSES
 from storage.segments import BadSegmentError, Segment, entries, misnamed_files, run_segments
 from storage.units import ENDED, KnownSegment, known_segments
@@ -62,8 +62,8 @@ def _run(root: Path, run_id: str, known: dict[str, KnownSegment], *, full: bool)
     for key in misnamed_files(root, run_id):
         yield f"{key}: not named like a segment; it is not read"
     listed = run_segments(root, run_id)
-    merged = merged_away(root, listed)
-    segments = [segment for segment in listed if segment.key not in merged]
+    left_out = merged_away(root, listed) | half_written(root, listed)
+    segments = [segment for segment in listed if segment.key not in left_out]
     for segment in segments:
         yield from _segment(root, segment, None if full else known.get(segment.key))
     yield from _missing_steps(root / "runs" / run_id, segments)

@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 
 from pipelines.launchers.local import local_command
-from tests.rpg.test_resume import same_rows
+from tests.rpg.test_resume import recorded, same_rows
 from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
 STEPS = 8
@@ -114,3 +114,22 @@ def test_two_ranks_train_on_the_rollouts_of_one(inputs: Path, tmp_path: Path, wh
     )
     for name in ("reward/mean", "kl/reverse", "kl/behaviour", "grad_norm", "ratio/mean", "staleness/mean"):
         assert np.isclose(alone[2, name], together[2, name], rtol=1e-4, atol=1e-7), name
+
+
+@pytest.mark.long
+def test_a_run_goes_on_with_other_numbers_of_ranks_and_the_batches_that_wait(
+    inputs: Path, tmp_path: Path, whole: dict[int, Path]
+) -> None:
+    run_dir = new_run(inputs, tmp_path / "run", 1)
+    file = run_dir / "inputs.json"
+    alone = [sys.executable, "-m", "rpg.train", str(run_dir)]
+    for until, command in ((3, alone), (6, local_command(run_dir, 2, free_port())), (0, alone)):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"until": until}))
+        finish(start(command))
+    for table in ("rollouts", "tokens"):
+        changed, straight = (recorded(run, table) for run in (run_dir, whole[1]))
+        assert len(changed) == len(rows(run_dir, table)), "doubled"
+        assert {step for step, *_ in changed} == {step for step, *_ in straight}
+        sampled = ("token_id", "rollout_logprob") if table == "tokens" else ("response", "reward", "policy_version")
+        for key in [key for key in straight if key[0] <= 4]:  # the last was sampled by one rank, trained on by two
+            assert [changed[key][name] for name in sampled] == [straight[key][name] for name in sampled]

@@ -107,6 +107,14 @@ def test_two_ranks_train_under_the_launcher(inputs: Path, tmp_path: Path, traine
         assert np.isclose(one[1, name], two[1, name], rtol=1e-4, atol=1e-7), name
     tokens = [row for row in rows(run_dir, "tokens") if row["step"] == 1]
     assert all(row["logprob"] is not None and row["ref_logprob"] is not None for row in tokens)
+    alone, together = (
+        {row["rollout_id"]: row["response"] for row in rows(run, "rollouts") if row["step"] == 1}
+        for run in (trained[0], run_dir)
+    )
+    assert alone == together
+    for table in ("rollouts", "tokens"):
+        written = sorted(path.name[:32] for path in (run_dir / "segments" / table).iterdir())
+        assert written == [f"a0001-s{s:06}-{s:06}-r{r:04}of0002" for s in range(1, 7) for r in range(2)]
 
 
 @pytest.mark.parametrize("how", ["signal", "file"])

@@ -79,8 +79,8 @@ class RecordedRun:
         self.writer.columns(
             MetricRow, {"step": [step] * 3, "name": list(values), "value": list(values.values()), "recorded_at": NOON}
         )
-        self.writer.columns(RolloutRow, _rollouts(step, rollouts, tokens, reward))
-        self.writer.columns(TokenRow, _tokens(step, rollouts, tokens))
+        self.writer.columns(RolloutRow, rollout_columns(step, rollouts, tokens, reward))
+        self.writer.columns(TokenRow, token_columns(step, rollouts, tokens))
         self.writer.event(step, "stepped", f"step {step}")
 
     def flush(self) -> None:
@@ -167,7 +167,8 @@ def write_json(path: Path, value: Any) -> None:
     aside.replace(path)
 
 
-def _rollouts(step: int, rollouts: int, tokens: int, reward: float) -> dict[str, Any]:
+def rollout_columns(step: int, rollouts: int, tokens: int, reward: float) -> dict[str, Any]:
+    """Rows of `rollouts`: so many responses of so many tokens each."""
     return {
         "step": [step] * rollouts,
         "rollout_id": list(range(rollouts)),
@@ -187,7 +188,8 @@ def _rollouts(step: int, rollouts: int, tokens: int, reward: float) -> dict[str,
     }
 
 
-def _tokens(step: int, rollouts: int, tokens: int) -> dict[str, Any]:
+def token_columns(step: int, rollouts: int, tokens: int) -> dict[str, Any]:
+    """Their rows of `tokens`."""
     count = rollouts * tokens
     return {
         "step": [step] * count,
