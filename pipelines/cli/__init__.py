@@ -6,6 +6,7 @@ What is heavy is imported inside the verb that needs it, so that `rpg --help` an
 import importlib
 import pkgutil
 import sys
+from typing import Annotated
 
 import typer
 
@@ -15,7 +16,6 @@ app = typer.Typer(
     name="rpg",
     help="Declarative experiments for Regularized Policy Gradient post-training of language models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -27,12 +27,29 @@ for _verb in pkgutil.iter_modules(verbs.__path__):
         app.command(_verb.name)(getattr(_module, _verb.name))
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"rpg-experiments {version('rpg-experiments')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all_verbs(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 def main() -> None:
     """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
     from specs.errors import RpgError, SpecError
 
     try:
-        app()
+        app(prog_name="rpg")
     except SpecError as error:
         from specs.errors import render
 

@@ -1,5 +1,6 @@
 """The arguments and options that several verbs share."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,9 +9,36 @@ import typer
 ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment's spec file.")]
 StudyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The study's file.")]
 SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="The spec file of an experiment or a study.")]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or a part of it that no other run shares.")]
+
+
+def _recorded(*folders: str) -> Callable[[str], list[str]]:
+    """Completes names of what the home records in these of its folders."""
+
+    def complete(incomplete: str) -> list[str]:
+        from pipelines.home import Home
+
+        root = Home.from_environment().root
+        names = (path.name for folder in folders for path in root.glob(f"{folder}/*"))
+        return sorted(name for name in names if name.startswith(incomplete))
+
+    return complete
+
+
+RunId = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's id, or a part of it that no other run shares.",
+        autocompletion=_recorded("runs"),
+    ),
+]
 RunsName = Annotated[
-    str, typer.Argument(metavar="RUN-or-EXPERIMENT", help="A run, or an experiment with all its runs.")
+    str,
+    typer.Argument(
+        metavar="RUN-or-EXPERIMENT",
+        help="A run, or an experiment with all its runs.",
+        autocompletion=_recorded("runs", "experiments"),
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Overrides a field of the spec.")
