@@ -14,6 +14,7 @@ from typing import Any
 
 from rpg.processes.exit_cause import USER_ERROR, leave_issues
 from rpg.processes.parent import die_with_parent, share_cores
+from rpg.processes.timed_output import time_output
 from specs.document import experiment_of
 from specs.errors import SpecError
 
@@ -61,4 +62,5 @@ def run(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    time_output()
     sys.exit(main(sys.argv[1]))

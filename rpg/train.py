@@ -15,6 +15,7 @@ from rpg.processes.exit_cause import STOPPED, USER_ERROR, EarlyExit, cause_of, l
 from rpg.processes.fence import SupersededError
 from rpg.processes.parent import die_with_parent, share_cores
 from rpg.processes.stopping import StopAfterStep
+from rpg.processes.timed_output import time_output
 from specs.errors import SpecError
 
 if TYPE_CHECKING:
@@ -154,4 +155,5 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: 
 
 
 if __name__ == "__main__":
+    time_output()
     sys.exit(main(Path(sys.argv[1])))

@@ -31,6 +31,7 @@ from pipelines.running.run import RunExecution
 from rpg.files import is_within, now, read_json, write_json
 from rpg.manifests import find_damage
 from rpg.processes.exit_cause import forget_exits, read_issues
+from rpg.processes.timed_output import TIMED, without_time
 from specs.errors import SpecError
 
 _SHOWN_SECONDS = 0.5
@@ -260,7 +261,7 @@ def _run_process(
         log=_log(execution, stage),
         record=execution.directory / "process.json",
         timeout_seconds=policy.timeout_seconds,
-        environment=environment or {},
+        environment={TIMED: "1", **(environment or {})},
         signal_children=signal_children,
         afterwards=afterwards,
     )
@@ -276,7 +277,7 @@ def _run_process(
         if stage.stage == "train":
             execution.progress.training(read_json(execution.directory / "progress.json"))
         elif line := log_tail(child.log, 1, since=log_start):
-            execution.progress.waiting(line.removeprefix(f"{stage.stage}: "))
+            execution.progress.waiting(without_time(line).removeprefix(f"{stage.stage}: "))
 
     forget_exits(execution.directory)
     kills = count_oom_kills()
