@@ -76,7 +76,8 @@ def ingest(
     with _lock(root, wait_seconds):
         done = [compact_run(root, compact, whole=whole, keep_seconds=keep_seconds)] if compact else []
         if whole and (left := _left_unmerged(root, but=compact)):
-            done.append(compact_run(root, left, whole=True, keep_seconds=keep_seconds))
+            with contextlib.suppress(OSError):  # another's run may be of another user, or be deleted meanwhile
+                done.append(compact_run(root, left, whole=True, keep_seconds=keep_seconds))
         _delete_merged(root, keep_seconds)
         return _ingest(root, done)
 

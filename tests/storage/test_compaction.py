@@ -171,6 +171,20 @@ def test_a_run_that_nobody_merged_is_merged_when_another_one_ends(tmp_path: Path
     assert check(tmp_path, full=True) == []
 
 
+def test_a_run_that_cannot_be_merged_keeps_no_other_one_from_it(tmp_path: Path, run: RecordedRun) -> None:
+    left = RecordedRun(tmp_path, "left")
+    left.start(1)
+    left.steps(1, 3)
+    (left.path / f"segments/metrics/.c0001.{os.getpid()}.partial").mkdir()  # in the place of the file to be written
+    ingest(tmp_path)
+    before = everything(tmp_path)
+    ingest(tmp_path, compact="sums-1", whole=True, keep_seconds=0.0)
+    ingest(tmp_path, keep_seconds=0.0)
+    assert len(files(run)) == len(TABLES)
+    assert len(files(left)) == 12
+    assert everything(tmp_path) == before
+
+
 @pytest.mark.parametrize("after", [0, 3, 6, 11])
 def test_a_compaction_killed_at_any_call_loses_and_doubles_nothing(
     tmp_path: Path, run: RecordedRun, after: int

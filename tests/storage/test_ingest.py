@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -391,6 +392,20 @@ def age(*directories: Path) -> None:
     for directory in directories:
         hour_ago = directory.stat().st_mtime - 3600
         os.utime(directory, (hour_ago, hour_ago))
+
+
+@pytest.mark.parametrize("view", ["metrics", "rollouts", "tokens", "evaluation_samples", "learning_curves"])
+def test_a_query_of_one_run_opens_that_run_s_files_alone(tmp_path: Path, view: str) -> None:
+    for number in range(4):
+        run = RecordedRun(tmp_path, f"a-{number}")
+        run.start(1)
+        run.steps(1, 2, each=2)
+        run.evaluate()
+    ingest(tmp_path)
+    with Store.open(tmp_path) as store:
+        query = f"explain analyze from {view} where run_id = 'a-2'"
+        ((_, plan),) = store.query(query).rows
+    assert re.findall(r"Scanning Files: (\S+)", plan) == ["1/4"]
 
 
 def test_a_run_without_documents_is_still_read(tmp_path: Path) -> None:
