@@ -94,7 +94,7 @@ class TimeLeft:
                 alone += expected or 0.0
             seconds, longest = seconds + alone, max(longest, alone)
         left = max(seconds / self._at_once, longest)
-        return f"{'at least' if unknown else 'about'} {_duration(left)} left" if left else ""
+        return f"{'at least' if unknown else 'about'} {duration(left)} left" if left else ""
 
     def _expected(self, run: _Run, stage: str) -> float | None:
         """Seconds that a stage of a run still takes; None where nothing is known of it."""
@@ -123,7 +123,7 @@ def _rate(run: _Run) -> float:
     return training_seconds_left(run.training) / steps if run.stage == "train" and steps > 0 else 0.0
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """In the unit that suits it: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"

@@ -15,7 +15,9 @@ from typing import Any
 from pipelines.home import Home
 from pipelines.running.experiment import RunOutcome
 from pipelines.running.failures import cause_of_error
+from pipelines.running.time_left import duration
 from pipelines.studies import conditions, confirmation, measures, proposals, rungs, space
+from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.record import study_record
 from pipelines.studies.storage import StudyStorage, open_storage
 from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial, signs_of_life
@@ -546,7 +548,12 @@ class _StudyWorker:
             what = "baseline" if trial.baseline else f"trial {trial.about['arm']}  {values}"
             return f"confirming with seed {trial.about['seed']}: {what}"
         until = f"  to step {trial.work.until}" if trial.work.until else ""
-        return f"trial {trial.number} ({trial.number + 1} of {self.study.trials})  {values}{until}"
+        return f"trial {trial.number} ({trial.number + 1} of {self.study.trials})  {values}{until}{self._left()}"
+
+    def _left(self) -> str:
+        """How long the trials will take, for the end of a line; empty where nothing is known yet."""
+        seconds = StudyRecord.of(self.record).seconds_left(self.study.parallel) if self.record else 0.0
+        return f"  (all trials: about {duration(seconds)} left)" if seconds else ""
 
 
 def _gpus(experiment: Experiment) -> int:
