@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Action = Literal["RUN", "CACHED", "RESUME"]
 _SHOWN_CHANGES = 3
+_STEPS = "training.steps"
 STAGES = ("data", "base", "train", "evaluate", "report")
 
 
@@ -38,6 +39,9 @@ class StagePlan:
     reason: str
     """Why, down to the spec's line where a field changed."""
     output: Path
+    taken_from: str = ""
+    """Of a train stage: id of the run that has trained it, under another name or with fewer steps, and whose result it
+    takes or goes on from; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +153,13 @@ class _Planner:
         for name, stage in run.stages.items():
             output = self._output(run.run_id, name, stage.fingerprint)
             unfinished = [read.stage for read in stages if read.stage in stage.inputs and read.action != "CACHED"]
-            action, reason = self._decide(run.run_id, name, stage, output, unfinished)
+            action, reason, taken_from = *self._decide(run.run_id, name, stage, output, unfinished), ""
+            if name == "train" and action == "RUN" and not (self._home.run(run.run_id) / "attempts").exists():
+                action, reason, taken_from = self._trained_by_another(run)
             reason = reason or self._changes(name, stage, unfinished, self._predecessor(run))
-            stages.append(StagePlan(name, stage.fingerprint, stage.identity, stage.inputs, action, reason, output))
+            identity = (name, stage.fingerprint, stage.identity, stage.inputs)
+            planned = StagePlan(*identity, action, reason, output, taken_from)
+            stages.append(planned)
         cell = run.cell
         return RunPlan(run.run_id, _run_name(cell), cell.seed, cell.values, cell.label, cell.experiment, tuple(stages))
 
@@ -176,6 +184,40 @@ class _Planner:
         if name == "train" and (steps := sorted(run.glob("checkpoints/step-*"))):
             return "RESUME", f"goes on from {steps[-1].name}"
         return "RUN", ""
+
+    def _trained_by_another(self, run: _RunIdentity) -> tuple[Action, str, str]:
+        """The action for training that this run has not begun, its reason, and the run that has trained the same.
+
+        The end of a run's id is of what is trained, whatever the experiment's name. Of fewer steps it takes a run of
+        the experiment whose every step is one of this run's too.
+        """
+        stage = run.stages["train"]
+        for directory in sorted(self._home.root.glob(f"runs/*-{run.run_id.rpartition('-')[2]}")):
+            if directory.name != run.run_id and not damage_of(directory / "train.json", stage.fingerprint):
+                return "CACHED", f"trained as {directory.name}", directory.name
+        shorter = [plan for plan in self._earlier_plans if self._is_beginning(plan, run)]
+        longest = max(shorter, key=lambda plan: _steps(plan), default=None)
+        if longest is None:
+            return "RUN", "", ""
+        if why := _why_anew(run.cell.experiment, longest["stages"]["evaluate"], run.stages["evaluate"]):
+            change = f"training.steps {_steps(longest)} -> {run.cell.experiment.training.steps}"
+            return "RUN", f"{change}{self._place('training.steps')}; from the start: {why}", ""
+        source = longest["run_id"]
+        return "RESUME", f"goes on from step {_steps(longest)} of {source}", source
+
+    def _is_beginning(self, plan: dict[str, Any], run: _RunIdentity) -> bool:
+        """Whether an earlier run was trained to its end, on the same but for fewer steps, and has its last state."""
+        before, now = plan["stages"].get("train"), run.stages["train"]
+        if not before or before["inputs"] != now.inputs:
+            return False
+        old, new = before["identity"], now.identity
+        changed = {path for path in old.keys() | new.keys() if old.get(path, ...) != new.get(path, ...)}
+        if changed != {_STEPS} or old[_STEPS] >= new[_STEPS]:
+            return False
+        directory = self._home.run(plan["run_id"])
+        same_code = fp.fingerprint("train", old, before["inputs"])
+        saved = directory / "checkpoints" / f"step-{old[_STEPS]:06}" / "manifest.json"
+        return saved.is_file() and not damage_of(directory / "train.json", same_code)
 
     def _predecessor(self, run: _RunIdentity) -> dict[str, Any] | None:
         """The last plan of the run that this one replaces: the same run, else the same cell and seed, else any."""
@@ -216,6 +258,28 @@ class _Planner:
         if located.line:
             return f" ({Path(located.file).name}:{located.line})"
         return " (--set)" if located.file.startswith("--set") else ""
+
+
+def _steps(plan: dict[str, Any]) -> int:
+    """Of a run's recorded plan."""
+    return int(plan["stages"]["train"]["identity"][_STEPS])
+
+
+def _why_anew(experiment: Experiment, measured: dict[str, Any], evaluate: _StageIdentity) -> str:
+    """Why training cannot go on from the end of a run with fewer steps; empty where it can.
+
+    Args:
+        measured: the evaluate stage in that run's recorded plan.
+    """
+    schedule = experiment.training.schedule.type
+    if schedule != "constant":
+        return f"at each step the rate of a {schedule} schedule depends on how many there are"
+    if experiment.rollout.max_staleness:
+        return "with rollout.max_staleness the next steps are sampled ahead, and the last ones had none"
+    same = (measured["identity"], measured["inputs"]["data"]) == (evaluate.identity, evaluate.inputs["data"])
+    if experiment.evaluation.every_steps and not same:
+        return "what was evaluated on the way was evaluated otherwise"
+    return ""
 
 
 def _identify(cell: "Cell") -> _RunIdentity:

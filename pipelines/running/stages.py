@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from pipelines.processes.supervisor import (
     supervise,
 )
 from pipelines.results import damage_of, filling, is_report_current, manifest_of, publish
+from pipelines.running.earlier_training import take_training
 from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, stage_slots
 from pipelines.running.run import RunExecution
@@ -71,6 +73,10 @@ def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda
 def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutcome:
     if _is_done(execution, stage):
         return _record_cached(execution, stage)
+    if stage.taken_from:
+        stage = _take(execution, stage)
+        if _is_done(execution, stage):
+            return _record_cached(execution, stage)
     if stage.stage in ("data", "base"):
         lock = execution.home.locked(
             f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_while_another_makes(execution, stage)
@@ -88,6 +94,25 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
         "report": lambda: _report(execution, stage, tick),
     }
     return _recorded(execution, stage, work[stage.stage])
+
+
+def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
+    """Takes what another run has trained. Where that is damaged, training begins anew: the stage says so.
+
+    A run that is to pause, and one that machines share through an object store, take nothing.
+    """
+    from storage.segments import BadSegmentError
+
+    if execution.shared or execution.until:
+        return replace(stage, action="RUN", reason="not finished before", taken_from="")
+    _write_inputs(execution, stage)
+    try:
+        take_training(execution, stage)
+    except (BadSegmentError, FileNotFoundError) as error:
+        execution.progress.note(f"  trained from the start: {stage.taken_from} cannot be taken: {error}")
+        return replace(stage, action="RUN", reason=f"{stage.taken_from} is damaged: {error}", taken_from="")
+    execution.progress.note(f"  {stage.reason}")
+    return stage
 
 
 def _is_done(execution: RunExecution, stage: StagePlan) -> bool:
@@ -179,6 +204,18 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
 def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     _pause_if_there(execution)
     directory = execution.directory
+    _write_inputs(execution, stage)
+    _withdraw(execution, manifest_of("train", directory))
+    (directory / "cancel").unlink(missing_ok=True)
+    _launch(execution, stage, tick)
+    _pause_if_there(execution)
+    if damage := damage_of(manifest_of("train", directory), stage.fingerprint):
+        raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
+
+
+def _write_inputs(execution: RunExecution, stage: StagePlan) -> None:
+    """Writes inputs.json: what the trainer works with, and whoever trains steps of the run again."""
+    directory = execution.directory
     inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
     evaluate = execution.plan.stage("evaluate")
     named = {"run_id": execution.run_id, "fingerprint": stage.fingerprint, "evaluation": evaluate.fingerprint}
@@ -188,12 +225,6 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     launcher = launcher_of(execution.plan.experiment)
     lease = {"lease": execution.lease.number} if execution.lease and not launcher.outlives_command else {}
     write_json(directory / "inputs.json", named | pause | lease | inputs | retry_inputs(execution))
-    _withdraw(execution, manifest_of("train", directory))
-    (directory / "cancel").unlink(missing_ok=True)
-    _launch(execution, stage, tick)
-    _pause_if_there(execution)
-    if damage := damage_of(manifest_of("train", directory), stage.fingerprint):
-        raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
 
 
 def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:

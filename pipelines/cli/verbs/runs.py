@@ -10,7 +10,9 @@ from pipelines.cli.options import AsJson, ServerRecord
 
 
 def runs(
-    experiment: Annotated[str | None, typer.Option(help="Only the runs of this experiment or study.")] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="Only the runs of this experiment, NAME@VERSION or study.")
+    ] = None,
     status: Annotated[
         str | None, typer.Option(help="Only runs that are so: pending, running, finished, failed, cancelled, crashed.")
     ] = None,
@@ -25,13 +27,18 @@ def runs(
     from pipelines.cli.output import print_rows
     from pipelines.cli.reading import reading
     from pipelines.cli.show import list_runs
+    from pipelines.versions import runs_of, split_name
 
     _check_status(status)
     if disk and profile:
         raise typer.BadParameter("a server's disk is not this machine's; run it there", param_hint="--disk")
     with reading(profile) as record:
         record.refresh()
-        columns, rows = list_runs(record.home, experiment=experiment, status=status, plain=as_json)
+        name, version = split_name(experiment or "")
+        columns, rows = list_runs(record.home, experiment=name or None, status=status, plain=as_json)
+        if version:
+            of_version = runs_of(record.home, f"{name}@{version}")
+            rows = [row for row in rows if row[0] in of_version]
         if disk:
             columns, rows = disk_rows(record.home, [row[0] for row in rows])
             if not as_json:

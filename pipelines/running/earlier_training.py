@@ -1,0 +1,147 @@
+"""Taking into a run what another one has trained: all of it, or its first steps, which more steps then follow.
+
+The rows become the run's own, so that it can be asked, shown and deleted like any other. Weights and checkpoints are
+linked, as nothing writes into them.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.planning.plan import StagePlan
+from rpg.files import read_json, sync, write_json
+from specs.segment_names import DigestedFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pipelines.running.run import RunExecution
+    from storage.segments import Segment
+
+_ORDER = ("attempts", "segments", "evaluated.json", "guards.json", "certificate.json", "progress.json", "weights")
+"""In which what is taken gets its place. Without checkpoint and manifest, which come last, training begins anew, as an
+attempt that supersedes all rows of those before it."""
+
+
+def take_training(execution: "RunExecution", stage: StagePlan) -> None:
+    """Fills the directory of a run that was never begun from the run that the stage's plan names.
+
+    Raises:
+        DiskError: the disk refused.
+        BadSegmentError, FileNotFoundError: the other run is damaged, or deleted; nothing of it is taken.
+    """
+    directory, source = execution.directory, execution.home.run(stage.taken_from)
+    aside = directory / ".taken"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        _fill(execution, stage, source, aside)
+        for name in (*_ORDER, "checkpoints", "train.json"):
+            if (aside / name).exists():
+                (aside / name).rename(directory / name)
+        sync(directory)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path) -> None:
+    """What is taken, in a directory aside."""
+    if not (source / "train.json").is_file():
+        raise FileNotFoundError(f"{source.name} is not there any more")
+    whole, evaluate = stage.action == "CACHED", execution.plan.stage("evaluate")
+    before = read_json(source / "plan.json").get("stages", {}).get("evaluate", {})
+    is_same = before.get("identity") == evaluate.identity and before["inputs"]["data"] == evaluate.inputs["data"]
+    measured = {before["fingerprint"]: evaluate.fingerprint} if is_same else {}
+    _take_rows(execution, source.name, aside / "segments", measured, ended=whole)
+    for path in sorted((source / "attempts").glob("[0-9]*.json")):
+        # A lease's number means something in its own run alone.
+        write_json(aside / "attempts" / path.name, read_json(path) | {"lease": 0})
+    noted = read_json(source / "evaluated.json")
+    if noted.get("evaluation") in measured:
+        write_json(aside / "evaluated.json", noted | {"evaluation": evaluate.fingerprint})
+    for name in ("guards.json", *(("certificate.json", "progress.json", "train.json") if whole else ())):
+        if (source / name).is_file():
+            write_json(aside / name, read_json(source / name), allow_nan=True)
+    every = execution.plan.experiment.training.export_every_steps
+    for exported in sorted((source / "weights").glob("step-*")):
+        if whole or (every and _step_of(exported) % every == 0):
+            shutil.copytree(exported, aside / "weights" / exported.name, copy_function=_link)
+    if newest := max((source / "checkpoints").glob("step-*"), default=None):
+        shutil.copytree(newest, aside / "checkpoints" / newest.name, copy_function=_link)
+
+
+def _take_rows(
+    execution: "RunExecution", run_id: str, target: Path, measured: Mapping[str, str], *, ended: bool
+) -> None:
+    """The rows that training recorded, as rows of this run.
+
+    Args:
+        measured: fingerprint of an evaluate stage of the other run -> of this run's, which measures the same.
+        ended: this run ends where the other one did.
+    """
+    from storage.contents import half_written, merged_away
+    from storage.segments import run_segments
+
+    root = execution.home.root
+    listed = [segment for segment in run_segments(root, run_id) if not segment.is_of_evaluate_stage]
+    left_out = merged_away(root, listed) | half_written(root, listed)
+    for segment in listed:
+        if segment.key not in left_out:
+            _take_segment(root, segment, target / segment.table, execution.run_id, measured, ended=ended)
+
+
+def _take_segment(
+    root: Path, segment: "Segment", target: Path, run_id: str, measured: Mapping[str, str], *, ended: bool
+) -> None:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    from storage.columns import arrow_schema
+    from storage.contents import read_groups
+
+    target.mkdir(parents=True, exist_ok=True)
+    aside = target / ".partial"
+    try:
+        with DigestedFile(aside) as file:
+            schema = arrow_schema(segment.table)
+            statistics = {"write_statistics": ["run_id", "step"], "use_dictionary": ["run_id"]}
+            with pq.ParquetWriter(file, schema, compression="zstd", **statistics) as writer:
+                for group in read_groups(root, segment):
+                    rows = _of_run(group, run_id, measured)
+                    if segment.table == "events" and not ended:
+                        rows = rows.filter(pc.not_equal(rows.column("kind"), "finished"))
+                    writer.write_table(rows)
+            os.fsync(file.fileno())
+            # Whatever rank wrote it: all shares that count are here, or in a merged segment.
+            name = replace(segment.parsed, digest=file.digest, rank=0, ranks=1)
+        aside.replace(target / str(name))
+    finally:
+        aside.unlink(missing_ok=True)
+    sync(target)
+
+
+def _of_run(rows: "pa.Table", run_id: str, measured: Mapping[str, str]) -> "pa.Table":
+    """The rows with this run's id, and with its fingerprint where they were measured as its evaluate stage would."""
+    import pyarrow as pa
+
+    def replaced(table: "pa.Table", name: str, column: "pa.Array") -> "pa.Table":
+        return table.set_column(table.schema.get_field_index(name), table.schema.field(name), column)
+
+    rows = replaced(rows, "run_id", pa.array([run_id] * len(rows), pa.string()))
+    if "fingerprint" not in rows.column_names:
+        return rows
+    fingerprints = [measured.get(value, value) for value in rows.column("fingerprint").to_pylist()]
+    return replaced(rows, "fingerprint", pa.array(fingerprints, pa.string()))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links, or another one
+        shutil.copyfile(source, target)
+
+
+def _step_of(directory: Path) -> int:
+    return int(directory.name.removeprefix("step-"))

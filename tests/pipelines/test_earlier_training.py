@@ -1,0 +1,188 @@
+"""Training that another run has done is taken: whole under another name, its steps where more of them are asked for."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from live import Lab
+from test_plan import SPEC, finish, planned
+
+from pipelines.home import Home
+from pipelines.planning.plan import RunPlan, make_plan
+from pipelines.results import damage_of
+from pipelines.running.earlier_training import take_training
+from pipelines.running.run import RunExecution, register_run
+from pipelines.state import RunState
+from rpg.files import read_json, write_json
+from specs.loader import load_document
+from storage import Store, check
+from storage.segments import BadSegmentError
+from tests.storage.recording import RecordedRun, segment
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def train(spec: Path, home: Home) -> Callable[..., RunPlan]:
+    """Leaves a run with these overrides as if it was trained to its end."""
+
+    def trained(*overrides: str) -> RunPlan:
+        (run,) = planned(spec, home, *overrides).runs
+        finish(run, home)
+        steps = run.experiment.training.steps
+        write_json(home.run(run.run_id) / "checkpoints" / f"step-{steps:06}" / "manifest.json", {"files": {}})
+        return run
+
+    return trained
+
+
+def training(spec: Path, home: Home, *overrides: str) -> tuple[str, str]:
+    (run,) = planned(spec, home, *overrides).runs
+    return run.stage("train").action, run.stage("train").reason
+
+
+def test_what_another_experiment_has_trained_is_cached(spec: Path, home: Home, train: Callable[..., RunPlan]) -> None:
+    run = train()
+    assert training(spec, home, "name=other") == ("CACHED", f"trained as {run.run_id}")
+    assert training(spec, home, "name=other", "objective.kl_coef=0.02")[0] == "RUN"
+    (home.run(run.run_id) / "result").write_text("changed")
+    assert training(spec, home, "name=other") == ("RUN", "new")
+
+
+def test_more_steps_go_on_from_the_last_checkpoint_of_fewer(
+    spec: Path, home: Home, train: Callable[..., RunPlan]
+) -> None:
+    run = train()
+    more = "training.steps=5"
+    assert training(spec, home, more) == ("RESUME", f"goes on from step 2 of {run.run_id}")
+    assert training(spec, home, more, "training.prompts_per_step=8")[0] == "RUN"
+    assert training(spec, home, "training.steps=1")[0] == "RUN"
+    (home.run(run.run_id) / "checkpoints" / "step-000002" / "manifest.json").unlink()
+    assert training(spec, home, more)[0] == "RUN"
+
+
+@pytest.mark.parametrize(
+    ("setting", "further", "why"),
+    [
+        (
+            "training.schedule.type=cosine",
+            "",
+            "at each step the rate of a cosine schedule depends on how many there are",
+        ),
+        ("rollout.max_staleness=1", "", "with rollout.max_staleness the next steps are sampled ahead"),
+        ("evaluation.every_steps=1", "evaluation.seed=7", "what was evaluated on the way was evaluated otherwise"),
+    ],
+)
+def test_where_more_steps_cannot_go_on_the_plan_says_why(
+    spec: Path, home: Home, train: Callable[..., RunPlan], setting: str, further: str, why: str
+) -> None:
+    train(setting)
+    action, reason = training(spec, home, setting, "training.steps=5", *([further] if further else []))
+    assert action == "RUN"
+    assert reason.startswith(f"training.steps 2 -> 5 (--set); from the start: {why}")
+
+
+@pytest.mark.parametrize("override", ["training.steps=5", "name=other"])
+def test_what_is_taken_is_the_runs_own_and_outlives_the_other_one(
+    spec: Path, home: Home, train: Callable[..., RunPlan], override: str
+) -> None:
+    (short,) = planned(spec, home).runs
+    recorded = RecordedRun(home.root, short.run_id)
+    recorded.start(1, lease=3)
+    recorded.steps(1, 1)
+    recorded.start(2, resumed_from_step=1, lease=4)
+    recorded.step(2)
+    recorded.writer.event(2, "finished", "")
+    recorded.evaluate_on_the_way(1, 0.5, short.stage("evaluate").fingerprint)
+    write_json(recorded.path / "evaluated.json", {"evaluation": short.stage("evaluate").fingerprint, "steps": [1]})
+    train()
+    document = load_document(spec, [override])
+    (run,) = make_plan(document, home).runs
+    register_run(home, document, run)
+    execution = RunExecution(document, run.run_id, home)
+    take_training(execution, execution.plan.stage("train"))
+    shutil.rmtree(recorded.path)
+    evaluation = run.stage("evaluate").fingerprint
+    assert read_json(execution.directory / "evaluated.json") == {"evaluation": evaluation, "steps": [1]}
+    RunState(home, run.run_id).update(evaluation=evaluation)
+    with Store.open(home.root) as store:
+        assert store.query("select distinct run_id, step from metrics order by step").rows == [
+            *((run.run_id, 1), (run.run_id, 2)),
+        ]
+        assert store.query("select attempt, resumed_from_step, valid_through from attempts order by attempt").rows == [
+            *((1, 0, 1), (2, 1, None)),
+        ]
+        assert store.query("select run_id, step, value from evaluations").rows == [(run.run_id, 1, 0.5)]
+        ends = store.query("select count(*) from events where kind = 'finished'").rows
+    whole = override == "name=other"
+    assert ends == [(int(whole),)]
+    assert (execution.directory / "checkpoints" / "step-000002" / "manifest.json").is_file()
+    assert damage_of(execution.directory / "train.json", run.stage("train").fingerprint).startswith("result") == whole
+    assert check(home.root) == []
+
+
+def test_of_a_damaged_run_nothing_is_taken(spec: Path, home: Home, train: Callable[..., RunPlan]) -> None:
+    (short,) = planned(spec, home).runs
+    recorded = RecordedRun(home.root, short.run_id)
+    recorded.start(1)
+    recorded.steps(1, 2)
+    train()
+    segment(recorded, "tokens", 2).write_bytes(b"PAR1")
+    document = load_document(spec, ["training.steps=5"])
+    (run,) = make_plan(document, home).runs
+    execution = RunExecution(document, run.run_id, home)
+    execution.directory.mkdir()
+    with pytest.raises(BadSegmentError):
+        take_training(execution, execution.plan.stage("train"))
+    assert list(execution.directory.iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_more_steps_and_another_name_give_bit_for_bit_what_training_from_the_start_gives(lab: Lab) -> None:
+    # A bonus on the entropy moves the weights where the rewards of so small a model give no signal.
+    evaluated = ("evaluation.every_steps=2", "training.entropy_coef=0.1")
+    short = lab.rpg("run", str(lab.spec), overrides=("training.steps=3", *evaluated))
+    assert short.code == 0, short.err
+    (first,) = lab.run_ids()
+    longer = lab.rpg("run", str(lab.spec), overrides=("training.steps=6", *evaluated))
+    assert longer.code == 0, longer.err
+    assert f"goes on from step 3 of {first}" in longer.err
+    (second,) = set(lab.run_ids()) - {first}
+    assert lab.query(f"select step from metrics where run_id = '{second}' and name = 'entropy' order by step") == [
+        (step,) for step in range(1, 7)
+    ]
+    assert lab.query(
+        f"select resumed_from_step, valid_through from attempts where run_id = '{second}' order by attempt"
+    ) == [
+        *((0, 3), (3, None)),
+    ]
+    measured = f"select distinct step from evaluations where run_id = '{second}' order by step"
+    assert lab.query(measured) == [(0,), (2,), (4,), (6,)]
+    assert lab.query(f"select count(*) from events where run_id = '{second}' and kind = 'finished'") == [(1,)]
+    proof = lab.rpg("resume", second, "--prove", "--steps", "6")
+    assert proof.code == 0, proof.out + proof.err
+    renamed = lab.rpg("run", str(lab.spec), overrides=("name=other", "training.steps=6", *evaluated))
+    assert renamed.code == 0, renamed.err
+    (third,) = set(lab.run_ids()) - {first, second}
+    stages = lab.state(third)["stages"]
+    assert (stages["train"]["cached"], stages["train"]["reason"]) == (True, f"trained as {second}")
+    for table in ("metrics", "rollouts", "tokens"):
+        count = f"select count(*), count(distinct step) from {table} where run_id = "
+        assert lab.query(f"{count} '{third}'") == lab.query(f"{count} '{second}'")
+    removed = lab.rpg("rm", second, "--yes")
+    assert removed.code == 0, removed.err
+    assert lab.rpg("resume", third, "--prove").code == 0
+    assert json.loads(lab.rpg("db", "check", "--full", "--json").out) == []
