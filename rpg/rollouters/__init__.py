@@ -6,6 +6,6 @@ rewards, `types`, data's seeds and the samplers' Protocol; rollouts and evaluati
 """
 
 from rpg.rollouters.rollouter import Rollouter, SeededPrompt
-from rpg.types import OnResponse, Problem, Rollout, RolloutGroup, Sampling, Turn
+from rpg.types import Admit, OnResponse, Problem, Rollout, RolloutGroup, Sampling, Turn
 
-__all__ = ["OnResponse", "Problem", "Rollout", "RolloutGroup", "Rollouter", "Sampling", "SeededPrompt", "Turn"]
+__all__ = ["Admit", "OnResponse", "Problem", "Rollout", "RolloutGroup", "Rollouter", "Sampling", "SeededPrompt", "Turn"]
