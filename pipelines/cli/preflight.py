@@ -34,8 +34,8 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
     missing: list[Issue] = []
     if home is not None:
         home.check_space()
+        print("looking at the data and the model", file=sys.stderr)
         missing = missing_for(document, to_do)
-    print("looking at the data and the model", file=sys.stderr)
     errors, warnings = examined(document, to_do)
     if errors := in_file_order([*missing, *errors]):
         raise SpecError(*errors)
@@ -44,7 +44,7 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
 
 
 def unfinished(runs: Sequence[RunPlan]) -> list[Experiment]:
-    """The specs of the runs that have a stage before them which reads the data or the model for the first time."""
+    """The specs of the runs whose data, base model or training is still to be made."""
     return [run.experiment for run in runs if any(run.stage(name).action == "RUN" for name in _READERS)]
 
 
