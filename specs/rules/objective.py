@@ -55,7 +55,7 @@ def margins_like_bounds(experiment: Experiment) -> Iterator[Issue]:
     if clip is None or isinstance(clip, NoClip):
         return
     low, high = largest(clip.low), largest(clip.high)
-    like_bounds = (low > 0.5, high > 1)
+    like_bounds = (0.5 < low <= 0.95, 1 < high <= 10)  # beyond these a bound is meant to be out of reach
     # A truncated ratio may well reach 5: importance sampling is truncated so.
     if all(like_bounds) or (any(like_bounds) and not isinstance(clip, TruncateClip)):
         meant_low, meant_high = 1 - low if like_bounds[0] else low, high - 1 if like_bounds[1] else high
