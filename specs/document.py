@@ -75,7 +75,15 @@ class Document:
         """The document that `to_json` wrote. Raises SpecError where this version's schema no longer takes it."""
         positions = read_positions(data["positions"])
         warnings = tuple(read_issue(plain) for plain in data["warnings"])
-        return cls(experiment_of(base_of(data["source"]), positions), data["source"], positions, warnings)
+        source = _with_earlier_precision(data["source"], data["experiment"])
+        return cls(experiment_of(base_of(source), positions), source, positions, warnings)
+
+
+def _with_earlier_precision(source: dict[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A frozen document's source, with the float32 that it was resolved to written out where `device: cuda` means
+    bfloat16 today: what was begun in float32 goes on in it."""
+    in_float32 = resolved["resources"]["device"] == "cuda" and resolved["training"]["precision"] == "float32"
+    return with_values(source, {"training.precision": "float32"}) if in_float32 else source
 
 
 def _leads_to(path: str, place: Path) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from spec_text import GOOD, changed, message, write
 
 from specs import Document, SpecError, load_document, load_experiment, parse_objective
+from specs.document import expand
 from specs.errors import Position
 from specs.reading.yaml import parse_bytes
 
@@ -125,6 +126,17 @@ def test_a_frozen_document_comes_back_the_same():
     document = load_document(write(GOOD + matrix), ("seeds=[1,2]",))
     Path("spec.yaml").unlink()
     assert Document.from_json(json.loads(json.dumps(document.to_json()))) == document
+
+
+def test_a_document_frozen_when_a_gpu_did_not_mean_bfloat16_stays_in_float32():
+    document = load_document(write(GOOD), ("resources.device=cuda",))
+    frozen = json.loads(json.dumps(document.to_json()))
+    assert Document.from_json(frozen) == document
+    frozen["experiment"]["training"]["precision"] = "float32"  # as it was resolved then
+    earlier = Document.from_json(frozen)
+    assert earlier.experiment.training.precision == "float32"
+    assert [cell.experiment.training.precision for cell in expand(earlier)] == ["float32"]
+    assert Document.from_json(json.loads(json.dumps(earlier.to_json()))) == earlier
 
 
 def test_a_resolved_experiment_is_valid_itself():
