@@ -34,15 +34,19 @@ class SegmentName:
         share = f"-r{self.rank:04}of{self.ranks:04}" if self.ranks > 1 else ""
         return f"{kind}{self.number:04}-s{self.first_step:06}-{self.last_step:06}{share}{digest}.parquet"
 
-    @property
-    def without_digest(self) -> "SegmentName":
-        """The name as its writer knows it before it writes."""
-        return replace(self, digest="")
+    def share(self, rank: int) -> "SegmentName":
+        """What that rank writes beside it; without the digest, which the writer alone knows."""
+        return replace(self, digest="", rank=rank)
 
     @property
-    def shares(self) -> "list[SegmentName]":
-        """The names without digests of what all ranks write beside it, its own among them."""
-        return [replace(self, digest="", rank=rank) for rank in range(self.ranks)]
+    def first_share(self) -> "SegmentName":
+        """The same for all shares of the same rows."""
+        return self.share(0)
+
+    @property
+    def stem(self) -> str:
+        """The name up to the digest."""
+        return str(replace(self, digest="")).removesuffix(".parquet")
 
 
 def parse_segment_name(name: str) -> SegmentName | None:

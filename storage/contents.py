@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from specs.segment_names import content_digest, parse_segment_name
+from specs.segment_names import SegmentName, content_digest
 from storage.columns import arrow_schema
 from storage.segments import BadSegmentError, Segment
 
@@ -44,13 +44,17 @@ def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
     A reader may have come between two ranks, which write at the same time; or a kill, and then they never will.
     """
     listed = list(segments)
-    shares = [segment for segment in listed if segment.parsed.ranks > 1]
-    if not shares:
-        return set()
-    written = {(segment.table, segment.parsed.without_digest) for segment in shares}
-    for table, names in _merged_names(root, listed).items():
-        written.update((table, name.without_digest) for name in map(parse_segment_name, names) if name)
-    return {s.key for s in shares if any((s.table, share) not in written for share in s.parsed.shares)}
+    ranks_of: dict[tuple[str, SegmentName], set[int]] = {}
+    for segment in listed:
+        if segment.parsed.ranks > 1:
+            ranks_of.setdefault((segment.table, segment.parsed.first_share), set()).add(segment.parsed.rank)
+    lacking = {first: set(range(first[1].ranks)) - ranks for first, ranks in ranks_of.items()}
+    if any(lacking.values()):  # the names in compacted segments grow to hundreds of thousands: mostly none is looked at
+        merged = _merged_names(root, listed)
+        of_table = {table: {name.rpartition("-")[0] for name in names} for table, names in merged.items()}
+        for (table, first), ranks in lacking.items():
+            ranks -= {rank for rank in ranks if first.share(rank).stem in of_table.get(table, ())}
+    return {s.key for s in listed if lacking.get((s.table, s.parsed.first_share))}
 
 
 def _merged_names(root: Path, listed: Sequence[Segment]) -> dict[str, set[str]]:
