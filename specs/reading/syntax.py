@@ -84,10 +84,12 @@ def _quote(complaint: _Complaint) -> SyntaxMistake | None:
             return SyntaxMistake(complaint.line + 1, f'"..." knows no `{escape}`', hint)
         return _never_closed(complaint, complaint.begun_line, complaint.begun_column)
     quoted = _quoted_before(complaint)
-    if quoted is None or "<scalar>" not in complaint.problem:
+    if quoted is None or quoted.end_mark.line < complaint.line:
         return None
     if quoted.start_mark.line < quoted.end_mark.line:  # the quote that ends it was meant to open another text
         return _never_closed(complaint, quoted.start_mark.line, quoted.start_mark.column)
+    if "<scalar>" not in complaint.problem:
+        return None
     hint = "inside '...' write the quote twice, or take \"...\"" if quoted.style == "'" else 'inside "..." write \\"'
     return SyntaxMistake(complaint.line + 1, f"text goes on after the closing `{quoted.style}`", hint)
 
@@ -171,6 +173,8 @@ def _colon(complaint: _Complaint) -> SyntaxMistake | None:
     if complaint.problem != "mapping values are not allowed here":
         return None
     line, before = complaint.line, complaint.line_before(complaint.line)
+    if item := re.match(r"-[^\s-].*", complaint.lines[line].lstrip(" ")):
+        return SyntaxMistake(line + 1, "a space is missing after the dash", f"write `- {item[0][1:]}`")
     if re.search(r":\s", complaint.lines[line][: complaint.column]):
         return SyntaxMistake(line + 1, "a second `: ` in the line", _IN_QUOTES)
     if complaint.indent(line) <= complaint.indent(before):

@@ -51,6 +51,18 @@ MISTAKES = {
     ),
     "a quote": ('q: "abc\nb: 1\n', 1, 'the `"` is never closed', 'a `"` is missing'),
     "a quote that another one closes": ('q: "abc\nb: "d"\n', 1, 'the `"` is never closed', 'a `"` is missing'),
+    "a quote that closes before a brace": (
+        'q: "abc\np: {t: "{x}"}\n',
+        1,
+        'the `"` is never closed',
+        'a `"` is missing',
+    ),
+    "a space after the dash": (
+        "a:\n  -{b: c, d: 1}\n",
+        2,
+        "a space is missing after the dash",
+        "write `- {b: c, d: 1}`",
+    ),
     "an apostrophe": (
         "q: 'Doesn't it'\n",
         1,
