@@ -6,13 +6,13 @@ linked, as nothing writes into them.
 
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.planning.plan import StagePlan
-from rpg.files import read_json, sync, write_json
+from rpg.files import files_under, read_json, sync, write_json
 from specs.segment_names import DigestedFile
 
 if TYPE_CHECKING:
@@ -54,7 +54,14 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     before = read_json(source / "plan.json").get("stages", {}).get("evaluate", {})
     is_same = before.get("identity") == evaluate.identity and before["inputs"]["data"] == evaluate.inputs["data"]
     measured = {before["fingerprint"]: evaluate.fingerprint} if is_same else {}
-    _take_rows(execution, source.name, aside / "segments", measured, ended=whole)
+    every = execution.plan.experiment.training.export_every_steps
+    left = set()
+    for exported in sorted((source / "weights").glob("step-*")):
+        if whole or (every and _step_of(exported) % every == 0):
+            _link_all(exported, aside / "weights" / exported.name)
+        else:
+            left.add(f"weights/{exported.name}")
+    _take_rows(execution, source.name, aside / "segments", _Changes(execution.run_id, measured, whole, left))
     for path in sorted((source / "attempts").glob("[0-9]*.json")):
         # A lease's number means something in its own run alone.
         write_json(aside / "attempts" / path.name, read_json(path) | {"lease": 0})
@@ -64,23 +71,26 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     for name in ("guards.json", *(("certificate.json", "progress.json", "train.json") if whole else ())):
         if (source / name).is_file():
             write_json(aside / name, read_json(source / name), allow_nan=True)
-    every = execution.plan.experiment.training.export_every_steps
-    for exported in sorted((source / "weights").glob("step-*")):
-        if whole or (every and _step_of(exported) % every == 0):
-            shutil.copytree(exported, aside / "weights" / exported.name, copy_function=_link)
     if newest := max((source / "checkpoints").glob("step-*"), default=None):
-        shutil.copytree(newest, aside / "checkpoints" / newest.name, copy_function=_link)
+        _link_all(newest, aside / "checkpoints" / newest.name)
 
 
-def _take_rows(
-    execution: "RunExecution", run_id: str, target: Path, measured: Mapping[str, str], *, ended: bool
-) -> None:
-    """The rows that training recorded, as rows of this run.
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What differs between another run's rows and those that this run takes of it."""
 
-    Args:
-        measured: fingerprint of an evaluate stage of the other run -> of this run's, which measures the same.
-        ended: this run ends where the other one did.
-    """
+    run_id: str
+    """This run's."""
+    measured: Mapping[str, str]
+    """Fingerprint of an evaluate stage of the other run -> of this run's, which measures the same."""
+    ended: bool
+    """Whether this run ends where the other one did; else the row that says `finished` is left out."""
+    left: Collection[str]
+    """Directories of weights that are not taken, relative to a run's: rows that tell of them are left out."""
+
+
+def _take_rows(execution: "RunExecution", run_id: str, target: Path, changes: _Changes) -> None:
+    """The rows that training recorded, as rows of this run."""
     from storage.contents import half_written, merged_away
     from storage.segments import run_segments
 
@@ -89,13 +99,10 @@ def _take_rows(
     left_out = merged_away(root, listed) | half_written(root, listed)
     for segment in listed:
         if segment.key not in left_out:
-            _take_segment(root, segment, target / segment.table, execution.run_id, measured, ended=ended)
+            _take_segment(root, segment, target / segment.table, changes)
 
 
-def _take_segment(
-    root: Path, segment: "Segment", target: Path, run_id: str, measured: Mapping[str, str], *, ended: bool
-) -> None:
-    import pyarrow.compute as pc
+def _take_segment(root: Path, segment: "Segment", target: Path, changes: _Changes) -> None:
     import pyarrow.parquet as pq
 
     from storage.columns import arrow_schema
@@ -109,10 +116,7 @@ def _take_segment(
             statistics = {"write_statistics": ["run_id", "step"], "use_dictionary": ["run_id"]}
             with pq.ParquetWriter(file, schema, compression="zstd", **statistics) as writer:
                 for group in read_groups(root, segment):
-                    rows = _of_run(group, run_id, measured)
-                    if segment.table == "events" and not ended:
-                        rows = rows.filter(pc.not_equal(rows.column("kind"), "finished"))
-                    writer.write_table(rows)
+                    writer.write_table(_of_run(_kept(group, segment.table, changes), changes))
             os.fsync(file.fileno())
             # Whatever rank wrote it: all shares that count are here, or in a merged segment.
             name = replace(segment.parsed, digest=file.digest, rank=0, ranks=1)
@@ -122,21 +126,41 @@ def _take_segment(
     sync(target)
 
 
-def _of_run(rows: "pa.Table", run_id: str, measured: Mapping[str, str]) -> "pa.Table":
+def _kept(rows: "pa.Table", table: str, changes: _Changes) -> "pa.Table":
+    """The rows that hold for this run too."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if table == "events" and not changes.ended:
+        rows = rows.filter(pc.not_equal(rows.column("kind"), "finished"))
+    if path := {"events": "message", "checkpoints": "path"}.get(table):
+        rows = rows.filter(pc.invert(pc.is_in(rows.column(path), pa.array(changes.left, pa.string()))))
+    return rows
+
+
+def _of_run(rows: "pa.Table", changes: _Changes) -> "pa.Table":
     """The rows with this run's id, and with its fingerprint where they were measured as its evaluate stage would."""
     import pyarrow as pa
 
     def replaced(table: "pa.Table", name: str, column: "pa.Array") -> "pa.Table":
         return table.set_column(table.schema.get_field_index(name), table.schema.field(name), column)
 
-    rows = replaced(rows, "run_id", pa.array([run_id] * len(rows), pa.string()))
+    rows = replaced(rows, "run_id", pa.array([changes.run_id] * len(rows), pa.string()))
     if "fingerprint" not in rows.column_names:
         return rows
-    fingerprints = [measured.get(value, value) for value in rows.column("fingerprint").to_pylist()]
+    fingerprints = [changes.measured.get(value, value) for value in rows.column("fingerprint").to_pylist()]
     return replaced(rows, "fingerprint", pa.array(fingerprints, pa.string()))
 
 
-def _link(source: str, target: str) -> None:
+def _link_all(source: Path, target: Path) -> None:
+    """The files of a directory. FileNotFoundError where it is deleted meanwhile."""
+    for path in files_under(source):
+        there = target / path.relative_to(source)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        _link(path, there)
+
+
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # a file system without links, or another one

@@ -17,9 +17,10 @@ from pipelines.running.run import RunExecution, register_run
 from pipelines.state import RunState
 from rpg.files import read_json, write_json
 from specs.loader import load_document
+from specs.records import CheckpointRow
 from storage import Store, check
 from storage.segments import BadSegmentError
-from tests.storage.recording import RecordedRun, segment
+from tests.storage.recording import NOON, RecordedRun, segment
 
 
 @pytest.fixture
@@ -104,7 +105,12 @@ def test_what_is_taken_is_the_runs_own_and_outlives_the_other_one(
     recorded.steps(1, 1)
     recorded.start(2, resumed_from_step=1, lease=4)
     recorded.step(2)
+    for kind, path in (("weights", "weights/step-000002"), ("full", "checkpoints/step-000002")):
+        saved = {"step": [2], "path": path, "kind": kind, "num_bytes": 1, "recorded_at": NOON}
+        recorded.writer.columns(CheckpointRow, saved)
+    recorded.writer.event(2, "weights_exported", "weights/step-000002")
     recorded.writer.event(2, "finished", "")
+    write_json(recorded.path / "weights" / "step-000002" / "model.json", {})
     recorded.evaluate_on_the_way(1, 0.5, short.stage("evaluate").fingerprint)
     write_json(recorded.path / "evaluated.json", {"evaluation": short.stage("evaluate").fingerprint, "steps": [1]})
     train()
@@ -125,9 +131,12 @@ def test_what_is_taken_is_the_runs_own_and_outlives_the_other_one(
             *((1, 0, 1), (2, 1, None)),
         ]
         assert store.query("select run_id, step, value from evaluations").rows == [(run.run_id, 1, 0.5)]
-        ends = store.query("select count(*) from events where kind = 'finished'").rows
+        events = store.query("select kind from events where step = 2 and kind <> 'stepped' order by kind").rows
+        saved = [path for (path,) in store.query("select path from checkpoints order by path").rows]
     whole = override == "name=other"
-    assert ends == [(int(whole),)]
+    assert events == ([("finished",), ("weights_exported",)] if whole else [])
+    assert saved == ["checkpoints/step-000002", *(["weights/step-000002"] if whole else [])]
+    assert all((execution.directory / path).is_dir() for path in saved)
     assert (execution.directory / "checkpoints" / "step-000002" / "manifest.json").is_file()
     assert damage_of(execution.directory / "train.json", run.stage("train").fingerprint).startswith("result") == whole
     assert check(home.root) == []
