@@ -39,7 +39,8 @@ def removal_of(home: Home, name: str) -> Removal:
         name: a run; an experiment, all its versions; or NAME@VERSION, the runs that no other version has.
     Raises:
         NoSuchRunError, NoSuchVersionError: nothing is called so.
-        NotRemovableError: a run is executed, waits on a server, belongs to a study, or to a home that machines share.
+        NotRemovableError: a run is executed, waits on a server, belongs to a study, or to a home that machines share;
+            or no run is the version's alone.
     """
     experiment, version = split_name(name)
     if (home.study(name) / "study.json").is_file():
@@ -50,6 +51,8 @@ def removal_of(home: Home, name: str) -> Removal:
         record = read_json(home.experiment(experiment) / "experiment.json")
         kept = {run_id for other in versions_in(record) if other.number != version for run_id in other.runs}
         runs = [run_id for run_id in runs_of(home, name) if run_id not in kept]
+        if not runs:
+            raise NotRemovableError(f"every run of {name} belongs to another version too; `rpg rm RUN` deletes one")
     else:
         runs = read_json(home.experiment(name) / "experiment.json").get("runs", [])
     whole = experiment if is_experiment(home, name) and not version else ""
@@ -129,6 +132,8 @@ def _forget(home: Home, name: str, run_ids: Sequence[str]) -> None:
             for version in versions_in(record)
         ]
         left = [version for version in versions if version.runs]
+        for number in {version.number for version in versions} - {version.number for version in left}:
+            (home.experiment(name) / f"report@{number}.html").unlink(missing_ok=True)
         record |= {
             "runs": [run_id for run_id in record.get("runs", []) if run_id not in run_ids],
             "current": list(left[-1].runs) if left else [],

@@ -94,9 +94,9 @@ def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]
 
 
 def split_name(text: str) -> tuple[str, int]:
-    """`sums@2` as ("sums", 2), `sums` as ("sums", 0)."""
-    name, at, number = text.rpartition("@")
-    return (name, int(number)) if at and number.isdecimal() else (text, 0)
+    """`sums@2` as ("sums", 2), `sums` as ("sums", 0). `sums@0` names no version, and is a name that nothing has."""
+    name, _, number = text.rpartition("@")
+    return (name, int(number)) if name and number.isdecimal() and int(number) else (text, 0)
 
 
 def runs_of(home: Home, text: str) -> list[str]:

@@ -164,8 +164,32 @@ def test_rm_of_a_version_leaves_the_others(call: Call, home: Path) -> None:
     versions = [{"version": number, "recipes": [str(number)], "runs": [run]} for number, run in enumerate(runs, 1)]
     record = home / "experiments" / "sums" / "experiment.json"
     write_json(record, {"name": "sums", "runs": runs, "current": runs[1:], "versions": versions})
+    page = record.with_name("report@2.html")
+    page.touch()
     assert call("rm", "sums@2", "--yes")[1] == f"{runs[1]}\n"
     assert json.loads(record.read_text())["current"] == runs[:1]
+    assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("sums@0", "there is no run `sums@0`"),
+        ("sums@1", "every run of sums@1 belongs to another version too; `rpg rm RUN` deletes one"),
+    ],
+)
+def test_rm_of_a_version_that_has_no_run_of_its_own_deletes_nothing(
+    call: Call, home: Path, name: str, why: str
+) -> None:
+    run = "sums-s0-aaaa1111"
+    versions = [{"version": number, "recipes": ["a", "b"][:number], "runs": [run]} for number in (1, 2)]
+    record = home / "experiments" / "sums" / "experiment.json"
+    write_json(record, {"name": "sums", "runs": [run], "current": [run], "versions": versions})
+    before = record.read_bytes()
+    code, _, err = call("rm", name, "--yes")
+    assert (code, why in err) == (2, True), err
+    assert record.read_bytes() == before
+    assert (home / "runs" / run).is_dir()
 
 
 def test_what_is_in_use_is_not_deleted(call: Call, home: Path) -> None:
