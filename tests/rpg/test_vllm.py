@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rpg.samplers import opening
 from rpg.samplers.sentinel import LogprobsFn, Probe, Sentinel, StaleEngineError
 from rpg.samplers.transformers.sampler import model_logprobs
 from rpg.samplers.vllm.sampler import VllmSampler
@@ -106,7 +105,7 @@ def test_a_temperature_for_given_tokens_is_refused(engine: VllmSampler) -> None:
 
 
 def test_without_vllm_the_spec_is_told_what_to_install(weights_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "find_spec", lambda _: None)
+    monkeypatch.setattr("specs.schema.rollout.find_spec", lambda _: None)
 
     with pytest.raises(SpecError) as caught:
         open_engine("vllm", weights_dir)
