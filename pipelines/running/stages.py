@@ -73,7 +73,7 @@ def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda
 def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutcome:
     if _is_done(execution, stage):
         return _record_cached(execution, stage)
-    if stage.taken_from:
+    if stage.taken_from and not (execution.directory / "attempts").exists():  # else it was taken before a retry
         stage = _take(execution, stage)
         if _is_done(execution, stage):
             return _record_cached(execution, stage)

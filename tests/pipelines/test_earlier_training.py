@@ -11,7 +11,9 @@ from test_plan import SPEC, finish, planned
 
 from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
+from pipelines.processes.supervisor import StageError
 from pipelines.results import damage_of
+from pipelines.running import stages
 from pipelines.running.earlier_training import take_training
 from pipelines.running.run import RunExecution, register_run
 from pipelines.state import RunState
@@ -140,6 +142,31 @@ def test_what_is_taken_is_the_runs_own_and_outlives_the_other_one(
     assert (execution.directory / "checkpoints" / "step-000002" / "manifest.json").is_file()
     assert damage_of(execution.directory / "train.json", run.stage("train").fingerprint).startswith("result") == whole
     assert check(home.root) == []
+
+
+def test_a_retry_goes_on_with_what_was_taken_before_it(
+    spec: Path, home: Home, train: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (short,) = planned(spec, home).runs
+    recorded = RecordedRun(home.root, short.run_id)
+    recorded.start(1)
+    recorded.steps(1, 2)
+    train()
+    document = load_document(spec, ["training.steps=5"])
+    (run,) = make_plan(document, home).runs
+    register_run(home, document, run)
+    execution = RunExecution(document, run.run_id, home)
+    later = execution.directory / "attempts" / "0002.json"
+
+    def fails(*_: object) -> None:
+        write_json(later, read_json(later.with_name("0001.json")) | {"attempt": 2})
+        raise StageError("out of memory", execution.directory / "log")
+
+    monkeypatch.setattr(stages, "_train", fails)
+    for _ in range(2):
+        with pytest.raises(StageError, match="out of memory"):
+            stages.perform_stage(execution, execution.plan.stage("train"))
+    assert later.is_file()
 
 
 def test_of_a_damaged_run_nothing_is_taken(spec: Path, home: Home, train: Callable[..., RunPlan]) -> None:
