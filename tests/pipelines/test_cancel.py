@@ -274,6 +274,7 @@ def test_an_experiments_runs_are_all_asked_at_once(tmp_path):
         next(cancel_experiment(home, "sums", 0.0))
 
 
+@pytest.mark.long
 def test_an_experiment_is_cancelled_from_another_host_and_its_other_runs_are_not_begun(lab: Lab) -> None:
     run = lab.start("run", str(lab.spec), overrides=("seeds=[0, 1]", "training.steps=2000"))
     wait_for(lambda: any(lab.progress(run_id) for run_id in lab.run_ids()) or run.poll() is not None, what="a step")

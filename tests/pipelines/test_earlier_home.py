@@ -149,6 +149,7 @@ def prefect_rows(lab: Lab, sql: str) -> list[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.long
 def test_its_stopped_run_goes_on_from_its_checkpoint(moved: Lab) -> None:
     reached, steps = moved.progress(STOPPED), 40
     trained = f"SELECT step, name, value FROM metrics WHERE run_id = '{STOPPED}' AND step <= {reached} ORDER BY ALL"

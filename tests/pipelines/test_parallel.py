@@ -46,6 +46,7 @@ def assert_dead_in_time(lab: Lab) -> None:
     assert alive == [], [process.cmdline() for process in alive]
 
 
+@pytest.mark.long
 def test_runs_at_the_same_time_share_what_both_need_and_give_what_each_alone_would(lab, prepared_home):
     shutil.rmtree(lab.root / "artifacts" / "base")
     result = lab.rpg("run", str(lab.spec), "--parallel", "2", overrides=TWO)

@@ -152,6 +152,7 @@ def test_the_pool_is_the_commands_else_the_specs_and_an_idle_one_is_noted(client
     assert by_command["parameters"]["run_id"] == by_spec["parameters"]["run_id"]
 
 
+@pytest.mark.long
 def test_workers_are_given_runs_of_higher_priority_first(client: Lab, server: Server) -> None:
     for priority, seed in (("low", 1), ("normal", 2), ("high", 3)):
         submitted(client, "--pool", "queued", "--priority", priority, overrides=(f"seeds=[{seed}]",))
@@ -272,6 +273,7 @@ def test_failures_and_completions_are_told_by_the_server(client: Lab, server: Se
     assert notices["/slack", None] == {"text": f'noticed: seed 1: failed: train: "out" of memory {link}'}
 
 
+@pytest.mark.long
 def test_a_new_submission_replaces_the_notices_and_their_addresses(
     client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +319,7 @@ def test_an_address_that_is_not_on_this_machine_is_told_at_its_line_before_anyth
     assert len(server.call("/flow_runs/filter", {"limit": 200})) == before
 
 
+@pytest.mark.long
 def test_a_schedule_is_listed_replaced_and_removed(client: Lab, server: Server) -> None:
     wrong = client.rpg("submit", str(client.spec), "--cron", "0 99 * * *")
     assert (wrong.code, wrong.err.splitlines()[0]) == (2, "no cron expression")

@@ -114,6 +114,7 @@ def evaluated(run_dir: Path) -> dict[int, int]:
     return dict(Counter(row["step"] for row in samples))
 
 
+@pytest.mark.long
 def test_a_run_that_pauses_twice_and_goes_on_is_the_uninterrupted_one(
     inputs: Path, tmp_path: Path, straight: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_old_logprobs_are_the_samplers_and_the_ratio_is_taken_over_them(whole: d
     assert max(abs(ratio - 1) for ratio in first_minibatch) > 1e-3
 
 
+@pytest.mark.long
 def test_runs_that_go_on_with_batches_waiting_are_the_uninterrupted_ones_bit_for_bit(
     inputs: Path, tmp_path: Path, whole: dict[int, Path]
 ) -> None:

@@ -175,6 +175,7 @@ def test_a_run_that_streams_trains_on_the_groups_of_one_in_rounds(whole: dict[st
     assert max(taken) > 1, "groups were replaced"
 
 
+@pytest.mark.long
 def test_killed_streams_that_go_on_are_the_uninterrupted_ones_bit_for_bit(
     inputs: Path, tmp_path: Path, whole: dict[str, Path]
 ) -> None:
