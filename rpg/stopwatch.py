@@ -46,7 +46,10 @@ class Stopwatch:
         return self._seconds[phase]
 
     def sampling_took(self, seconds: float) -> None:
-        """Notes how long sampling took beside training; the phase `rollout` is then what training waited for it."""
+        """Notes how long sampling took beside training; the phase `rollout` is then what training waited for it.
+
+        0: nobody knows, as of a batch that was taken from a checkpoint.
+        """
         self._sampling = seconds
 
     def metrics(self, rollouts: StepRollouts, *, num_trained: int) -> dict[str, float]:
@@ -56,7 +59,7 @@ class Stopwatch:
         return {
             **{f"time/{phase}": seconds for phase, seconds in self._seconds.items()},
             "time/step": self.end - self._start,
-            "tokens_per_second/rollout": int(rollouts.num_sampled.sum()) / max(sampling, 1e-9),
+            "tokens_per_second/rollout": int(rollouts.num_sampled.sum()) / sampling if sampling else 0.0,
             "tokens_per_second/train": num_trained / max(self._seconds["update"], 1e-9),
         }
 

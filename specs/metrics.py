@@ -452,7 +452,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="tokens_per_second/rollout",
         title="Sampling",
-        meaning="Response tokens sampled, over the time that sampling took.",
+        meaning="Response tokens sampled, over the time that sampling took. 0 where a run went on with rollouts that"
+        " were sampled before.",
         unit="tokens a second",
         better="higher",
         repeatable=False,

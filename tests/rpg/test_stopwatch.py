@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rpg.stopwatch import Stopwatch
+from tests.rpg.learner_worker import responses
 
 
 def test_a_phase_within_another_counts_once_and_on_the_host_it_does_not_wait_for_the_gpu(
@@ -24,3 +25,12 @@ def test_a_phase_within_another_counts_once_and_on_the_host_it_does_not_wait_for
     assert clock.seconds("rollout") >= 0.02
     assert clock.seconds("reward") >= 0.03
     assert clock.seconds("rollout") + clock.seconds("reward") == pytest.approx(time.perf_counter() - start, abs=0.005)
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [(2.0, 0.5), (0.0, 0.0)])
+def test_rollouts_taken_from_a_checkpoint_have_no_rate_of_sampling(seconds: float, rate: float) -> None:
+    clock = Stopwatch(torch.device("cpu"))
+    clock.sampling_took(seconds)
+    rollouts = responses()
+    metrics = clock.metrics(rollouts, num_trained=0)
+    assert metrics["tokens_per_second/rollout"] == rate * rollouts.num_sampled.sum()
