@@ -64,22 +64,25 @@ def removal_of(home: Home, name: str) -> Removal:
 
 
 def remove(home: Home, removal: Removal) -> None:
-    """Deletes the runs, and their names in the records of experiments.
+    """Deletes the runs, and their names in the records of experiments. What another call has deleted meanwhile is gone.
 
     Killed on the way, it leaves whole runs, and rests out of sight that the next call deletes.
 
     Raises:
         NotRemovableError: a run has been begun meanwhile; those before it are deleted.
     """
-    aside = home.root / ".removed"
-    aside.mkdir(exist_ok=True)
-    for run_id in removal.runs:
-        _move_away(home, run_id, aside)
-    for name in _experiments_of(home, removal.runs):
-        _forget(home, name, removal.runs)
-    if removal.experiment:
-        home.experiment(removal.experiment).rename(aside / f"experiment {removal.experiment}")
-    shutil.rmtree(aside)
+    with home.locked("removal", waiting=lambda: None):
+        aside = home.root / ".removed"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        for run_id in removal.runs:
+            if home.run(run_id).is_dir():
+                _move_away(home, run_id, aside)
+        for name in _experiments_of(home, removal.runs):
+            _forget(home, name, removal.runs)
+        if removal.experiment and (record := home.experiment(removal.experiment)).is_dir():
+            record.rename(aside / f"experiment {removal.experiment}")
+        shutil.rmtree(aside)
     with Store.open(home.root) as store:
         store.ingest()
 
@@ -101,7 +104,6 @@ def _refusal(home: Home, run_id: str) -> str:
 def _move_away(home: Home, run_id: str, aside: Path) -> None:
     """Takes a run that nobody executes out of the home at once: no reader sees half of it."""
     directory, there = home.run(run_id), aside / run_id
-    shutil.rmtree(there, ignore_errors=True)
     try:
         lease = acquire(directory)
     except RunBusyError as error:

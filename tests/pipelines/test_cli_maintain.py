@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
+from pipelines.home import Home
+from pipelines.removal import removal_of, remove
 from pipelines.unrecorded import why_incomplete
 from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
@@ -169,6 +171,19 @@ def test_rm_of_a_version_leaves_the_others(call: Call, home: Path) -> None:
     assert call("rm", "sums@2", "--yes")[1] == f"{runs[1]}\n"
     assert json.loads(record.read_text())["current"] == runs[:1]
     assert not page.exists()
+
+
+def test_two_removals_of_the_same_and_one_that_was_killed_do_no_harm(home: Path) -> None:
+    run = "sums-s0-aaaa1111"
+    write_json(home / "experiments" / "sums" / "experiment.json", {"name": "sums", "runs": [run], "current": [run]})
+    for left in (run, "experiment sums"):
+        write_json(home / ".removed" / left / "left.json", {})
+    removal = removal_of(Home(home), "sums")
+    for _ in range(2):
+        remove(Home(home), removal)
+    assert not (home / "experiments" / "sums").exists()
+    assert list((home / "runs").iterdir()) == []
+    assert not (home / ".removed").exists()
 
 
 @pytest.mark.parametrize(
