@@ -49,11 +49,12 @@ def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
         if segment.parsed.ranks > 1:
             ranks_of.setdefault((segment.table, segment.parsed.first_share), set()).add(segment.parsed.rank)
     lacking = {first: set(range(first[1].ranks)) - ranks for first, ranks in ranks_of.items()}
-    if any(lacking.values()):  # the names in compacted segments grow to hundreds of thousands: mostly none is looked at
-        merged = _merged_names(root, listed)
-        of_table = {table: {name.rpartition("-")[0] for name in names} for table, names in merged.items()}
-        for (table, first), ranks in lacking.items():
-            ranks -= {rank for rank in ranks if first.share(rank).stem in of_table.get(table, ())}
+    if not any(lacking.values()):  # mostly: the names in compacted segments, hundreds of thousands, are not looked at
+        return set()
+    merged = _merged_names(root, listed)
+    of_table = {table: {name.rpartition("-")[0] for name in names} for table, names in merged.items()}
+    for (table, first), ranks in lacking.items():
+        ranks -= {rank for rank in ranks if first.share(rank).stem in of_table.get(table, ())}
     return {s.key for s in listed if lacking.get((s.table, s.parsed.first_share))}
 
 
