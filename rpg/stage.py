@@ -25,8 +25,8 @@ def main(job_file: str) -> int:
     share_cores()
     job = json.loads(Path(job_file).read_text())
     start = time.monotonic()
-    says = os.environ.get("RANK", "0") == "0"  # of several ranks the first
-    if says:
+    is_first_rank = os.environ.get("RANK", "0") == "0"
+    if is_first_rank:
         print(f"{job['stage']}: started", flush=True)
     try:
         run(job)
@@ -34,7 +34,7 @@ def main(job_file: str) -> int:
         leave_issues(Path(job["problems"]), error.issues)
         print(f"{job['stage']}: {error}", flush=True)
         return USER_ERROR
-    if says:
+    if is_first_rank:
         print(f"{job['stage']}: done in {time.monotonic() - start:.1f} s", flush=True)
     return 0
 

@@ -107,7 +107,7 @@ class Rollout:
 
 
 OnResponse = Callable[[int, Rollout], None]
-"""Told of a response once it has ended, and which it is: the i-th to prompt p is p * group_size + i."""
+"""(index, response), called once the response has ended; the i-th response to prompt p has index p * group_size + i."""
 Admit = Callable[[], int | None]
 """How many of a call's prompts, from the first on, may have begun by now: never fewer than before. None: enough has
 been sampled, and the call ends."""

@@ -257,8 +257,8 @@ def _rewards_of(connection: duckdb.DuckDBPyConnection, root: Path, runs: list[Un
     current = [entry.segment for entry in entries if entry.current_columns]
     other = [entry.segment for entry in entries if not entry.current_columns]
     resumed = {row[0] for row in connection.execute("SELECT run_id FROM recorded.superseded").fetchall()}
-    found = connection.execute(rewards(in_segments("metrics", root, current, other, resumed))).fetchall()
-    known = {row[0]: dict(zip(("last_step", "reward_first", "reward_last"), row[1:], strict=True)) for row in found}
+    summaries = connection.execute(rewards(in_segments("metrics", root, current, other, resumed))).fetchall()
+    known = {row[0]: dict(zip(("last_step", "reward_first", "reward_last"), row[1:], strict=True)) for row in summaries}
     return [{"run_id": run_id} | known.get(run_id, {}) for run in runs for run_id in [Path(run.path).name]]
 
 

@@ -89,15 +89,15 @@ class Rollouter(RollouterSection):
         Args:
             prompts: all that may be admitted, in the order in which they begin.
             admit: asked whenever nothing is under way, and meanwhile as often as `Sampler.stream` asks.
-            on_response: see `generate`. A rollout that is under way at the end is never told of.
+            on_response: see `generate`. Not called for a rollout that is under way at the end.
         Returns:
             Sampled tokens of the rollouts that were under way at the end.
         """
         begun = 0
-        told: set[int] = set()
+        reported: set[int] = set()
 
         def ended(index: int, rollout: Rollout) -> None:
-            told.add(begun * group_size + index)
+            reported.add(begun * group_size + index)
             on_response(begun * group_size + index, rollout)
 
         while (admitted := admit()) is not None:
@@ -109,8 +109,8 @@ class Rollouter(RollouterSection):
             )
             check_rollouts(groups, part, group_size=group_size, sampling=sampling)
             begun = admitted
-            if untold := set(range(begun * group_size)) - told:
-                raise ValueError(f"the rollouter did not call on_response for response {min(untold)}")
+            if missing := set(range(begun * group_size)) - reported:
+                raise ValueError(f"the rollouter did not call on_response for response {min(missing)}")
         return 0
 
 

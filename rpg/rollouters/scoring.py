@@ -35,9 +35,9 @@ class Scoring:
             ValueError: the rollouter did not tell of one of them.
         """
         wanted = range(len(self._problems))[:number]
-        untold = [index for index in wanted if index not in self._texts]
-        if untold:
-            raise ValueError(f"the rollouter did not call on_response for response {untold[0]}")
+        missing = [index for index in wanted if index not in self._texts]
+        if missing:
+            raise ValueError(f"the rollouter did not call on_response for response {missing[0]}")
         return [self._texts[index] for index in wanted]
 
     def scores(self, number: int | None = None) -> list[Score]:

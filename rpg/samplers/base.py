@@ -72,7 +72,7 @@ class Sampler(Protocol):
         Args:
             prompts: all that may be admitted, in the order in which they begin.
             admit: called in this thread. What it raises ends the call.
-            on_response: see `generate`. A response that is under way at the end is never told of.
+            on_response: see `generate`. Not called for a response that is under way at the end.
         Returns:
             Sampled tokens of the responses that were under way at the end.
         Raises:

@@ -50,7 +50,7 @@ def open_sentinel(rollout: Rollout, probe: Probe, *, precision: str, device_type
     return Sentinel(
         probe,
         tolerance=tolerance,
-        of_one_token=tolerance if exact else _OUTLIER * tolerance,
+        token_tolerance=tolerance if exact else _OUTLIER * tolerance,
         as_precise_as_learner=on_cpu or precision != "float32",
     )
 
@@ -63,19 +63,19 @@ class Sentinel:
         probe: Probe,
         *,
         tolerance: float,
-        of_one_token: float | None = None,
+        token_tolerance: float | None = None,
         as_precise_as_learner: bool = True,
     ) -> None:
         """
         Args:
             tolerance: the difference allowed in the mean over the probe's tokens, nats.
-            of_one_token: the largest difference allowed of any of them, nats; None: the same.
+            token_tolerance: the largest difference allowed of any of them, nats; None: the same.
             as_precise_as_learner: the engine computes at least as precisely as the learner, so that an update that
                 changes the learner's logprobs changes the engine's as well.
         """
         self._probe = probe
         self.tolerance = tolerance
-        self.of_one_token = tolerance if of_one_token is None else of_one_token
+        self.token_tolerance = tolerance if token_tolerance is None else token_tolerance
         self._as_precise_as_learner = as_precise_as_learner
         self._before: tuple[list[float], list[float]] | None = None
         self.difference = 0.0
@@ -98,7 +98,7 @@ class Sentinel:
         difference, mean = max(differences), sum(differences) / len(differences)
         stale = f"after load {sampler.policy_version} the sampler does not hold the learner's weights: "
         # Written so that NaN fails.
-        if not difference <= self.of_one_token or not mean <= self.tolerance:
+        if not difference <= self.token_tolerance or not mean <= self.tolerance:
             raise StaleEngineError(f"{stale}{self._too_far_apart(difference, mean)}")
         if self._stood_still(engine, learner):
             raise StaleEngineError(
@@ -110,11 +110,11 @@ class Sentinel:
 
     def _too_far_apart(self, difference: float, mean: float) -> str:
         key = "(rollout.sentinel_tolerance)"
-        if self.of_one_token == self.tolerance:
+        if self.token_tolerance == self.tolerance:
             return f"logprobs of the probe differ by {difference:.3g} nats, allowed {self.tolerance:g} {key}"
         return (
             f"logprobs of the probe differ by {mean:.3g} nats in the mean, allowed {self.tolerance:g} {key}, and by"
-            f" {difference:.3g} at most, allowed {self.of_one_token:g}"
+            f" {difference:.3g} at most, allowed {self.token_tolerance:g}"
         )
 
     def _stood_still(self, engine: list[float], learner: list[float]) -> bool:

@@ -78,7 +78,7 @@ def test_the_bound_leaves_room_for_what_bfloat16_rounds_away() -> None:
     tight = open_sentinel(VllmRollout(engine="vllm"), PROBE, precision="float32", device_type="cpu")
     given = VllmRollout(engine="vllm", sentinel_tolerance=0.2)
 
-    assert tight.of_one_token < loose.check(learner, learner_of(exact)) < loose.of_one_token
+    assert tight.token_tolerance < loose.check(learner, learner_of(exact)) < loose.token_tolerance
     assert loose.mean_difference < loose.tolerance
     with pytest.raises(StaleEngineError):
         tight.check(learner, learner_of(exact))
