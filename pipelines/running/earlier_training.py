@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pipelines.planning.plan import StagePlan
 from rpg.files import files_under, read_json, sync, write_json
 from specs.segment_names import DigestedFile
+from storage.catalogue import FREED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
     from pipelines.running.run import RunExecution
     from storage.segments import Segment
 
-_ORDER = ("attempts", "segments", "evaluated.json", "guards.json", "certificate.json", "progress.json", "weights")
+_ORDER = (
+    "attempts",
+    "segments",
+    FREED,
+    "evaluated.json",
+    "guards.json",
+    "certificate.json",
+    "progress.json",
+    "weights",
+)
 """In which what is taken gets its place. Without checkpoint and manifest, which come last, training begins anew, as an
 attempt that supersedes all rows of those before it."""
 
@@ -68,7 +78,7 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     noted = read_json(source / "evaluated.json")
     if noted.get("evaluation") in measured:
         write_json(aside / "evaluated.json", noted | {"evaluation": evaluate.fingerprint})
-    for name in ("guards.json", *(("certificate.json", "progress.json", "train.json") if whole else ())):
+    for name in ("guards.json", FREED, *(("certificate.json", "progress.json", "train.json") if whole else ())):
         if (source / name).is_file():
             write_json(aside / name, read_json(source / name), allow_nan=True)
     if newest := max((source / "checkpoints").glob("step-*"), default=None):

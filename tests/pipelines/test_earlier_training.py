@@ -17,6 +17,7 @@ from pipelines.running import stages
 from pipelines.running.earlier_training import take_training
 from pipelines.running.run import RunExecution, register_run
 from pipelines.state import RunState
+from pipelines.unrecorded import why_incomplete
 from rpg.files import read_json, write_json
 from specs.loader import load_document
 from specs.records import CheckpointRow
@@ -142,6 +143,20 @@ def test_what_is_taken_is_the_runs_own_and_outlives_the_other_one(
     assert (execution.directory / "checkpoints" / "step-000002" / "manifest.json").is_file()
     assert damage_of(execution.directory / "train.json", run.stage("train").fingerprint).startswith("result") == whole
     assert check(home.root) == []
+
+
+def test_a_run_that_takes_training_whose_tokens_were_freed_knows_why_it_has_none(
+    spec: Path, home: Home, train: Callable[..., RunPlan]
+) -> None:
+    first = train()
+    freed = {"tokens": {"freed_at": NOON.isoformat(), "keep_days": 1}}
+    write_json(home.run(first.run_id) / "freed.json", freed)
+    document = load_document(spec, ["name=other"])
+    (run,) = make_plan(document, home).runs
+    register_run(home, document, run)
+    execution = RunExecution(document, run.run_id, home)
+    take_training(execution, execution.plan.stage("train"))
+    assert why_incomplete(execution.directory, "tokens").startswith("`rpg gc` freed them on 2026-11-20")
 
 
 def test_a_retry_goes_on_with_what_was_taken_before_it(
