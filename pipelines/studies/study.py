@@ -43,7 +43,6 @@ AT_FAULT: frozenset[Cause] = frozenset({"diverged", "out_of_memory", "sampler_ou
 """Causes that a trial's values have brought about: the sampler is to keep away from them."""
 _WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 10.0
-_CHEAP_SECONDS = 0.1
 
 
 class StudyInterruptedError(Exception):
