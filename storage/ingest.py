@@ -153,7 +153,10 @@ def _ingest(root: Path, compacted: Sequence[Compacted] = (), *, from_scratch: bo
 
 
 def _left_unmerged(root: Path, but: str) -> str | None:
-    """The run that the index has most segments of to merge, of those that nobody executes; None if there is none."""
+    """A run that nobody executes and of which the index has segments to merge; None if there is none.
+
+    Any of them: one that cannot be merged keeps no other waiting.
+    """
     with database.connect() as connection:
         if database.attach(connection, root):
             return None
@@ -161,7 +164,7 @@ def _left_unmerged(root: Path, but: str) -> str | None:
             "SELECT run_id FROM store.recorded.segments JOIN store.recorded.runs USING (run_id)"
             f" WHERE status IN {_OVER} AND run_id <> ? AND problem IS NULL AND num_bytes < ?"
             " AND NOT contains(key, '/evaluate/') GROUP BY run_id, table_name HAVING count(*) > 1"
-            " ORDER BY count(*) DESC LIMIT 1",
+            " ORDER BY random() LIMIT 1",
             [but, LARGEST_BYTES],
         ).fetchone()
     return left[0] if left else None

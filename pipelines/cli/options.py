@@ -36,7 +36,7 @@ RunsName = Annotated[
     str,
     typer.Argument(
         metavar="RUN-or-EXPERIMENT",
-        help="A run, or an experiment with all its runs.",
+        help="A run, or an experiment or NAME@VERSION with all its runs.",
         autocompletion=_recorded("runs", "experiments"),
     ),
 ]

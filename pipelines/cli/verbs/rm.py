@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from pipelines.cli.options import Yes
-
-_NAME = "A run, an experiment with all its runs, or NAME@VERSION."
+from pipelines.cli.options import RunsName, Yes
 
 
-def rm(
-    name: Annotated[str, typer.Argument(metavar="RUN-or-EXPERIMENT", help=_NAME)],
-    yes: Yes = False,
-) -> None:
+def rm(name: RunsName, yes: Yes = False) -> None:
     """Deletes a run, or an experiment with all its runs: weights, checkpoints, rows and report.
 
     Lists them and asks first. Results that runs share stay; `rpg gc` frees those that none needs any more.
