@@ -73,6 +73,7 @@ def test_another_number_of_samples_evaluates_again_and_trains_nothing(done):
     assert done.state(run_id)["evaluation"] == done.state(run_id)["stages"]["evaluate"]["fingerprint"]
 
 
+@pytest.mark.long
 def test_a_damaged_result_is_made_again(done):
     ((run_id),) = done.run_ids()
     output = done.root / done.state(run_id)["stages"]["data"]["output"]
@@ -83,6 +84,7 @@ def test_a_damaged_result_is_made_again(done):
     assert outcomes(result.err)["train"] == "cached"
 
 
+@pytest.mark.long
 def test_plan_and_run_agree_on_a_flipped_byte_and_the_weights_are_exported_again(done):
     (run_id,) = done.run_ids()
     (weights,) = done.home.run(run_id).glob("weights/step-000006/model.safetensors")

@@ -88,6 +88,7 @@ def test_a_second_call_finds_everything_done(lab: Lab, trained: Path, monkeypatc
     assert {stage["action"] for stage in run["stages"]} == {"CACHED"}
 
 
+@pytest.mark.long
 def test_another_version_of_the_package_is_another_result_and_the_plan_says_why(
     lab: Lab, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -125,6 +125,7 @@ def test_a_deployment_of_an_earlier_version_is_renewed_and_one_of_this_version_k
     assert [len(call(f"{api}/deployments/name/{name}")["schedules"]) for name in made] == [1, 1]
 
 
+@pytest.mark.long
 def test_where_optuna_dashboard_is_not_installed_the_rest_starts_and_says_so(lab: Lab) -> None:
     uninstalled = "import sys; sys.modules['optuna_dashboard'] = None; from pipelines.cli import main; main()"
     result = finished(lab.start_program(uninstalled, "up"))
@@ -136,6 +137,7 @@ def test_where_optuna_dashboard_is_not_installed_the_rest_starts_and_says_so(lab
         lab.rpg("down")
 
 
+@pytest.mark.long
 def test_what_dies_is_started_again_and_up_says_what_it_cannot_change(stack) -> None:
     lab, api = stack
     services = running_services(lab.home)
@@ -157,6 +159,7 @@ def test_what_dies_is_started_again_and_up_says_what_it_cannot_change(stack) -> 
     assert other.err == f"{up_already}; `rpg down`, then `rpg up --port 9 --workers 2`\n"
 
 
+@pytest.mark.long
 def test_the_programs_of_a_killed_supervisord_end_and_the_next_up_starts_one_of_each(stack) -> None:
     lab, _ = stack
     services = running_services(lab.home)

@@ -198,6 +198,7 @@ def test_a_flow_run_that_was_deleted_on_the_server_cannot_be_cancelled_and_says_
     assert "hint: no worker will begin it any more; `rpg submit FILE` hands it over again" in result.err
 
 
+@pytest.mark.long
 def test_a_deployment_that_was_deleted_is_made_again(client: Lab, server: Server) -> None:
     submitted(client)
     deployment = server.call(f"/deployments/name/{EXPERIMENTS.flow}/{EXPERIMENTS.name}")["id"]
@@ -337,6 +338,7 @@ def test_a_schedule_is_listed_replaced_and_removed(client: Lab, server: Server) 
     assert (gone.code, gone.err.splitlines()[0]) == (2, "the experiment has no schedule")
 
 
+@pytest.mark.long
 def test_a_schedule_submits_what_is_left_to_do(client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flow that a worker calls at the scheduled time, called here."""
     client.spec.write_text(SPEC.replace("name: tiny", "name: nightly"))
@@ -374,6 +376,7 @@ class MailServer(socketserver.StreamRequestHandler):
             self.wfile.write(b"250 ok\r\n")
 
 
+@pytest.mark.long
 def test_mail_goes_through_the_server_that_the_reference_names(
     client: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

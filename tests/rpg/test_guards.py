@@ -73,6 +73,7 @@ def test_every_metric_can_be_guarded_and_warn_and_stop_do_so(inputs: Path, tmp_p
     assert [path.name for path in (run_dir / "checkpoints").glob("step-*")] == ["step-000002"]
 
 
+@pytest.mark.long
 def test_a_guard_gives_up_after_as_many_roll_backs_as_it_may_make(inputs: Path, tmp_path: Path) -> None:
     """On policy kl/reverse is 0 in step 1 and greater in step 2, whatever the rate of step 2."""
     guard = {"metric": "kl/reverse", "above": 0.0, "action": "roll_back", "at_most": 1}

@@ -18,6 +18,7 @@ from specs.document import Cell, expand
 from specs.loader import load_document
 from tests.rpg.tiny_run import finish, rows, start
 
+pytestmark = pytest.mark.long
 SANITY = Path(specs.__file__).parent / "experiments" / "sanity"
 TINY = (
     "data.evaluation=[]",
