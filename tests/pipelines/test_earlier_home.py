@@ -127,7 +127,6 @@ def figures(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.long
 def test_running_it_again_runs_nothing(moved: Lab) -> None:
     before = {run_id: moved.state(run_id) for run_id in moved.run_ids()}
     flow_runs = prefect_rows(moved, "SELECT count(*) FROM flow_run")
@@ -135,11 +134,9 @@ def test_running_it_again_runs_nothing(moved: Lab) -> None:
     assert result.code == 0, result.err
     assert result.err.count(" cached\n") == 10
     for run_id in moved.run_ids():
-        told_anew = {"flow_run_id", "host"} if run_id.startswith("finished-") else set()
-        after = moved.state(run_id)
-        assert {name for name in after if after[name] != before[run_id][name]} <= told_anew
+        assert moved.state(run_id) == before[run_id]
         assert not (moved.home.run(run_id) / "attempts" / "0002.json").exists()
-    assert prefect_rows(moved, "SELECT count(*) - 2 FROM flow_run") == flow_runs
+    assert prefect_rows(moved, "SELECT count(*) FROM flow_run") == flow_runs, "what is done needs no server"
 
 
 def prefect_rows(lab: Lab, sql: str) -> list[tuple[Any, ...]]:
