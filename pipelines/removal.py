@@ -125,7 +125,8 @@ def _experiments_of(home: Home, run_ids: Collection[str]) -> Iterator[str]:
 
 
 def _forget(home: Home, name: str, run_ids: Sequence[str]) -> None:
-    """Takes runs out of an experiment's record; versions that have none left go, and numbers stay."""
+    """Takes runs out of an experiment's record; versions that have none left go, and the
+    others keep their numbers."""
     with home.locked(f"experiment-{name}", waiting=lambda: None):
         path = home.experiment(name) / "experiment.json"
         record = read_json(path)

@@ -128,7 +128,7 @@ def _multiplies_into_float32(device: torch.device) -> bool:
     one = torch.ones(1, 1, dtype=torch.bfloat16, device=device)
     try:
         torch.mm(one, one, out_dtype=torch.float32)
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # no such kernel at all, or one that refuses these types
         return False
     return True
 

@@ -1,6 +1,6 @@
 """What every sampler does, and what it is opened with."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
-from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
+from rpg.types import Admit, OnResponse, Rollout, RolloutGroup, Sampling
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
@@ -95,6 +95,34 @@ class Sampler(Protocol):
     def close(self) -> None:
         """Frees what the sampler holds."""
         ...
+
+
+def sampled_groups(
+    sample: Callable[[OnResponse], object],
+    prompts: Sequence[Sequence[int]],
+    *,
+    group_size: int,
+    policy_version: int,
+    on_response: OnResponse | None,
+) -> list[RolloutGroup]:
+    """The groups that `Sampler.generate` returns.
+
+    Args:
+        sample: has the function that it is given called with each response as it ends.
+        on_response: is called with each too.
+    """
+    rollouts: dict[int, Rollout] = {}
+
+    def ended(index: int, rollout: Rollout) -> None:
+        rollouts[index] = rollout
+        if on_response:
+            on_response(index, rollout)
+
+    sample(ended)
+    return [
+        RolloutGroup(tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), policy_version)
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

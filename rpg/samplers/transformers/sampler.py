@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from rpg.samplers.base import SamplerSettings, response_limits, special_tokens
+from rpg.samplers.base import SamplerSettings, response_limits, sampled_groups, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.decoding import Decoding, WatchFn
-from rpg.types import Admit, OnResponse, Rollout, RolloutGroup, Sampling
+from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
 from specs.schema.rollout import TransformersRollout
 
 
@@ -77,20 +77,13 @@ class TransformersSampler:
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see Sampler."""
-        rollouts: dict[int, Rollout] = {}
-
-        def ended(index: int, rollout: Rollout) -> None:
-            rollouts[index] = rollout
-            if on_response:
-                on_response(index, rollout)
-
-        self._decode(prompts, group_size, sampling, seeds, limits, ended)
-        return [
-            RolloutGroup(
-                tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), self.policy_version
-            )
-            for i, prompt in enumerate(prompts)
-        ]
+        return sampled_groups(
+            lambda ended: self._decode(prompts, group_size, sampling, seeds, limits, ended),
+            prompts,
+            group_size=group_size,
+            policy_version=self.policy_version,
+            on_response=on_response,
+        )
 
     def stream(
         self,

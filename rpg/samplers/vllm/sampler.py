@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpg.samplers.base import ADMISSION_STEPS, response_limits
+from rpg.samplers.base import ADMISSION_STEPS, response_limits, sampled_groups
 from rpg.samplers.stop_texts import tokenizer_in
 from rpg.samplers.vllm.engine import EngineSettings, process_restored, shut_down, start
 from rpg.types import Admit, FinishReason, OnResponse, Rollout, RolloutGroup, Sampling, Turn
@@ -46,20 +46,13 @@ class VllmSampler:
         on_response: OnResponse | None = None,
     ) -> list[RolloutGroup]:
         """`group_size` responses to each prompt; see Sampler. Batch-mates may change the last bits of logprobs."""
-        rollouts: dict[int, Rollout] = {}
-
-        def ended(index: int, rollout: Rollout) -> None:
-            rollouts[index] = rollout
-            if on_response:
-                on_response(index, rollout)
-
-        self._sample(prompts, group_size, sampling, seeds, limits, ended)
-        return [
-            RolloutGroup(
-                tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), self.policy_version
-            )
-            for i, prompt in enumerate(prompts)
-        ]
+        return sampled_groups(
+            lambda ended: self._sample(prompts, group_size, sampling, seeds, limits, ended),
+            prompts,
+            group_size=group_size,
+            policy_version=self.policy_version,
+            on_response=on_response,
+        )
 
     def stream(
         self,
