@@ -162,3 +162,67 @@ settings AS (
 SELECT rank() OVER (PARTITION BY dataset, metric ORDER BY value DESC) AS rank, *
 FROM settings
 ORDER BY dataset, metric, rank, experiment;
+
+-- One row per run, set and evaluated step: accuracy over the steps, during training (`evaluation.every_steps`) and after it.
+--   run: the run's name: cell and seed
+--   dataset: name of the evaluation set
+--   metric: mean@k: share of right answers among k responses
+--   step: of training; 0: the base model
+--   accuracy: the metric's mean over the problems, 0 to 1
+--   ci_low: lower end of its interval, see evaluations
+--   ci_high: upper end of that interval
+--   num_problems: problems of the set that were answered
+--   is_last: whether it is the run's last evaluated step
+--   is_best: whether it is the most accurate step of training, of equal ones the latest. It is chosen on the very problems that it
+--   is measured on: its accuracy is optimistic, the more so the more steps were evaluated
+CREATE VIEW accuracy_curves AS
+SELECT
+    runs.experiment,
+    e.run_id,
+    runs.name AS run,
+    runs.seed,
+    e.dataset,
+    e.metric,
+    e.step,
+    e.value AS accuracy,
+    e.ci_low,
+    e.ci_high,
+    e.num_problems,
+    e.step = max(e.step) OVER (PARTITION BY e.run_id, e.dataset) AS is_last,
+    e.step > 0 AND rank() OVER (PARTITION BY e.run_id, e.dataset, e.step > 0 ORDER BY e.value DESC, e.step DESC) = 1 AS is_best
+FROM evaluations AS e LEFT JOIN runs USING (run_id)
+WHERE e.metric LIKE 'mean@%'
+ORDER BY runs.experiment, run, e.run_id, e.dataset, e.step;
+
+-- One row per experiment, setting and set: accuracy at the last evaluated step of training and at the best one, means over the seeds
+-- of finished runs, as papers' tables have them. The best is chosen by each run on the set itself: it is optimistic.
+--   cell: the matrix cell, or what a study's trial varies: path in the spec -> value
+--   setting: digest of the resolved spec without its seed, see runs; NULL: runs of earlier versions, told apart by their cell
+--   dataset: name of the evaluation set
+--   metric: mean@k: share of right answers among k responses
+--   last: accuracy at the last evaluated step, 0 to 1
+--   best: accuracy at each run's most accurate step, 0 to 1
+--   num_evaluated: steps of training that a run's best was chosen from; the fewest of the seeds. 1: the best is the last
+--   num_seeds: runs that these are means of
+--   best_steps: each run's most accurate step, in the order of run_ids
+--   run_ids: those runs
+CREATE VIEW last_and_best AS
+WITH curves AS (
+    SELECT *, count(*) OVER (PARTITION BY run_id, dataset) AS num_evaluated FROM accuracy_curves WHERE step > 0
+)
+SELECT
+    runs.experiment,
+    runs.cell,
+    runs.setting,
+    c.dataset,
+    c.metric,
+    avg(c.accuracy) FILTER (c.is_last) AS last,
+    avg(c.accuracy) FILTER (c.is_best) AS best,
+    min(c.num_evaluated) AS num_evaluated,
+    count(*) FILTER (c.is_last) AS num_seeds,
+    list(c.step ORDER BY c.run_id) FILTER (c.is_best) AS best_steps,
+    list(c.run_id ORDER BY c.run_id) FILTER (c.is_last) AS run_ids
+FROM curves AS c JOIN runs USING (run_id)
+WHERE runs.status = 'finished'
+GROUP BY ALL
+ORDER BY runs.experiment, c.dataset, last DESC;

@@ -115,7 +115,7 @@ def test_the_native_tables_are_as_the_records_say() -> None:
 
 def test_an_empty_home_has_all_tables_and_no_rows(tmp_path: Path) -> None:
     names = [*TABLES, "experiments", "runs", "stages", "studies", "trials", "confirmations", "artifacts"]
-    views = ["learning_curves", "leaderboard", "run_summary"]
+    views = ["learning_curves", "accuracy_curves", "leaderboard", "last_and_best", "run_summary"]
     for name in (*names, *views):
         assert Store.open(tmp_path / "nothing").query(f"from {name}").rows == []
 
@@ -177,6 +177,33 @@ def test_the_leaderboard_has_finished_runs_alone(tmp_path: Path) -> None:
     for number, status in enumerate(("finished", "failed", "cancelled")):
         RecordedRun(tmp_path, f"sums-{number}", status=status, seed=number).evaluate(accuracy=0.5)
     assert Store.open(tmp_path).query("select run_ids from leaderboard").rows == [(["sums-0"],)]
+
+
+def test_a_run_has_its_last_and_its_best_step_on_each_set(tmp_path: Path) -> None:
+    for seed, on_the_way in ((0, {3: 0.9, 6: 0.9}), (1, {3: 0.1, 6: 0.2})):
+        run = RecordedRun(tmp_path, f"sums-{seed}", seed=seed)
+        run.start(1)
+        for step, accuracy in on_the_way.items():
+            run.evaluate_on_the_way(step, accuracy)
+        run.evaluate(accuracy=0.5)  # of step 10, and 0.4 of the base model
+    store = Store.open(tmp_path)
+    curves = store.query("select seed, step, accuracy, is_last, is_best from accuracy_curves order by seed, step").rows
+    assert curves[:4] == [
+        (0, 0, 0.4, False, False),
+        (0, 3, 0.9, False, False),
+        (0, 6, 0.9, False, True),
+        (0, 10, 0.5, True, False),
+    ]
+    assert [row[1] for row in curves[4:] if row[4]] == [10]
+    columns = "experiment, dataset, metric, last, round(best, 6), num_evaluated, num_seeds, best_steps, run_ids"
+    assert store.query(f"select {columns} from last_and_best").rows == [
+        ("sums", "sums", "mean@8", 0.5, 0.7, 3, 2, [6, 10], ["sums-0", "sums-1"])
+    ]
+
+
+def test_the_base_model_is_no_runs_best_step(tmp_path: Path) -> None:
+    RecordedRun(tmp_path, "sums-0").evaluate(accuracy=0.1)
+    assert Store.open(tmp_path).query("select last, best, best_steps from last_and_best").rows == [(0.1, 0.1, [10])]
 
 
 def test_an_evaluation_counts_while_the_state_names_it(home: Path) -> None:
