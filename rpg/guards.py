@@ -70,9 +70,14 @@ class Guards:
         self.roll_backs = [RollBack(**entry) for entry in entries]
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[FiredGuard]:
-        """Returns the guards that act after a step with these metrics; one that warns does so once a streak."""
+        """Returns the guards that act after a step with these metrics; one that warns does so once a streak.
+
+        A streak goes on after a step that lacks the metric.
+        """
         fired = []
         for index, guard in enumerate(self._guards):
+            if guard.metric != "not_finite" and guard.metric not in metrics:
+                continue
             violation = _violation(guard, metrics)
             self._streaks[index] = self._streaks[index] + 1 if violation else 0
             streak = self._streaks[index]
@@ -133,7 +138,9 @@ def _violation(guard: Guard, metrics: Mapping[str, float]) -> str:
     """How a step's metrics violate the guard; empty where they do not."""
     if guard.metric == "not_finite":
         return ", ".join(
-            f"the {name} is {metrics[name]}" for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])
+            f"the {name} is {metrics[name]}"
+            for name in ("loss", "grad_norm")
+            if not math.isfinite(metrics.get(name, 0.0))
         )
     value = metrics[guard.metric]
     if math.isnan(value):

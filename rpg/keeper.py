@@ -50,7 +50,9 @@ class TrainingState:
     step: int = 0
     """Steps begun; between two steps, steps done."""
     updates: int = 0
-    """Optimizer updates done."""
+    """Optimizer updates done, those that were skipped included."""
+    skipped_in_a_row: int = 0
+    """How many of the last updates were skipped since their gradients were not finite."""
     policy_version: int = 0
     """Number of times that the sampler has loaded weights."""
 
@@ -85,6 +87,7 @@ class TrainingState:
         parts.schedule.load_state_dict(record["reference"])
         parts.guards.load_state_dict(record.get("guards", {}))
         self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
+        self.skipped_in_a_row = record.get("skipped_in_a_row", 0)  # older checkpoints did not count them
         parts.give_sampler_weights(self.policy_version)
 
 

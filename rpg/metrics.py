@@ -5,6 +5,7 @@ A mean over tokens travels as sum and count, so that microbatches and ranks add 
 
 import resource
 from collections.abc import Mapping
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -43,7 +44,10 @@ _SQUARED = ("ratio", "weight")
 
 
 class UpdateMetrics:
-    """Sums over the tokens of a step's updates; a token counts once for each update that trains on it."""
+    """Sums over the tokens of a step's updates; a token counts once for each update that trains on it.
+
+    Of an update that is skipped nothing counts: the caller goes on with a copy from before it.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -51,6 +55,8 @@ class UpdateMetrics:
         self._maxima = torch.zeros(len(_MAXIMA), dtype=torch.float64)
         self._loss = torch.zeros((), dtype=torch.float64)
         self._grad_norms: list[float] = []
+        self.num_skipped = 0
+        """Updates that were not made."""
 
     @property
     def loss(self) -> float:
@@ -79,13 +85,20 @@ class UpdateMetrics:
         """Ends an update, whose gradient had this global norm before clipping."""
         self._grad_norms.append(grad_norm)
 
+    def copy(self) -> "UpdateMetrics":
+        """The sums as they are now."""
+        return deepcopy(self)
+
     def reduce(self, maxima: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The metrics over all ranks. All ranks call it.
+        """The metrics over all ranks; without an update that was made, `maxima` alone. All ranks call it.
 
         Args:
             maxima: further metrics, the same on every rank: each becomes the largest of the ranks' values.
         """
         maxima = maxima or {}
+        if not self._grad_norms:
+            largest = ranks.largest(torch.tensor(list(maxima.values()), dtype=torch.float64))
+            return dict(zip(maxima, largest.tolist(), strict=True))
         names = sorted(self._sums)
         totals = ranks.total(torch.stack([self._tokens, self._loss, *(self._sums[name] for name in names)]))
         tokens, loss = max(1.0, float(totals[0])), float(totals[1])

@@ -169,11 +169,11 @@ class ReferenceSchedule:
         policy."""
         return self._update.ema_decay if self._update else 0.0
 
-    def after_step(self, kl_reverse: float, *, updates: int) -> bool:
+    def after_step(self, kl_reverse: float | None, *, updates: int) -> bool:
         """Counts a finished step. Returns whether the weights are to move now.
 
         Args:
-            kl_reverse: the step's mean `kl/reverse`, nats.
+            kl_reverse: the step's mean `kl/reverse`, nats; None of a step whose updates were all skipped.
             updates: optimizer updates that the step made.
 
         With source behaviour the version goes up, but there are no weights to move, so the result is False.
@@ -181,7 +181,8 @@ class ReferenceSchedule:
         self.steps += 1
         self.age_steps += 1
         self.age_updates += updates
-        self._recent.append(kl_reverse)
+        if kl_reverse is not None:
+            self._recent.append(kl_reverse)
         reason = "another policy samples" if self._follows else self._due()
         if not reason:
             return False

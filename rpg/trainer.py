@@ -15,7 +15,10 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
   are the sampler's own, so that every ratio is over the policy that sampled, in the first update too.
 - With `training.skip_zero_advantage` responses without a gradient are not computed; they stay in every denominator.
 - With a schedule in `objective` the loss changes over the steps: one objective for all updates of a step.
-- Minibatches follow the order of the prompts; there is no further shuffling.
+- Minibatches follow the order of the prompts; there is no further shuffling. The public code reorders responses to
+  balance the ranks, so that a group's may be in several minibatches.
+- A gradient that is not finite ends the run, or with `training.on_not_finite: skip` its update is left out, as in the
+  public code, which goes on so for ever.
 - Dropout is off: the ratio compares two passes over the same tokens.
 - With Schedule-Free AdamW the policy is the average of the iterates wherever it is sampled, compared, saved or
   measured. Gradients are taken at another point, so that the first update's ratios are not 1. The public code samples
@@ -44,6 +47,9 @@ from rpg.recording.progress import ProgressFile
 from rpg.rollouts.source import RolloutSource
 from rpg.schedule import learning_rate
 from rpg.stopwatch import Stopwatch
+
+MOST_SKIPPED_IN_A_ROW = 20
+"""Updates without a finite gradient, one after another, after which the run ends: its weights are likely lost."""
 
 
 class DivergedError(RuntimeError):
@@ -90,6 +96,11 @@ class Trainer:
         return self.state.step == self.training.steps
 
     @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of a step, those that are skipped included."""
+        return self.training.minibatches * self.training.epochs
+
+    @property
     def pausing(self) -> bool:
         """Whether training has come to the step at which it pauses."""
         return 0 < self.until <= self.state.step < self.training.steps
@@ -125,6 +136,7 @@ class Trainer:
             **updates.reduce(self.parts.sentinel_metrics()),
             **staleness_metrics(rollouts, trained_version),
             **(trained_fraction(minibatches, rollouts) if self.spec.skips_zero_advantage else {}),
+            **({"skipped_updates": float(updates.num_skipped)} if self.training.on_not_finite == "skip" else {}),
             "learning_rate": rate,
             "reference/version": float(schedule.version),
             "reference/age_steps": float(schedule.age_steps),
@@ -142,7 +154,7 @@ class Trainer:
         if exception := self.check_guards(metrics) or self.source.failure():
             self.keeper.finish_step(self.state, metrics | clock.metrics(rollouts, num_trained=num_trained))
             raise exception
-        self.move_reference(metrics["kl/reverse"])
+        self.move_reference(metrics.get("kl/reverse"))
         stopping = stop.agreed(self.parts.run.cancel)
         if not stopping and self.evaluation_is_due():
             with clock("evaluate"):
@@ -196,6 +208,7 @@ class Trainer:
         metrics, rate = UpdateMetrics(), 0.0
         for epoch in range(self.training.epochs):
             for number, minibatch in enumerate(minibatches):
+                before = metrics.copy()
                 for batch in minibatch.passes:
                     logprobs, entropies = self.parts.learner.logprobs(batch)
                     if epoch == number == 0 and self.spec.first_pass_gives_old_logprobs:
@@ -214,17 +227,36 @@ class Trainer:
                     )
                 rate = self.next_learning_rate()
                 norm = self.parts.learner.update(learning_rate=rate)
-                if not math.isfinite(norm):
-                    raise self.exception_for(
-                        self.parts.guards.fire_not_finite(
-                            self.state.step,
-                            f"update {number + 1} of epoch {epoch + 1}: the gradient norm is {norm}, the loss so far"
-                            f" {metrics.loss}; nothing of this step is saved",
-                        )
-                    )
-                metrics.update_done(norm)
                 self.state.updates += 1
+                if math.isfinite(norm):
+                    self.state.skipped_in_a_row = 0
+                    metrics.update_done(norm)
+                    continue
+                which = f"update {number + 1} of epoch {epoch + 1}"
+                self.skip_update(f"{which}: the gradient norm is {norm}, the loss so far {metrics.loss}")
+                metrics = before
+                metrics.num_skipped += 1
+        if metrics.num_skipped:
+            which = f"{metrics.num_skipped} of {self.updates_per_step} updates were skipped"
+            self.keeper.event(self.state.step, "updates_skipped", f"{which}: their gradients were not finite")
         return metrics, rate
+
+    def skip_update(self, reason: str) -> None:
+        """Counts an update that was not made, since its gradient is not finite.
+
+        Raises:
+            DivergedError, GuardStoppedError or RollBackRequested: the spec does not skip such updates, or too many in a
+                row, or all of the run so far, had to be skipped.
+        """
+        self.state.skipped_in_a_row += 1
+        skipped = self.state.skipped_in_a_row
+        skips = self.training.on_not_finite == "skip"
+        if skips and skipped < min(MOST_SKIPPED_IN_A_ROW, self.training.steps * self.updates_per_step):
+            self.progress.say(f"step {self.state.step}, {reason}; the update is skipped")
+            return
+        row = f"; {skipped} updates in a row had to be skipped" if skips else ""
+        message = f"{reason}{row}; nothing of this step is saved"
+        raise self.exception_for(self.parts.guards.fire_not_finite(self.state.step, message))
 
     def tokens(self, batch: Microbatch, logprobs: Tensor, advantage: Tensor, ledger: TokenLedger) -> TokenBatch:
         """A pass's tokens as the objective takes them. Where the policy that sampled is the reference, ref is old."""
@@ -243,7 +275,7 @@ class Trainer:
             self.training.schedule,
             peak=self.training.optimizer.learning_rate,
             update=self.state.updates,
-            num_updates=self.training.steps * self.training.minibatches * self.training.epochs,
+            num_updates=self.training.steps * self.updates_per_step,
         )
 
     def sync(self) -> None:
@@ -300,10 +332,10 @@ class Trainer:
         self.keeper.close()
         self.progress.say(message)
 
-    def move_reference(self, kl_reverse: float) -> None:
-        """Moves the reference to the present policy if its schedule says so. `kl_reverse`: the step's metric."""
-        updates = self.training.minibatches * self.training.epochs
-        if self.parts.schedule.after_step(kl_reverse, updates=updates) and self.parts.reference:
+    def move_reference(self, kl_reverse: float | None) -> None:
+        """Moves the reference to the present policy if its schedule says so. `kl_reverse`: the step's metric, if it has
+        one."""
+        if self.parts.schedule.after_step(kl_reverse, updates=self.updates_per_step) and self.parts.reference:
             self.parts.reference.move(ema_decay=self.parts.schedule.ema_decay)
             version = self.parts.schedule.version
             self.keeper.event(

@@ -245,6 +245,14 @@ METRICS: tuple[Metric, ...] = (
         tells_outcome=True,
     ),
     Metric(
+        name="skipped_updates",
+        title="Updates skipped",
+        meaning="Updates of the step that were not made, since their gradients were not finite. They are in no other"
+        " metric; a step without any other update has no metrics of updates.",
+        better="lower",
+        recorded_with="`training.on_not_finite: skip`",
+    ),
+    Metric(
         name="ratio/mean",
         title="Mean importance ratio",
         meaning="Mean of r = π/π_old: of a token, or of the whole response where the objective takes it so.",

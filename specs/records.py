@@ -206,8 +206,8 @@ class EventRow:
     step: Int32
     """Step of training at which it happened; 0: before the first."""
     kind: str
-    """started, resumed, not_packed, reference_moved, checkpoint_saved, reward_failed, finished, ... A rolled_back
-    counts even where the run later goes back to before its step."""
+    """started, resumed, not_packed, reference_moved, updates_skipped, checkpoint_saved, reward_failed, finished, ... A
+    rolled_back counts even where the run later goes back to before its step."""
     message: str
     """What happened, in words."""
     recorded_at: datetime

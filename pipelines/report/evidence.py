@@ -29,7 +29,15 @@ Curve = NDArray[np.float64]
 """A metric of one run, [steps, 2]: step and value, by step."""
 Curves = Mapping[str, Mapping[str, Curve]]
 """Name of the metric -> run id -> curve."""
-TROUBLE = ("guard_warned", "guard_stopped", "rolled_back", "attempt_failed", "failed", "reward_failed")
+TROUBLE = (
+    "guard_warned",
+    "guard_stopped",
+    "rolled_back",
+    "updates_skipped",
+    "attempt_failed",
+    "failed",
+    "reward_failed",
+)
 """Kinds of events that a reader of a report has to know of."""
 MOST_TROUBLE = 20
 _TROUBLE_QUERY = """

@@ -1,6 +1,7 @@
 """The learner: a transformers model whose gradients, optimizer and shards are DeepSpeed's."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -138,7 +139,10 @@ class Learner:
         self._engine.backward(loss * ranks.world_size(), scale_wrt_gas=False)
 
     def update(self, *, learning_rate: float) -> float:
-        """One optimizer update with the gradients so far. Returns their global norm before it was clipped."""
+        """One optimizer update with the gradients so far. Returns their global norm before it was clipped.
+
+        Where the norm is not finite, nothing is updated: weights and optimizer state stay, and the gradients are gone.
+        """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
@@ -148,6 +152,9 @@ class Learner:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._training.optimizer.max_grad_norm)
         self._norm = float(norm)
+        if not math.isfinite(self._norm):  # as ZeRO does by itself; an optimizer passes over what has no gradient
+            for parameter in parameters:
+                parameter.grad = None
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The whole weights by the transformers model's names, one after another; at ZeRO 3 gathered one by one.

@@ -59,7 +59,10 @@ class ProgressFile:
     def line(self, step: int, metrics: Mapping[str, float]) -> str:
         """The step in one line."""
         width = len(str(self._steps))
-        clipped = "/".join(f"{100 * metrics[f'clip_fraction/{side}']:.1f}" for side in ("low", "high", "dual"))
+        clipped = "/".join(
+            f"{100 * metrics[name]:.1f}" if name in metrics else "-"
+            for name in ("clip_fraction/low", "clip_fraction/high", "clip_fraction/dual")
+        )
         return (
             f"step {step:>{width}}/{self._steps}  {progress_text(metrics)}  clipped {clipped} %"
             f"  {metrics['tokens_per_second/rollout']:,.0f} sampled and"

@@ -124,7 +124,7 @@ def _trained(place: Path, measured: Goal | Constraint, experiment: Experiment) -
     if measured.dataset:
         yield Issue("a training metric is of no evaluation set", (*place, "dataset"), show(measured.dataset))
     section, _, key = BY_NAME[measured.metric].recorded_with.partition(".")
-    if key and not getattr(getattr(experiment, section), key):
+    if section in Experiment.model_fields and not getattr(getattr(experiment, section), key):
         hint = f"set it under overrides: {section}.{key}"
         yield Issue(f"is recorded only with {section}.{key}", at, measured.metric, hint=hint)
 

@@ -20,7 +20,8 @@ class Guard(Spec):
 
     metric: GuardedMetric
     """The metric (docs/metrics.md); not_finite: the loss or the gradient norm is NaN or infinite, which needs no bound.
-    A run without a guard on not_finite has one with action stop."""
+    A run without a guard on not_finite has one with action stop; training.on_not_finite says when it acts on an
+    update. A step in which every update was skipped has no metrics of updates, and no guard on these looks at it."""
     above: float | None = None
     """A value above it violates the guard; so does NaN."""
     below: float | None = None

@@ -120,6 +120,10 @@ class Training(Spec):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of forward and backward; optimizer state and master weights stay float32. Left out: bfloat16 where the spec says
     `resources: {device: cuda}`, else float32, also where `device: auto` finds a GPU."""
+    on_not_finite: Literal["stop", "skip"] = addition("stop")
+    """An update whose gradient norm is NaN or infinite. stop: the guard on not_finite acts, which ends the run. skip:
+    the update is not made, and weights and optimizer state stay as they are, to the last bit; the learning rate's
+    schedule counts it. After 20 such updates in a row, or where no update of the run could be made, the guard acts."""
     guards: tuple[Guard, ...] = addition(())
     """Metrics to watch, and what happens when one is outside its bounds."""
     export_every_steps: int = Field(0, ge=0)

@@ -21,6 +21,7 @@ from rpg.advantages import advantages
 from rpg.batches.batch import StepRollouts
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, plan_step
+from rpg.checkpoints.pieces import StateCopy
 from rpg.keeper import TrainingState
 from rpg.learner.policy import load_model
 from rpg.objectives import token_losses
@@ -52,7 +53,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "lora": {"rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"]},
         "optimizer": {"learning_rate": 5e-3},
     },
+    "poisoned": {"on_not_finite": "skip"},
 }
+POISONED = 2
+"""The update of a poisoned case, from 0, for which the last rank has no finite gradient."""
 ROLLOUT = {"max_response_length": 20, "temperature": 1.3}
 
 
@@ -119,17 +123,55 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
     """The updates as the trainer makes them."""
     step = responses()
     with noting_the_share_given_to_deepspeed(run.path / "share"), open_parts(run, spec, torch.device("cpu")) as parts:
-        trainer = Trainer(parts, RolloutSource(parts), TrainingState(), keeper=None, progress=None)
+        trainer = Trainer(parts, RolloutSource(parts), TrainingState(), Unrecorded(), Unrecorded())  # type: ignore[arg-type]
         plan = plan_step(step, trainer.training, packed=parts.learner.packs)
         minibatches = cut(step, plan, torch.device("cpu"))
         assert parts.learner.packs == trainer.training.packing
         ledger = TokenLedger(len(step.rollout_logprobs))
         trainer.recompute(minibatches, ledger)
+        if trainer.training.on_not_finite == "skip":
+            poison(trainer)
         with parts.learner.updating():
             seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
         weights = {name: weight.float().numpy().copy() for name, weight in parts.learner.weights()}
         check_reference(trainer, minibatches, ledger)
+        assert seen.num_skipped == (trainer.training.on_not_finite == "skip")
         return weights | {"grad_norm": np.array([seen.reduce()["grad_norm"]])}
+
+
+def poison(trainer: Trainer) -> None:
+    """Has one update meet losses that are no number, on one rank; proves that it leaves all state as it was."""
+    learner, make = trainer.parts.learner, trainer.parts.learner.update
+    backward = learner.backward
+    last = ranks.rank() == ranks.world_size() - 1
+
+    def poisoned_backward(loss: torch.Tensor) -> None:
+        backward(loss * float("nan") if last and trainer.state.updates == POISONED else loss)
+
+    def state(learning_rate: float) -> bytes:
+        for group in learner._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        copied = StateCopy()
+        learner.save(copied)
+        return b"".join(part for parts in copied._files.values() for part in parts)
+
+    def proven_update(*, learning_rate: float) -> float:
+        before = state(learning_rate)
+        norm = make(learning_rate=learning_rate)
+        assert (before == state(learning_rate)) == (trainer.state.updates == POISONED) == (not np.isfinite(norm))
+        return norm
+
+    learner.backward, learner.update = poisoned_backward, proven_update  # type: ignore[method-assign]
+
+
+class Unrecorded:
+    """For a trainer that has no run's records to write."""
+
+    def event(self, *_: Any) -> None:
+        pass
+
+    def say(self, _: str) -> None:
+        pass
 
 
 @torch.no_grad()
@@ -175,7 +217,9 @@ def by_hand(base: Path, spec: Experiment) -> dict[str, np.ndarray]:
     if isinstance(optimizer, AdamWScheduleFree):
         optimizer.train()
     norms = []
-    for part in np.array_split(np.arange(25), UPDATES):
+    for number, part in enumerate(np.array_split(np.arange(25), UPDATES)):
+        if training.on_not_finite == "skip" and number == POISONED:
+            continue
         optimizer.zero_grad()
         total = torch.zeros(())
         for index in part:

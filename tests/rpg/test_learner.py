@@ -15,8 +15,10 @@ ALONE = [
     *["0:float32:60:recomputed", "2:float32:60:offloaded", "3:float32:60:all_offloaded"],
     *["plain:lora", "0:float32:60:lora", "3:bfloat16:60:all_offloaded:recomputed:lora"],
     *["plain:free", "0:float32:60:free", "1:float32:60:free", "3:bfloat16:60:free"],
+    *["plain:poisoned", "0:float32:60:poisoned", "2:float32:60:offloaded:poisoned", "3:bfloat16:60:poisoned"],
 ]
 TOGETHER = [*STAGES, "1:bfloat16:60", "3:float32:60:lora", "2:float32:60:free", "3:float32:60:free"]
+TOGETHER += [*(f"{stage}:poisoned" for stage in STAGES), "2:bfloat16:60:poisoned"]
 BOUND = {"float32": 1e-5, "bfloat16": 0.03}
 """Of the relative error in norm of any tensor after five updates, and of the gradient norm.
 
@@ -77,7 +79,7 @@ def plain(case: str) -> str:
     return ":".join(["plain", *options]) + "x1"
 
 
-PLAIN = ("lora", "free")
+PLAIN = ("lora", "free", "poisoned")
 
 
 @pytest.mark.parametrize(

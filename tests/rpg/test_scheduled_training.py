@@ -1,6 +1,7 @@
 """Training with values that change over the steps: the record, the weights, the reference, the certificate."""
 
 import json
+import math
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from rpg.objectives import token_losses
 from specs import parse_objective
 from specs.schema.objective import Objective
 from specs.schema.schedule import at_step, schedules_in
-from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start
+from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
 
 STEPS = 4
 PLAIN: dict[str, Any] = {
@@ -37,19 +38,28 @@ RAMPS: dict[str, Any] = {
     "reference": {"source": "snapshot", "update": {"every_updates": 3}},
 }
 IN_THE_REWARD: dict[str, Any] = {"objective": {"type": "rloo", "kl_coef": {"schedule": [[1, 0], [3, 2]]}}}
-RUNS = {"plain": PLAIN, "points": POINTS, "ramps": RAMPS, "reward": IN_THE_REWARD}
+BLOWN_UP: dict[str, Any] = {
+    # On policy the divergence has no gradient, so that step 2 has a finite first update; 1e308 is no number in float32.
+    "objective": {"kl_coef": {"schedule": [[1, 0.1], [2, 1e30], [3, 1e308], [4, 0.1]], "between": "step"}},
+    "reference": {"source": "behaviour", "update": None},
+    "training": {"on_not_finite": "skip", "guards": [{"metric": "kl/reverse", "above": 1e6}]},
+}
+RUNS = {"blown-up": BLOWN_UP, "plain": PLAIN, "points": POINTS, "ramps": RAMPS, "reward": IN_THE_REWARD}
 SCHEDULED = ("kl_coef", "clip/low", "clip/high", "reference/every_steps")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with each run, and with the ramps gone on from step 2, called `ramps-again`."""
+    """A directory with each run, and two of them gone on from step 2, called `NAME-again`."""
     inputs, place = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("runs")
     make_inputs(inputs)
     training = {"steps": STEPS, "checkpoint": {"every_steps": 2}, "optimizer": {"learning_rate": 0.03}}
-    made = [str(make_run(inputs, place / name, training=training, **changes)) for name, changes in RUNS.items()]
-    ramps = place / "ramps"
-    finish(start([sys.executable, "-m", "tests.rpg.train_worker", *made, f"{ramps}:{ramps}-again"]), seconds=400)
+    made = [
+        str(make_run(inputs, place / name, **{**changes, "training": training | changes.get("training", {})}))
+        for name, changes in RUNS.items()
+    ]
+    again = [f"{place / name}:{place / name}-again" for name in ("ramps", "blown-up")]
+    finish(start([sys.executable, "-m", "tests.rpg.train_worker", *made, *again]), seconds=400)
     return place
 
 
@@ -99,6 +109,37 @@ def test_what_is_scheduled_is_on_record_at_every_step_and_nothing_else_is(runs: 
 def test_a_run_that_goes_on_in_the_middle_of_a_ramp_is_the_run_that_did_not_stop(runs: Path) -> None:
     assert same(weights(runs / "ramps"), weights(runs / "ramps-again"))
     assert metrics(runs / "ramps")["kl_coef"] == metrics(runs / "ramps-again")["kl_coef"]
+
+
+def test_updates_without_a_finite_gradient_are_skipped_and_the_run_goes_on(runs: Path) -> None:
+    seen = {step: {} for step in range(1, STEPS + 1)}  # type: dict[int, dict[str, float]]
+    for row in rows(runs / "blown-up", "metrics"):
+        seen[row["step"]][row["name"]] = row["value"]
+    assert {step: figures["skipped_updates"] for step, figures in seen.items()} == {1: 0, 2: 1, 3: 2, 4: 0}
+    for step, figures in seen.items():
+        assert all(math.isfinite(value) for value in figures.values()), step
+        assert ("grad_norm" in figures) == ("kl/reverse" in figures) == (step != 3), "step 3 made no update"
+    kinds = ("updates_skipped", "guard_stopped", "failed")
+    events = [(row["step"], row["message"]) for row in rows(runs / "blown-up", "events") if row["kind"] in kinds]
+    assert events == [
+        (2, "1 of 2 updates were skipped: their gradients were not finite"),
+        (3, "2 of 2 updates were skipped: their gradients were not finite"),
+    ]
+    assert same(weights(runs / "blown-up"), weights(runs / "blown-up-again"))
+    assert not same(weights(runs / "blown-up"), weights(runs / "plain"))
+    assert "skipped_updates" not in metrics(runs / "plain")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("epochs", "most"), [(1, 4), (20, 20)])
+def test_a_run_that_can_make_no_update_says_so_instead_of_skipping_them_all(
+    epochs: int, most: int, inputs: Path, tmp_path: Path
+) -> None:
+    training = {"steps": 2, "epochs": epochs, "on_not_finite": "skip"}
+    run = make_run(inputs, tmp_path / "run", training=training, objective={"kl_coef": 1e308})
+    printed = train(run, expect=1)
+    assert f"; {most} updates in a row had to be skipped; nothing of this step is saved" in printed
+    assert "Traceback" not in printed
 
 
 def test_a_divergence_in_the_reward_follows_its_weight(runs: Path) -> None:
