@@ -54,13 +54,10 @@ def rendered(prompts: list[str], tokenizer: Any, data: Data) -> list[str]:
                 hint="write `type: template`, or take a model that was tuned for chat",
             )
         )
+    thinking = data.prompt.enable_thinking
+    arguments = {} if thinking == "unset" else {"enable_thinking": thinking}
     return [
-        tokenizer.apply_chat_template(
-            json.loads(prompt),
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=data.prompt.enable_thinking,
-        )
+        tokenizer.apply_chat_template(json.loads(prompt), tokenize=False, add_generation_prompt=True, **arguments)
         for prompt in prompts
     ]
 

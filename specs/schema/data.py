@@ -64,8 +64,9 @@ class ChatPrompt(Spec):
     template: str = addition("{prompt}")
     """The user message of a problem that comes as plain text, with the fields of a template prompt. Problems that come
     as messages already have theirs."""
-    enable_thinking: bool = False
-    """Passed to templates that know it (Qwen3's hybrid models)."""
+    enable_thinking: bool | Literal["unset"] = False
+    """Passed to templates that know it (Qwen3's, which at false put an empty thought before the response). unset: not
+    passed, so that the template's own default holds."""
 
 
 Prompt = Annotated[TemplatePrompt | ChatPrompt, Field(discriminator="type"), unless_said("type", "template")]

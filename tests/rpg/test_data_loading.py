@@ -16,7 +16,7 @@ from specs.schema.model import ByteTokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant{{ ' thinks' if enable_thinking }}>{% endif %}"
+    "{% if add_generation_prompt %}<assistant{{ ' thinks' if enable_thinking | default(true) }}>{% endif %}"
 )
 
 
@@ -84,6 +84,8 @@ def test_chat_prompts_are_rendered_with_the_tokenizers_template(
     assert plain[0].prompt == "<system>Be brief.<user>1+1<assistant>"
     thinking = load_problems(tmp_path, "train", tokenizer, data(100, ChatPrompt(enable_thinking=True)))
     assert thinking[0].prompt == "<system>Be brief.<user>1+1<assistant thinks>"
+    own = load_problems(tmp_path, "train", tokenizer, data(100, ChatPrompt(enable_thinking="unset")))
+    assert own[0].prompt == thinking[0].prompt, "the template's own default"
 
 
 def test_chat_without_a_template_is_an_error(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
