@@ -25,6 +25,12 @@ class Block:
     not_run: str
     """Why it is only shown, as the comment above it says; empty: it runs."""
 
+    @property
+    def file(self) -> str:
+        """The file that its first line says it is (`# file: NAME`), for the commands of its page; empty: none."""
+        named = re.match(r"# file: (\S+)\n", self.text)
+        return named[1] if named else ""
+
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 

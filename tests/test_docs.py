@@ -30,6 +30,7 @@ NOT_RUN = {
     "several machines": "two homes stand for them in tests/pipelines/test_server_record.py",
     "Docker": "nothing: tests/pipelines/test_compose.py holds the file against Compose's schema, as the page says",
     "Kubernetes": "nothing: there is none here, as the page says",
+    "a crash": "tests/pipelines/test_kill.py kills the command and the trainer, and gives the same command again",
     "another home": "docs/sql.md asks the recorded home the same",
     "another program": "tests/storage/test_documentation.py opens the index without this package's code",
     "an installed package": "tests/pipelines/test_installed_packages.py installs it",
@@ -41,9 +42,12 @@ NAMES = {
     "STUDY": "clips",
     "FILE": "specs/experiments/quickstart.yaml",
     "'quickstart'": "'finished'",
+    "step-000060": "step-000004",
     "'clip-bounds'": "'clips'",
 }
 """What the pages call a thing -> what the recorded home calls it, in which their commands run."""
+PIP = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+"""Has `pip install` ask no network and build with what is here: of PIP_NO_BUILD_ISOLATION 0 means without isolation."""
 KINDS = {"python", "yaml", "toml", "sql", "sh", "console", "text", "mermaid", "math"}
 
 
@@ -94,14 +98,27 @@ def test_the_cookbook_asks_every_table(table: str) -> None:
 
 @pytest.mark.parametrize("page", sorted({block.page for block in blocks("sh")}), ids=lambda path: path.name)
 def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of one page, one after another: `rpg` within this process, blocks with other programs in a shell."""
+    """The commands of one page, one after another: `rpg` within this process, blocks with other programs in a shell.
+
+    Each finds the files that the page has shown. What a page installs lies beside the workplace."""
     monkeypatch.chdir(make_workplace(tmp_path))
     monkeypatch.delenv("RPG_HOME", raising=False)
-    for block in (block for block in blocks("sh") if block.page == page):
+    for name, value in PIP.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "installed"))
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    for block in (block for block in blocks() if block.page == page and not block.not_run):
+        if block.file:
+            path = tmp_path / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(named(block.text))
+        if block.language != "sh":
+            continue
         lines = shell_lines(named(block.text))
         if not all(line.startswith("rpg ") for line in lines):
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-            environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+            packages = f"{ROOT}:{tmp_path / 'installed'}"
+            environment = {**os.environ, "PATH": path, "PYTHONPATH": packages}
             shell = ["bash", "-euo", "pipefail", "-c", named(block.text)]
             finished = subprocess.run(shell, env=environment, capture_output=True, text=True)
             assert finished.returncode == 0, f"{block}\n{finished.stdout}{finished.stderr}"
@@ -154,7 +171,13 @@ def test_yaml_is_yaml(block: Block) -> None:
     assert YAML(typ="safe", pure=True).load(block.text)
 
 
-@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+@pytest.mark.parametrize("block", [block for block in blocks() if block.file and not block.not_run], ids=str)
+def test_a_file_that_a_page_shows_is_used_by_its_commands(block: Block) -> None:
+    commands = [other.text for other in blocks("sh") if other.page == block.page and other.line > block.line]
+    assert any(re.search(rf"\b{word}\b", text) for text in commands for word in (block.file, block.file.split("/")[0]))
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("yaml") if not block.file], ids=str)
 def test_specs_and_parts_of_specs_validate(block: Block, tmp_path: Path) -> None:
     """A part of a spec is laid over the quickstart's; a study stands beside the specs that come with the product."""
     (tmp_path / "experiments").symlink_to(ROOT / "specs/experiments")
@@ -223,6 +246,11 @@ def test_the_names_that_newcomers_are_given_exist() -> None:
         path = re.fullmatch(r"(?:\w+\.)+(\w+)", code)
         assert not path or path[1] in keys, code
         assert "/" not in code or code in metrics or code.isupper() or "RUN" in code, code
+
+
+def test_every_metric_is_read_on_its_page() -> None:
+    page = (ROOT / "docs/reading-metrics.md").read_text()
+    assert {metric.name for metric in METRICS} - set(re.findall(r"`([\w/]+)`", page)) == set()
 
 
 TROUBLE = (ROOT / "docs/troubleshooting.md").read_text()
