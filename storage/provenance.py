@@ -60,6 +60,19 @@ def unit_provenance(root: Path, unit: str) -> list[Row]:
     return _marked(provenance_rows(root, root / unit), unit=unit)
 
 
+def input_manifest(root: Path, directory: Path, stage: str) -> Row:
+    """The manifest of the data or the base model that a run was made from; {} where neither home nor run has it.
+
+    Args:
+        root: the home.
+        directory: the run's. An imported run brings the manifests along, since its home need not have the artifacts.
+        stage: data or base.
+    """
+    fingerprint = (read_document(directory / "run.json").get("fingerprints") or {}).get(stage, "")
+    manifest = read_document(root / "artifacts" / stage / fingerprint[:16] / "manifest.json") if fingerprint else {}
+    return manifest or read_document(directory / f"{stage}.json")
+
+
 def _marked(rows: Iterable[Row], **columns: str | int) -> list[Row]:
     """The rows, which are changed, with further columns."""
     listed = list(rows)
@@ -82,9 +95,7 @@ def _spec(directory: Path) -> Iterator[Row]:
 
 
 def _data(root: Path, directory: Path) -> Iterator[Row]:
-    fingerprint = (read_document(directory / "run.json").get("fingerprints") or {}).get("data", "")
-    manifest = read_document(root / "artifacts" / "data" / fingerprint[:16] / "manifest.json") if fingerprint else {}
-    for name, entry in sorted((manifest.get("files") or {}).items()):
+    for name, entry in sorted((input_manifest(root, directory, "data").get("files") or {}).items()):
         yield _row("data", name, entry.get("sha256") if isinstance(entry, dict) else entry)
 
 

@@ -59,7 +59,7 @@ FLOORS = {
     "pipelines": [
         {"cli"},
         {"web"},
-        {"studies", "doctor", "proof"},
+        {"studies", "doctor", "proof", "exchange"},
         {"services", "submission"},
         {"workers"},
         {"running"},

@@ -1,0 +1,146 @@
+"""What there is to say of a run to those who get it, as Markdown: answer, lineage, certificate, spec."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pipelines.exchange.spec_file import spec_text
+from pipelines.home import Home
+from pipelines.report import evidence
+from pipelines.report.answer import Outcome, headline, outcomes, percent, points
+from pipelines.report.evidence import Group, Run
+from pipelines.report.statistics import Interval
+from pipelines.versions import is_experiment, runs_of, versions_in
+from rpg.files import read_json
+from storage import Store
+from storage.provenance import input_manifest
+
+_MADE_WITH = {"code": "code", "package": "package", "lock": "installed packages", "certificate": "certificate"}
+"""Kinds of provenance that stand in the lineage, and what they are called there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What is said of a run, or of its model after a step."""
+
+    run: Run
+    step: int
+    """Of the weights that are told of; 0: none, the run as a whole."""
+    answer: str
+    outcomes: tuple[Outcome, ...]
+    of_experiment: str
+    """The answer of all seeds and cells that were run with this one; empty where it was run alone."""
+    lineage: tuple[tuple[str, str], ...]
+    """Name and value of what the result follows from."""
+    certificates: tuple[tuple[str, Mapping[str, Any]], ...]
+    """Training step from which it holds (empty: throughout), certificate."""
+    spec: str
+    """YAML."""
+
+
+def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
+    """Reads what is to be said of a run.
+
+    Args:
+        step: of the weights that are handed over; later evaluations are left out. 0: the whole run.
+    """
+    run = evidence.load_run(home, run_id)
+    confidence = run.spec.get("evaluation", {}).get("confidence", 0.95)
+    with Store.open(home.root) as store:
+        evaluated = {
+            dataset: {run_id: {at: scores for at, scores in by_run[run_id].items() if not step or at <= step}}
+            for dataset, by_run in evidence.accuracies(store, [run_id]).items()
+        }
+        results = outcomes([Group(run.name or run_id, (run,))], evaluated, confidence=confidence)
+        of_experiment = _answer_of_experiment(home, store, run, confidence)
+    certificate = run.read("certificate.json")
+    return Account(
+        run,
+        step,
+        headline(results),
+        tuple(results),
+        of_experiment,
+        tuple(_lineage(home, run)),
+        tuple(certificate.get("steps", {"": certificate} if certificate else {}).items()),
+        spec_text(run.path),
+    )
+
+
+def render(template: str, account: Account, **values: Any) -> str:
+    """A text of this directory about a run.
+
+    Args:
+        template: its file's name.
+        values: what it needs beside the account.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["share"] = _share
+    environment.filters["points"] = points
+    return environment.get_template(template).render(account=account, run=account.run, **values)
+
+
+def _answer_of_experiment(home: Home, store: Store, run: Run, confidence: float) -> str:
+    """The headline of the version of the experiment that has the run, where it has others too."""
+    if not is_experiment(home, run.experiment):
+        return ""
+    record = read_json(home.experiment(run.experiment) / "experiment.json")
+    versions = [version.number for version in versions_in(record) if run.run_id in version.runs]
+    name = f"{run.experiment}@{versions[-1]}" if versions else run.experiment
+    if len(runs_of(home, name)) < 2:
+        return ""
+    groups = evidence.experiment_groups(home, name)
+    groups = [replace(group, runs=finished) for group in groups if (finished := _finished(group))]
+    run_ids = [one.run_id for group in groups for one in group.runs]
+    if len(run_ids) < 2:
+        return ""
+    answer = headline(outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence))
+    return f"{answer} (Runs: {len(run_ids)}; settings: {len(groups)}.)"
+
+
+def _finished(group: Group) -> tuple[Run, ...]:
+    return tuple(run for run in group.runs if run.status == "finished")
+
+
+def _lineage(home: Home, run: Run) -> Iterator[tuple[str, str]]:
+    model = run.spec.get("model", {})
+    if model.get("source") == "pretrained":
+        yield "base model", f"{model['path']}, revision {model.get('revision', 'main')}"
+    elif model:
+        yield "base model", f"made from scratch: {model.get('model_type', '')}, seed {model.get('seed', 0)}"
+    if run.spec.get("warm_up"):
+        yield "warm-up", f"{run.spec['warm_up']['steps']} supervised steps at most"
+    for kind in ("train", "evaluation"):
+        for source in run.spec.get("data", {}).get(kind, ()):
+            yield f"{kind} data", ", ".join(str(value) for value in _naming(source))
+    for stage, suffix in (("base", ".safetensors"), ("data", ".parquet")):
+        for name, entry in sorted(input_manifest(home.root, run.path, stage).get("files", {}).items()):
+            if name.endswith(suffix):
+                yield f"{stage} {name}", f"SHA-256 `{entry['sha256'] if isinstance(entry, dict) else entry}`"
+    rows = [row for row in run.provenance(home) if row["kind"] in _MADE_WITH and row["value"]]
+    last = max((row["attempt"] for row in rows if "attempt" in row), default=0)
+    for row in rows:
+        if row.get("attempt", last) == last:
+            yield f"{_MADE_WITH[row['kind']]} {row['name']}", str(row["value"])
+    for stage in ("data", "base", "train", "evaluate"):
+        if fingerprint := run.stages.get(stage, {}).get("fingerprint"):
+            yield f"fingerprint of {stage}", f"`{fingerprint}`"
+
+
+def _naming(source: Mapping[str, Any]) -> Iterator[Any]:
+    """What of a data source says which data it is."""
+    for key in ("source", "name", "path", "task", "split", "revision"):
+        if source.get(key):
+            yield source[key]
+
+
+def _share(interval: Interval | None) -> str:
+    """`45.2 % [41.0, 49.3]`."""
+    if interval is None:
+        return "-"
+    value = percent(interval.value)
+    return f"{value} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]" if interval.known else value

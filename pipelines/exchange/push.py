@@ -1,0 +1,232 @@
+"""A run's model as a repository of a Hub: its weights, a card that says what they are, and the spec that made them."""
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipelines.exchange.account import Account, account_of, render
+from pipelines.home import Home
+from rpg.files import files_under, read_json
+from rpg.manifests import find_damage
+from specs.errors import RpgError
+from storage import Store
+
+_DENIED = (401, 403)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_BEST = "SELECT step FROM accuracy_curves WHERE run_id = ? ORDER BY dataset, accuracy DESC, step DESC"
+
+
+class PushError(RpgError):
+    """What was asked for cannot be pushed, or not there; nothing was sent."""
+
+
+class NotSentError(Exception):
+    """The Hub was not reached, or failed; what it has is as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A commit on a Hub."""
+
+    repo: str
+    """NAMESPACE/NAME."""
+    private: bool
+    url: str
+    """Of the commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The weights of a run after a step, ready to be handed over."""
+
+    account: Account
+    weights: Path
+    """A directory that transformers loads."""
+    base_license: str
+    """Of the model that training began from, as its card says; empty where that is not known."""
+
+    def texts(self, repo: str) -> dict[str, str]:
+        """The files beside the weights, by name: card, spec and certificate.
+
+        Args:
+            repo: the Hub's name of the model.
+        """
+        texts = {"README.md": self._card(repo), "spec.yaml": self.account.spec}
+        certificate = self.account.run.path / "certificate.json"
+        return texts | ({"certificate.json": certificate.read_text(encoding="utf-8")} if certificate.is_file() else {})
+
+    def files(self) -> dict[str, Path]:
+        """The files of the weights, by their names in the repository. A run with an adapter has it in `adapter/`."""
+        return {str(file.relative_to(self.weights)): file for file in _published(self.weights)}
+
+    def write(self, directory: Path, repo: str) -> None:
+        """Fills an empty directory with all that `send` would send."""
+        for name, source in self.files().items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, directory / name)
+        for name, text in self.texts(repo).items():
+            (directory / name).write_text(text, encoding="utf-8")
+
+    def _card(self, repo: str) -> str:
+        from huggingface_hub import ModelCardData
+
+        spec = self.account.run.spec
+        has_adapter = (self.weights / "adapter").is_dir()
+        base = _hub_id(spec.get("model", {}).get("path", ""))
+        sources = spec.get("data", {}).get("train", ())
+        datasets = list(dict.fromkeys(id for source in sources if (id := _hub_id(_dataset(source)))))
+        data = ModelCardData(
+            base_model=base or None,
+            base_model_relation="finetune" if base else None,
+            library_name="transformers",
+            pipeline_tag="text-generation",
+            tags=[
+                "reinforcement-learning",
+                "regularized-policy-gradient",
+                str(spec.get("objective", {}).get("type", "")).replace("_", "-"),
+                *(["lora"] if has_adapter else []),
+            ],
+            datasets=datasets or None,
+            license=self.base_license or None,
+        )
+        text = render("card.md", self.account, title=repo.rpartition("/")[2], repo=repo, has_adapter=has_adapter)
+        return f"---\n{data.to_yaml()}\n---\n\n{text}"
+
+
+def model_of(home: Home, run_id: str, checkpoint: str) -> Model:
+    """The model of a run.
+
+    Args:
+        checkpoint: `last`; `best`, the exported step of the highest accuracy on the first evaluation set by name; or an
+            exported step's number.
+    Raises:
+        PushError: the run has exported no such weights, or they are damaged.
+    """
+    directory = home.run(run_id)
+    exported = {int(path.name.removeprefix("step-")): path for path in sorted(directory.glob("weights/step-*"))}
+    if not exported:
+        raise PushError(f"{run_id} has no weights: they are exported after the last step of training")
+    step = _step(home, run_id, checkpoint, list(exported))
+    weights = exported[step]
+    recorded = read_json(directory / "train.json").get("files", {})
+    of_step = {name: entry for name, entry in recorded.items() if name.startswith(f"weights/{weights.name}/")}
+    if damage := find_damage(directory, of_step):
+        raise PushError(f"{run_id} is damaged and is not pushed: {damage}")
+    return Model(account_of(home, run_id, step=step), weights, _license(home, run_id))
+
+
+def send(model: Model, repo: str, *, private: bool) -> Pushed:
+    """Pushes a model in one commit, to a repository that is made where there is none. HF_ENDPOINT names another Hub.
+
+    Weights of an earlier push that this one does not replace are deleted in the same commit: a loader would take them.
+
+    Raises:
+        PushError: there is no token, the Hub denies it or the name, or the repository's visibility is the other one.
+        NotSentError: the Hub cannot be reached, or fails. Its repository holds what it held.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = HfApi(library_name="rpg-experiments")
+    if get_token() is None:
+        raise PushError(f"there is no token for {api.endpoint}: `hf auth login` keeps one, or set HF_TOKEN")
+    try:
+        # The whole name, where the user's own namespace was left out.
+        repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
+        known = api.model_info(repo)
+        if known.private is not private:
+            raise PushError(_other_visibility(repo, private))
+        additions: dict[str, Path | bytes] = {**model.files()}
+        additions |= {name: text.encode() for name, text in model.texts(repo).items()}
+        stale = [file.rfilename for file in known.siblings or () if _is_weights(file.rfilename)]
+        commit = api.create_commit(
+            repo,
+            [
+                *(CommitOperationAdd(name, content) for name, content in additions.items()),
+                *(CommitOperationDelete(name, is_folder=False) for name in stale if name not in additions),
+            ],
+            commit_message=f"{model.account.run.run_id}, step {model.account.step}",
+            parent_commit=known.sha,
+        )
+    except HFValidationError as error:
+        raise PushError(f"--to {repo}: {error}") from error
+    except HfHubHTTPError as error:
+        _refused(error, api.endpoint, repo)
+    except PushError:
+        raise
+    except Exception as error:  # lost networks come as classes of four libraries
+        reasons = ": ".join(_first_line(each) for each in (error, error.__cause__) if each)
+        raise NotSentError(f"nothing was pushed to {api.endpoint}: {reasons}") from error
+    return Pushed(repo, private, commit.commit_url)
+
+
+def _step(home: Home, run_id: str, checkpoint: str, exported: list[int]) -> int:
+    """The exported step that is meant."""
+    if checkpoint == "last":
+        return exported[-1]
+    if checkpoint == "best":
+        with Store.open(home.root) as store:
+            measured = [step for (step,) in store.query(_BEST, [run_id]).rows if step in exported]
+        if not measured:
+            raise PushError(f"--checkpoint best: no exported step of {run_id} was evaluated; `last` is {exported[-1]}")
+        return int(measured[0])
+    if checkpoint.isdecimal() and int(checkpoint) in exported:
+        return int(checkpoint)
+    steps = ", ".join(map(str, exported))
+    raise PushError(f"--checkpoint {checkpoint}: {run_id} has no such weights\n  allowed: last, best, {steps}")
+
+
+def _published(directory: Path) -> list[Path]:
+    return [file for file in files_under(directory) if not file.name.startswith(".")]
+
+
+def _hub_id(path: str) -> str:
+    """The path where it is an id of a Hub, and no directory; else empty."""
+    return path if _HUB_ID.fullmatch(path) and not Path(path).exists() else ""
+
+
+def _dataset(source: Mapping[str, Any]) -> str:
+    return str(source.get("path", "")) if source.get("source") == "hub" else ""
+
+
+def _license(home: Home, run_id: str) -> str:
+    """The license that the base model's own card names; empty where it names none, or one of its own."""
+    from huggingface_hub import ModelCard
+
+    fingerprint = read_json(home.run(run_id) / "run.json").get("fingerprints", {}).get("base", "")
+    card = home.artifact("base", fingerprint) / "README.md" if fingerprint else None
+    if card is None or not card.is_file():
+        return ""
+    try:
+        named = ModelCard(card.read_text(encoding="utf-8")).data.get("license")
+    except Exception:  # another's card, whatever is in it
+        return ""
+    return named if isinstance(named, str) and named != "other" else ""
+
+
+def _is_weights(name: str) -> bool:
+    return name.endswith((".safetensors", ".safetensors.index.json")) or name.startswith("adapter/")
+
+
+def _other_visibility(repo: str, private: bool) -> str:
+    if private:
+        return f"{repo} is public, and the model was to be private: --public pushes it there, or choose another --to"
+    return f"{repo} is private, and the model was to be public: change that on the Hub, or push with --private"
+
+
+def _refused(error: Any, endpoint: str, repo: str) -> NoReturn:
+    """Says what an answer of the Hub means."""
+    status, reason = error.response.status_code, error.server_message or _first_line(error)
+    if status in _DENIED:
+        hint = "the token needs write access to that namespace: `hf auth login`, or HF_TOKEN"
+        raise PushError(f"{endpoint} denies {repo}: {reason}\n  hint: {hint}") from error
+    if 400 <= status < 500:
+        raise PushError(f"{endpoint} does not take {repo}: {reason}") from error
+    raise NotSentError(f"nothing was pushed to {endpoint}, which failed with {status}: {reason}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

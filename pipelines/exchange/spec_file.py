@@ -1,0 +1,44 @@
+"""A run's spec as a file that `rpg run` takes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rpg.files import read_json
+from specs.cells import cell_source
+from specs.document import Document
+from specs.errors import SpecError
+from specs.reading.yaml import dump
+from specs.secrets import hide, masked
+
+
+def spec_text(directory: Path) -> str:
+    """YAML of this run alone: its cell of the matrix, its seed; what its author left out is left out here too.
+
+    Values of variables that look secret are hidden. Paths are absolute, as the run was given them.
+
+    Args:
+        directory: the run's. Where it has no document that this version reads, every field stands there.
+    """
+    run = read_json(directory / "run.json")
+    try:
+        document = Document.from_json(read_json(directory / "document.json"))
+        source: Mapping[str, Any] = cell_source(document.source, run["values"])
+        source = {key: value for key, value in source.items() if value is not None} | {"seeds": [run["seed"]]}
+    except (SpecError, KeyError):
+        source = read_json(directory / "spec.json")
+    return hide(dump(_masked(source), comment=f"The run {run.get('run_id', directory.name)}."))
+
+
+def _masked(tree: Any) -> Any:
+    """Plain data without the secrets that earlier versions let stand in an `environment`."""
+    if isinstance(tree, Mapping):
+        return {
+            key: masked(value) if key == "environment" and _is_variables(value) else _masked(value)
+            for key, value in tree.items()
+        }
+    return [_masked(item) for item in tree] if isinstance(tree, list) else tree
+
+
+def _is_variables(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())

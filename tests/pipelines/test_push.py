@@ -1,0 +1,180 @@
+"""`rpg push`: a run's model with its card, sent to a Hub on this machine by huggingface_hub, and read back there."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from local_hub import READ_ONLY, TOKEN, LocalHub, local_hub
+from unpacked_home import unpack
+
+from pipelines.cli import main
+from specs.loader import load_document
+
+# huggingface_hub hands files to its client in a way that the client finds outdated.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
+RUN = "finished-s0-5c295933"
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a home whose runs have trained, weights of an earlier step and an adapter among them."""
+    place = tmp_path_factory.mktemp("push")
+    unpack(place)
+    weights = place / "home" / "runs" / RUN / "weights"
+    (weights / "step-000002" / "adapter").mkdir(parents=True)
+    (weights / "step-000002" / "model.safetensors").write_bytes(b"merged")
+    (weights / "step-000002" / "adapter" / "adapter_model.safetensors").write_bytes(b"adapter")
+    spec = weights.parent / "spec.json"
+    read = json.loads(spec.read_text())
+    read["model"] = {"source": "pretrained", "path": "Qwen/Qwen3-4B-Base", "revision": "main"}
+    read["data"]["train"].append({"source": "hub", "path": "open-r1/DAPO-Math-17k-Processed", "split": "train"})
+    spec.write_text(json.dumps(read))
+    base = next((place / "home" / "artifacts" / "base").glob("982e*"))
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\nA base model.\n")
+    return place
+
+
+@pytest.fixture
+def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    with local_hub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("RPG_HOME", str(place / "home"))
+        yield hub
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_a_model_arrives_with_its_card_in_one_commit(place: Path, hub: LocalHub, call: Call, tmp_path: Path) -> None:
+    code, out, err = call("push", "5c295933", "--to", "sums")
+    assert (code, out.startswith(f"{hub.url}/alice/sums/commit/")) == (0, True), err
+    assert f"{RUN}, step 4, is alice/sums now, private" in err
+    there = hub.repositories["alice/sums"]
+    assert (there.private, there.commits) == (True, [f"{RUN}, step 4"])
+    weights = place / "home" / "runs" / RUN / "weights" / "step-000004"
+    assert {name: there.files[name] for name in os.listdir(weights)} == {
+        file.name: file.read_bytes() for file in weights.iterdir()
+    }
+    card = ModelCard(there.files["README.md"].decode())
+    assert card.data.to_dict() == {  # type: ignore[no-untyped-call]
+        "base_model": "Qwen/Qwen3-4B-Base",
+        "base_model_relation": "finetune",
+        "datasets": ["open-r1/DAPO-Math-17k-Processed"],
+        "library_name": "transformers",
+        "license": "apache-2.0",
+        "pipeline_tag": "text-generation",
+        "tags": ["reinforcement-learning", "regularized-policy-gradient", "rpg"],
+    }
+    text = card.text
+    assert "| sums | 81.2 % [31.4, 96.4] | 4 | 75.0 % [31.0, 93.8] | -6.2 points [-21.4, +8.9] | 8 |" in text
+    assert "exact on policy, holds" in text
+    for lineage in ("base model | Qwen/Qwen3-4B-Base", "data train.parquet | SHA-256 `e3b23cf8", f"run | `{RUN}`"):
+        assert lineage in text
+    (spec,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert spec == there.files["spec.yaml"].decode()
+    (tmp_path / "spec.yaml").write_text(spec)
+    document = load_document(tmp_path / "spec.yaml")
+    assert document.experiment.objective.kl_coef == 0.01
+    assert document.experiment.seeds == (0,)
+
+
+@pytest.mark.long
+def test_the_hub_is_the_one_that_the_environment_names(place: Path, hub: LocalHub) -> None:
+    named = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "RPG_HOME": str(place / "home")}
+    command = [sys.executable, "-c", "from pipelines.cli import main; main()", "push", RUN, "--to", "alice/sums"]
+    result = subprocess.run(command, env=os.environ | named, capture_output=True, text=True, check=False)
+    assert (result.returncode, list(hub.repositories)) == (0, ["alice/sums"]), result.stderr
+
+
+def test_a_later_push_leaves_no_weights_of_the_one_before(hub: LocalHub, call: Call) -> None:
+    code, _, err = call("push", RUN, "--to", "alice/sums", "--checkpoint", "2", "--public")
+    assert (code, err.splitlines()[-1]) == (0, f"{RUN}, step 2, is alice/sums now, public")
+    there = hub.repositories["alice/sums"]
+    assert there.files["adapter/adapter_model.safetensors"] == b"adapter"
+    assert "`adapter/` has it alone" in there.files["README.md"].decode()
+    there.files["notes.md"] = b"mine"
+    code, _, err = call("push", RUN, "--to", "alice/sums", "--checkpoint", "best", "--public")
+    assert code == 0, err
+    assert "adapter/adapter_model.safetensors" not in there.files
+    assert there.files["notes.md"] == b"mine"
+    assert len(there.files["model.safetensors"]) > len(b"merged")
+    assert there.commits == [f"{RUN}, step 2", f"{RUN}, step 4"]
+    code, _, err = call("push", RUN, "--to", "alice/sums")
+    assert (code, err.startswith("alice/sums is public, and the model was to be private: ")) == (2, True)
+    assert len(there.commits) == 2
+
+
+def test_a_dry_run_writes_what_would_go_and_sends_nothing(hub: LocalHub, call: Call, tmp_path: Path) -> None:
+    target = tmp_path / "card"
+    code, out, err = call("push", RUN, "--to", "alice/sums", "--dry-run", str(target))
+    assert (code, err) == (0, f"{target}: what would go to alice/sums, private; nothing was sent\n")
+    assert [line.split()[0] for line in out.splitlines()] == sorted(os.listdir(target))
+    assert {"README.md", "spec.yaml", "certificate.json", "model.safetensors"} <= set(os.listdir(target))
+    assert not hub.repositories
+    assert call("push", RUN, "--to", "alice/sums", "--dry-run", str(target))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("token", "broken", "code", "why"),
+    [
+        ("", "", 2, "there is no token for http://"),
+        (READ_ONLY, "", 2, "denies alice/sums: "),
+        ("hf_of_nobody", "", 2, "denies alice/sums: "),
+        (TOKEN, "upload", 1, "nothing was pushed to http://"),
+        (TOKEN, "commit", 1, "which failed with 500: "),
+    ],
+)
+def test_what_keeps_a_model_from_the_hub_is_said_and_nothing_arrives(
+    hub: LocalHub, call: Call, monkeypatch: pytest.MonkeyPatch, token: str, broken: str, code: int, why: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    hub.broken = {broken}
+    got, out, err = call("push", RUN, "--to", "alice/sums")
+    assert (got, out, why in err) == (code, "", True), err
+    assert all(not there.files for there in hub.repositories.values())
+
+
+def test_a_hub_that_is_not_there_is_said(call: Call, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.shutdown()
+    hub.server_close()
+    code, _, err = call("push", RUN, "--to", "alice/sums")
+    assert (code, "nothing was pushed to http://" in err) == (1, True), err
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, _, err = call("push", RUN, "--to", "alice/sums")
+    assert (code, "offline" in err) == (1, True), err
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((RUN, "--to", "not a name"), "--to not a name: "),
+        ((RUN, "--to", "alice/sums", "--checkpoint", "3"), "allowed: last, best, 2, 4"),
+        (("finished", "--to", "alice/sums"), "`finished` fits 2 runs; write more of the id:"),
+        (("waiting", "--to", "alice/sums"), "has no weights: they are exported after the last step of training"),
+    ],
+)
+def test_what_cannot_be_pushed_is_said_before_anything_is_sent(
+    call: Call, arguments: tuple[str, ...], why: str
+) -> None:
+    code, _, err = call("push", *arguments)
+    assert (code, why in err) == (2, True), err
