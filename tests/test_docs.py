@@ -31,6 +31,7 @@ NOT_RUN = {
     "Docker": "nothing: tests/pipelines/test_compose.py holds the file against Compose's schema, as the page says",
     "Kubernetes": "nothing: there is none here, as the page says",
     "a crash": "tests/pipelines/test_kill.py kills the command and the trainer, and gives the same command again",
+    "a Hub": "tests/pipelines/test_push.py pushes to one of its own",
     "another home": "docs/sql.md asks the recorded home the same",
     "another program": "tests/storage/test_documentation.py opens the index without this package's code",
     "an installed package": "tests/pipelines/test_installed_packages.py installs it",
