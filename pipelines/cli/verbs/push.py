@@ -16,7 +16,7 @@ def push(
     checkpoint: Annotated[
         str, typer.Option(metavar="STEP|best|last", help="Which exported weights; best: by accuracy.")
     ] = "last",
-    private: Annotated[bool, typer.Option("--private/--public", help="Who can read it there; private unless --public is said.")] = True,
+    private: Annotated[bool, typer.Option("--private/--public", help="Who can read it; private unless told.")] = True,
     dry_run: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write what would be pushed to this new directory; send nothing.")
     ] = None,
