@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from pipelines.home import Home
 from pipelines.running.experiment import RunOutcome
 from pipelines.versions import names_of_others
-from specs.metrics import REWARD
 
 if TYPE_CHECKING:
     from pipelines.report.answer import Outcome
@@ -62,6 +61,7 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome], overrides: 
         overrides: the `--set` of this call, which hold for a command with the same file.
     """
     file = " ".join([shlex.quote(_file(document)), *(f"--set {shlex.quote(each)}" for each in overrides)])
+    name = document.experiment.name
     finished = [outcome.run.run_id for outcome in outcomes if outcome.status == "finished"]
     commands: list[tuple[str, str]] = []
     for outcome in outcomes:
@@ -69,13 +69,13 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome], overrides: 
             commands.append((f"rpg logs {outcome.run.run_id}", "what went wrong"))
         if outcome.status in ("failed", "cancelled"):
             commands.append((f"rpg resume {outcome.run.run_id}", "go on with it"))
-    if len(finished) > 1:
-        commands.append((f"rpg compare {' '.join(finished[:2])}", "two runs side by side"))
-    elif finished and len(document.experiment.seeds) == 1:
+    if len({str(outcome.run.values) for outcome in outcomes if outcome.status == "finished"}) > 1:
+        commands.append((f"rpg compare {name}", "the settings side by side, seeds pooled"))
+    elif len(finished) == 1 and len(document.experiment.seeds) == 1:
         commands.append((f"rpg run {file} --set 'seeds=[0,1,2]'", "narrower intervals: three seeds, pooled"))
     if finished:
-        query = f"select step, value from metrics where name = '{REWARD.name}' order by step"
-        commands.append((f'rpg sql "{query}"', "the learning curve as rows"))
+        query = f"select run, step, reward from learning_curves where experiment = '{name}' order by all"
+        commands.append((f'rpg sql "{query}"', "the learning curves as rows"))
         commands.append((f"rpg show {finished[0]}", "one run whole"))
     commands.append((f"rpg plan {file} --set training.steps=...", "what another setting would run again"))
     width = max(len(command) for command, _ in commands[:3])

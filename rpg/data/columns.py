@@ -38,11 +38,14 @@ class TableSource(Source):
             where: the row in words, for errors: `train.jsonl, line 3`.
         """
         values: dict[str, Any] = {}
+        lacking: list[Issue] = []
         for role, column in self._chosen().items():
             try:
                 values[role] = cell(row, column)
             except MissingColumnError:
-                raise missing(column, role, names(row), where) from None
+                lacking.append(missing(column, role, names(row), where))
+        if lacking:
+            raise SpecError(*lacking)
         origin = values.get("data_source")
         return SourceProblem(
             _prompt(values["prompt"], self.columns.prompt, where),
@@ -51,14 +54,17 @@ class TableSource(Source):
         )
 
     def columns_to_read(self, schema: Any, where: str) -> list[str]:
-        """The top-level columns of a table with this Arrow schema. SpecError for one that it lacks."""
+        """The top-level columns of a table with this Arrow schema. SpecError for those that it lacks."""
         known = _leaves(schema)
-        roots: list[str] = []
-        for role, column in self._chosen().items():
-            if column not in known and not any(name.startswith(column + ".") for name in known):
-                raise missing(column, role, known, where)
-            roots.append(column if column in schema.names else column.split(".")[0])
-        return list(dict.fromkeys(roots))
+        chosen = self._chosen()
+        lacking = [
+            missing(column, role, known, where)
+            for role, column in chosen.items()
+            if column not in known and not any(name.startswith(column + ".") for name in known)
+        ]
+        if lacking:
+            raise SpecError(*lacking)
+        return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in chosen.values()))
 
     def _chosen(self) -> dict[str, str]:
         """Role -> column, those that are in use."""
@@ -79,18 +85,16 @@ def cell(row: dict[str, Any], column: str) -> Any:
     raise MissingColumnError(column)
 
 
-def missing(column: str, role: str, known: Sequence[str], where: str) -> SpecError:
+def missing(column: str, role: str, known: Sequence[str], where: str) -> Issue:
     """No such column: which there are, and the nearest."""
     inside = next((name for name in known if name.split(".")[-1] == column.split(".")[-1]), "")
     hint = f"did you mean `{inside}`?" if inside else nearest(column, known)
-    return SpecError(
-        Issue(
-            f"{where} has no column `{column}`",
-            path=("columns", role),
-            given=column,
-            allowed=", ".join(known),
-            hint=hint or f"say which column holds the {role}: `columns: {{{role}: ...}}`",
-        )
+    return Issue(
+        f"{where} has no column `{column}`",
+        path=("columns", role),
+        given=column,
+        allowed=", ".join(known),
+        hint=hint or f"say which column holds the {role}: `columns: {{{role}: ...}}`",
     )
 
 

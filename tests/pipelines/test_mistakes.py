@@ -297,7 +297,11 @@ spec.yaml:30: data.train.0.columns.prompt: train.jsonl, line 1 has no column `pr
     30 |     - {source: jsonl, path: train.jsonl}
   given: prompt    allowed: question, answer
   hint: say which column holds the prompt: `columns: {prompt: ...}`
-1 error; nothing was run
+spec.yaml:30: data.train.0.columns.answer: train.jsonl, line 1 has no column `reward_model.ground_truth`
+    30 |     - {source: jsonl, path: train.jsonl}
+  given: reward_model.ground_truth    allowed: question, answer
+  hint: say which column holds the answer: `columns: {answer: ...}`
+2 errors; nothing was run
 """,
     ),
     "a line that is no JSON": (

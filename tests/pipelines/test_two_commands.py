@@ -96,3 +96,11 @@ def test_what_is_proposed_next_repeats_the_settings_in_any_shells_quotes(home: H
     lines = next_lines(document, [RunOutcome(runs[0], "finished")], settings)
     given = "'my spec.yaml' --set training.steps=3 --set 'matrix.product.objective.kl_coef=[0, 1]'"
     assert lines[2].startswith(f"  rpg run {given} --set 'seeds=[0,1,2]'  ")
+
+
+def test_a_comparison_is_proposed_of_settings_and_not_of_seeds(home: Home) -> None:
+    for override, proposed in (("seeds=[0, 1]", False), ("matrix.product={objective.kl_coef: [0, 1]}", True)):
+        document, runs = planned(home, override)
+        lines = next_lines(document, [RunOutcome(run, "finished") for run in runs])
+        assert any(line.startswith("  rpg compare tiny  ") for line in lines) == proposed, lines
+        assert not any("rpg run " in line for line in lines)

@@ -25,10 +25,14 @@ def read(**fields: Any) -> list[SourceProblem]:
 
 
 def wrong(**fields: Any) -> Issue:
+    (problem,) = all_wrong(**fields)
+    return problem
+
+
+def all_wrong(**fields: Any) -> tuple[Issue, ...]:
     with pytest.raises(SpecError) as caught:
         read(**fields)
-    (problem,) = caught.value.issues
-    return problem
+    return caught.value.issues
 
 
 def parquet(path: Path, *rows: dict[str, Any]) -> Path:
@@ -122,9 +126,16 @@ def test_missing_column_in_parquet_says_which_there_are(tmp_path: Path) -> None:
     )
 
 
-def test_missing_column_near_to_none_says_how_to_name_one(tmp_path: Path) -> None:
-    file = parquet(tmp_path / "plain.parquet", {"q": "1 + 1", "a": "2"})
-    assert wrong(source="parquet", path=str(file)).hint == "say which column holds the prompt: `columns: {prompt: ...}`"
+def test_missing_columns_near_to_none_are_all_named_with_how_to_name_them(tmp_path: Path) -> None:
+    row = {"q": "1 + 1", "a": "2"}
+    for kind, file in (
+        ("parquet", parquet(tmp_path / "plain.parquet", row)),
+        ("jsonl", jsonl(tmp_path / "plain.jsonl", row)),
+    ):
+        assert [issue.hint for issue in all_wrong(source=kind, path=str(file))] == [
+            "say which column holds the prompt: `columns: {prompt: ...}`",
+            "say which column holds the answer: `columns: {answer: ...}`",
+        ]
 
 
 def test_missing_column_in_jsonl_names_the_line(tmp_path: Path) -> None:
