@@ -59,7 +59,7 @@ FLOORS = {
     "pipelines": [
         {"cli"},
         {"web"},
-        {"studies", "doctor", "proof", "exchange"},
+        {"studies", "doctor", "gpu_checks", "proof", "exchange"},
         {"services", "submission"},
         {"workers"},
         {"running"},

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from rpg.files import now, read_json, write_json
 from specs.secrets import is_reference, masked, variable_of
@@ -22,17 +22,25 @@ if TYPE_CHECKING:
     from specs.schema.experiment import Experiment
 
 
-LaunchedStage = Literal["train", "evaluate"]
-"""The stages whose work ranks do."""
+LaunchedStage = Literal["train", "evaluate", "check"]
+"""What ranks do: two stages of a run, and the checks of `rpg doctor --gpu`."""
 
 
 def rank_program(run_directory: Path, stage: LaunchedStage) -> list[str]:
     """The module that each rank of a stage runs, and its argument."""
-    return ["rpg.train", str(run_directory)] if stage == "train" else ["rpg.stage", str(job_file(run_directory, stage))]
+    if stage == "train":
+        return ["rpg.train", str(run_directory)]
+    module = "rpg.stage" if stage == "evaluate" else "pipelines.gpu_checks.rank"
+    return [module, str(job_file(run_directory, stage))]
+
+
+def launched_stage(arguments: Sequence[str]) -> LaunchedStage:
+    """The stage that a launcher's own process is told on its command line, after the run's directory."""
+    return next((stage for stage in get_args(LaunchedStage) if list(arguments) == [stage]), "train")
 
 
 def job_file(run_directory: Path, stage: str) -> Path:
-    """What `rpg.stage` is to do."""
+    """What the ranks' program is to do, where that is not to train."""
     return run_directory / f"{stage}-job.json"
 
 
@@ -74,7 +82,7 @@ class Launcher(Protocol):
 
         Args:
             slots: GPUs of this machine that are leased for the ranks and, after theirs, their engines.
-            stage: evaluate needs the file `job_file`.
+            stage: all but train need the file `job_file`.
         """
         ...
 

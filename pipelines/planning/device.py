@@ -72,3 +72,16 @@ def smallest_gpu() -> Device | None:
         gpus = [Device(name.strip(), round(int(mebibytes) / 1024, 1)) for name, _, mebibytes in rows]
         return min(gpus, key=lambda gpu: gpu.memory_gib, default=None)
     return None
+
+
+_PEAKS = {
+    **{"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12},
+    **{"L40S": 362e12, "L4": 121e12},
+}
+"""Part of a GPU's name -> FLOP/s of dense matrix products in bfloat16, by NVIDIA's data sheets. The first that is in a
+name counts."""
+
+
+def peak_flops(gpu: str) -> float:
+    """FLOP/s of a GPU in bfloat16, by the name that the driver gives it; 0 where it is not known."""
+    return next((peak for part, peak in _PEAKS.items() if part in gpu), 0.0)

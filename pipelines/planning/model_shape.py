@@ -38,10 +38,10 @@ def model_shape(experiment: Experiment) -> ModelShape | None:
     if isinstance(model, ScratchModel):
         tokenizer = model.tokenizer
         vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
-        return _shape({**model.config, "model_type": model.model_type, "vocab_size": vocab_size})
+        return shape_of_config({**model.config, "model_type": model.model_type, "vocab_size": vocab_size})
     config = _config_file(model)
     fields = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
-    return _shape(fields) if fields else None
+    return shape_of_config(fields) if fields else None
 
 
 def _config_file(model: PretrainedModel) -> Path | None:
@@ -56,7 +56,7 @@ def _config_file(model: PretrainedModel) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _shape(config: dict[str, Any]) -> ModelShape | None:
+def shape_of_config(config: dict[str, Any]) -> ModelShape | None:
     """Reads the names that Llama's descendants share, and GPT-2's; None where a needed one is missing."""
 
     def read(*names: str, default: int | None = None) -> int | None:

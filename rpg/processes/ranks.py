@@ -22,12 +22,16 @@ def join(device_type: str) -> None:
     """
     if dist.is_initialized():
         return
-    backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend(device_type), store=HashStore(), rank=0, world_size=1)
     else:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend(device_type))
+
+
+def backend(device_type: str) -> str:
+    """What carries the collectives, see `join`."""
+    return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
 @contextmanager

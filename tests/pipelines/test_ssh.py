@@ -14,8 +14,12 @@ from live import SPEC, Lab, finished, wait_for
 from safetensors.torch import load_file
 from ssh_hosts import SshHosts, missing
 
+from pipelines.gpu_checks.session import check_gpus
+from pipelines.home import Home
 from pipelines.launchers.local import local_command
 from rpg.processes.gpu_slots import leased
+from specs.schema.experiment import Experiment
+from tests.rpg import tiny_run
 from tests.rpg.tiny_run import finish, free_port, make_run, start
 
 WHY_NOT = missing()
@@ -221,3 +225,16 @@ def test_doctor_looks_at_the_hosts_of_a_spec(lab: Lab, hosts: SshHosts) -> None:
     result = lab.rpg("doctor", str(lab.spec), "--json")
     states = {finding["name"]: finding["status"] for finding in json.loads(result.out)}
     assert (states[f"host {first}"], states[f"host {second}"], result.code) == ("ok", "broken", 1)
+
+
+@pytest.mark.long
+def test_the_gpu_checks_of_a_spec_are_made_on_its_hosts(hosts: SshHosts, tmp_path: Path) -> None:
+    training = {**tiny_run.SPEC["training"], "ranks": 2}
+    changes = {"training": training, "resources": {"device": "cpu"}, "launcher": over(hosts)}
+    experiment = Experiment.model_validate({**tiny_run.SPEC, **changes})
+    results = check_gpus(Home(tmp_path / "home"), experiment, names=["machine", "all_reduce"], on_result=lambda _: None)
+    assert [(result.check, result.status, result.rank) for result in results] == [
+        (name, "ok", rank) for name in ("machine", "all_reduce") for rank in (0, 1)
+    ]
+    assert "between_hosts_gb_per_s" in results[2].figures
+    wait_for(lambda: not any(host.processes() for host in hosts.hosts))

@@ -1,33 +1,81 @@
-"""`rpg doctor`: what is installed, reachable, misconfigured."""
+"""`rpg doctor`: what is installed, reachable, misconfigured; with `--gpu`, whether GPUs do what training needs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.cli.options import AsJson
 
+if TYPE_CHECKING:
+    from specs.schema.experiment import Experiment
+
 
 def doctor(
     file: Annotated[Path | None, typer.Argument(help="A spec: what its launcher reaches is looked at too.")] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Real work of minutes on this node's GPUs, or where the spec's ranks run.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Says what is installed, reachable and misconfigured. Exits 1 where something that is needed is broken."""
+    from specs.loader import load_experiment
+
+    experiment = load_experiment(file) if file else None
+    healthy = _check_gpus(experiment, as_json) if gpu else _examine(experiment, as_json)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _examine(experiment: Experiment | None, as_json: bool) -> bool:
+    """Prints what `rpg doctor` finds. Returns whether all that is needed works."""
     import json
     from dataclasses import asdict
 
     from pipelines.doctor import examine
     from pipelines.home import Home
-    from specs.loader import load_experiment
 
-    findings = examine(Home.from_environment(), load_experiment(file) if file else None)
+    findings = examine(Home.from_environment(), experiment)
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         signs = {"ok": "ok     ", "note": "note   ", "broken": "BROKEN "}
         for finding in findings:
             print(f"{signs[finding.status]} {finding.name:<18} {finding.message}")
-    if any(finding.status == "broken" for finding in findings):
-        raise typer.Exit(1)
+    return all(finding.status != "broken" for finding in findings)
+
+
+def _check_gpus(experiment: Experiment | None, as_json: bool) -> bool:
+    """Prints what `rpg doctor --gpu` finds. Returns whether no check failed."""
+    import json
+    import sys
+    from dataclasses import asdict
+
+    from pipelines.cli.gpu_table import lines
+    from pipelines.gpu_checks.catalogue import CHECKS
+    from pipelines.gpu_checks.check import Result
+    from pipelines.gpu_checks.session import NoGpuError, check_gpus
+    from pipelines.home import Home
+
+    if experiment and experiment.resources.device == "cpu":
+        print("on CPUs, as the spec's resources.device says: this shows nothing of a GPU", file=sys.stderr)
+
+    def say(result: Result) -> None:
+        if result.rank == 0:
+            print(f"{result.check}: {result.status} after {result.seconds:.0f} s", file=sys.stderr)
+
+    try:
+        results = check_gpus(Home.from_environment(), experiment, on_result=say)
+    except NoGpuError as error:
+        print(error, file=sys.stderr)
+        return False
+    if as_json:
+        remedies = {check.name: check.remedy for check in CHECKS}
+        failed = {"failed"}
+        shown = [asdict(each) | ({"remedy": remedies[each.check]} if each.status in failed else {}) for each in results]
+        print(json.dumps(shown, indent=2))
+    else:
+        print("\n".join(lines(results)))
+    return all(result.status != "failed" for result in results)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from pipelines.launchers import LaunchedStage, job_file
+from pipelines.launchers import LaunchedStage, job_file, launched_stage
 from pipelines.launchers.slurm.job_files import JobFiles
 from pipelines.launchers.slurm.queue import ALIVE, JOB_MODULE, batch_log, job_state, sbatch, slurm, submitted_job
 from pipelines.processes.supervisor import log_size, log_tail
@@ -144,4 +144,4 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(SlurmHead(Path(sys.argv[1]), "evaluate" if sys.argv[2:] == ["evaluate"] else "train").run())
+    sys.exit(SlurmHead(Path(sys.argv[1]), launched_stage(sys.argv[2:])).run())

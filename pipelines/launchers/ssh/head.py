@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipelines.launchers import LaunchedStage, passed_on, problems_file, write_launch
+from pipelines.launchers import LaunchedStage, launched_stage, passed_on, problems_file, write_launch
 from pipelines.launchers.ranks import ENDED_WELL, Losses, Share, log_of, rank_range, verdict
 from pipelines.launchers.ssh.connection import (
     POLL_SECONDS,
@@ -237,4 +237,4 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(SshHead(Path(sys.argv[1]), "evaluate" if sys.argv[2:] == ["evaluate"] else "train").run())
+    sys.exit(SshHead(Path(sys.argv[1]), launched_stage(sys.argv[2:])).run())

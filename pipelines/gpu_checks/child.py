@@ -1,0 +1,80 @@
+"""One check in a process of its own: `python -m pipelines.gpu_checks.child CHECK DEVICE DIRECTORY OUT [HOST:PORT]`.
+
+DEVICE is cpu or cuda. OUT gets the Result. HOST:PORT is the ranks' store, for a check that all of them make together.
+"""
+
+import os
+import socket
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+from pipelines.gpu_checks.catalogue import CHECKS
+from pipelines.gpu_checks.check import Bench, Check, CheckFailedError, Figures, Result
+from rpg.files import write_json
+from rpg.processes.parent import die_with_parent, share_cores
+
+
+def main(name: str, device_type: str, directory: Path, out: Path, store: str) -> None:
+    """Makes the check and writes its result."""
+    die_with_parent()
+    share_cores()
+    check = next(check for check in CHECKS if check.name == name)
+    rank = int(os.environ.get("RANK", "0"))  # before it becomes the only one of a group of its own
+    start, figures = time.monotonic(), Figures()
+    try:
+        figures = _made(check, device_type, directory, store)
+        failure = ""
+    except CheckFailedError as error:
+        failure = str(error)
+    except Exception as error:
+        traceback.print_exc()
+        failure = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    result = Result(
+        name,
+        "failed" if failure else "ok",
+        failure,
+        figures,
+        time.monotonic() - start,
+        rank,
+        socket.gethostname(),
+    )
+    write_json(out, asdict(result), allow_nan=True)
+
+
+def _made(check: Check, device_type: str, directory: Path, store: str) -> Figures:
+    """Figures of the check."""
+    if device_type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"  # which DeepSpeed reads as it is imported
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    from rpg.processes import ranks
+    from rpg.processes.device import choose_device
+    from specs.schema.execution import Resources
+
+    device = choose_device(Resources.model_validate({"device": device_type}))
+    if device_type == "cpu":
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.on_this_machine()))
+    if store:
+        host, _, port = store.rpartition(":")
+        dist.init_process_group(
+            ranks.backend(device_type),
+            store=PrefixStore(check.name, TCPStore(host, int(port), is_master=False)),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
+    else:
+        ranks.join(device_type)
+    try:
+        return check.load()(Bench(device, directory))
+    finally:
+        ranks.leave()
+
+
+if __name__ == "__main__":
+    name, device_type, directory, out, *store = sys.argv[1:]
+    main(name, device_type, Path(directory), Path(out), "".join(store))

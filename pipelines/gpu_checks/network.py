@@ -1,0 +1,88 @@
+"""How fast the ranks' tensors get from one to another."""
+
+import os
+import time
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from pipelines.gpu_checks.check import Bench, CheckFailedError, Figures
+from rpg.processes import ranks
+
+_SLOW = 0.5
+"""A pair below this share of the median of its kind is an outlier."""
+_BYTES = {"cuda": 2**28, "cpu": 2**22}
+_REPEATS = 5
+
+
+def all_reduce_between_pairs(bench: Bench) -> Figures:
+    """Rate of an all-reduce between two ranks, of every pair, in GB/s: bytes of the tensor over seconds.
+
+    With two ranks that is the rate in each direction. As many pairs as there is room for work at the same time, in
+    rounds as of a tournament, so that a link that pairs share shows what each gets of it.
+    """
+    rates: dict[tuple[int, int], float] = {}
+    size = ranks.world_size()
+    for pairs in tournament(size):
+        groups = {pair: dist.new_group(list(pair)) for pair in pairs}  # all ranks make all groups
+        mine = next((pair for pair in pairs if ranks.rank() in pair), None)
+        rate = _rate(bench.device, groups[mine]) if mine else 0.0
+        for pair, measured in filter(None, ranks.gather((mine, rate) if mine else None)):
+            rates[pair] = measured
+        for group in groups.values():
+            dist.destroy_process_group(group)
+    hosts = ranks.gather(os.environ.get("CROSS_RANK", "0"))
+    figures: Figures = {}
+    for kind, same in (("within_hosts", True), ("between_hosts", False)):
+        chosen = {pair: rate for pair, rate in rates.items() if (hosts[pair[0]] == hosts[pair[1]]) == same}
+        if not chosen:
+            continue
+        slowest, middle = min(chosen, key=chosen.__getitem__), median(chosen.values())
+        figures |= {f"{kind}_gb_per_s": middle, f"{kind}_slowest_gb_per_s": chosen[slowest]}
+        if chosen[slowest] < _SLOW * middle:
+            raise CheckFailedError(
+                f"ranks {slowest[0]} and {slowest[1]} exchange {chosen[slowest]:.3g} GB/s, the median of the pairs"
+                f" {kind.replace('_', ' ')} is {middle:.3g}"
+            )
+    return figures
+
+
+def tournament(size: int) -> list[list[tuple[int, int]]]:
+    """Rounds in which every two of `size` ranks meet once, and nobody meets two at a time.
+
+    >>> tournament(3)
+    [[(1, 2)], [(0, 2)], [(0, 1)]]
+    """
+    players = list(range(size + size % 2))  # of an odd number one rests in each round, with the one too many
+    rounds = []
+    for _ in players[1:]:
+        half = len(players) // 2
+        met = zip(players[:half], reversed(players[half:]), strict=True)
+        rounds.append(sorted((min(pair), max(pair)) for pair in met if max(pair) < size))
+        players = [players[0], players[-1], *players[1:-1]]
+    return rounds
+
+
+def _rate(device: torch.device, group: "dist.ProcessGroup") -> float:
+    """GB/s, in the mean over some all-reduces after one that makes the connection. The sums must be right."""
+    values = torch.ones(_BYTES[device.type] // 4, device=device)
+    dist.all_reduce(values, group=group)
+    dist.barrier(group=group)
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(_REPEATS):
+        dist.all_reduce(values, group=group)
+    _wait(device)
+    seconds = time.perf_counter() - start
+    expected = float(2 ** (1 + _REPEATS))
+    if not bool((values == expected).all()):
+        raise CheckFailedError(
+            f"an all-reduce of ones over two ranks gives {float(values.min())} to {float(values.max())} for {expected}"
+        )
+    return values.nbytes * _REPEATS / seconds / 1e9
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

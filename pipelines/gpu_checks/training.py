@@ -1,0 +1,156 @@
+"""Checkpoints, and the trainer from its beginning to its end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelines.gpu_checks.check import Bench, CheckFailedError, Figures
+from pipelines.gpu_checks.models import EOS, PAD, TINY, BatchShape, random_step, write_model
+from pipelines.gpu_checks.numerics import add_gradient, training
+from rpg.batches.minibatches import cut, plan_step
+from rpg.checkpoints.pieces import StateCopy
+from rpg.learner.deepspeed import Learner
+from rpg.processes import ranks
+from specs.schema.experiment import Experiment
+
+_SHAPE = BatchShape(prompts=4, group_size=4, prompt_length=8, response_length=24, microbatch_tokens=256, unequal=True)
+_STEPS, _PAUSE = 4, 2
+_PROBLEMS = ("0=", "1=", "01=", "10=", "011=", "100=", "0101=", "11111=")
+_TOKENS = ("<pad>", "<eos>", "0", "1", "=")
+
+
+def state_saved_and_loaded(bench: Bench) -> Figures:
+    """A learner that loads another's state holds its weights in every bit, and makes the same next update."""
+    directory, device = bench.directory, bench.device
+    if ranks.rank() == 0:
+        write_model(directory / "base", TINY, torch.device("cpu"), getattr(torch, bench.precision))
+        (directory / "state").mkdir()
+    ranks.wait_for_all()
+    settings = training(bench.precision, zero_stage=2, shape=_SHAPE)
+    step = random_step(TINY["vocab_size"], _SHAPE)
+
+    def opened() -> Learner:
+        return Learner(directory / "base", settings, temperature=1.0, device=device, lends_weights=False)
+
+    def weights(learner: Learner) -> torch.Tensor:
+        return torch.cat([weight.detach().float().flatten() for _, weight in learner.weights()])
+
+    def update(learner: Learner) -> float:
+        add_gradient(learner, passes, step)
+        return learner.update(learning_rate=1e-3)
+
+    saving = opened()
+    passes = cut(step, plan_step(step, settings, packed=saving.packs), device)[0].passes
+    for _ in range(2):
+        update(saving)
+    saved, copy = weights(saving), StateCopy()
+    saving.save(copy)
+    copy.write(directory / "state")
+    ranks.wait_for_all()
+    loading = opened()
+    loading.load(directory / "state")
+    if not torch.equal(weights(loading), saved):
+        raise CheckFailedError("the weights that were loaded are not those that were saved")
+    norms = update(saving), update(loading)
+    moved = weights(saving) - saved
+    apart = float((weights(loading) - weights(saving)).norm() / moved.norm())
+    # Kernels of a GPU add up in any order, and AdamW makes a small gradient's sign a whole step.
+    allowed = 0.0 if device.type == "cpu" else 0.1
+    if not apart <= allowed:
+        raise CheckFailedError(
+            f"the update after loading is off by {apart:.2g} of its norm, allowed {allowed}; gradient norms"
+            f" {norms[0]:.6g} and {norms[1]:.6g}"
+        )
+    return {"state_mib": copy.num_bytes / 2**20, "next_update_difference": apart}
+
+
+def trained_and_resumed(bench: Bench) -> Figures:
+    """`rpg.train` with the transformers engine: to a pause, and in another process to the end.
+
+    On a CPU the weights must then be those of a run without a pause, in every bit.
+    """
+    import pyarrow.parquet as pq
+    from safetensors.torch import load_file
+
+    _write_inputs(bench.directory)
+    paused = _write_run(bench, "paused")
+    _train(paused, until=_PAUSE)
+    _train(paused)
+    files = sorted((paused / "segments" / "metrics").glob("*.parquet"))
+    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+    steps = sorted(row["step"] for row in rows if row["name"] == "grad_norm")
+    if steps != list(range(1, _STEPS + 1)):
+        raise CheckFailedError(f"steps {steps} are recorded for 1 to {_STEPS}")
+    figures: Figures = {
+        f"{name}_seconds": max(row["value"] for row in rows if row["name"] == f"time/{name}" and row["step"] > 1)
+        for name in ("step", "checkpoint")
+    }
+    if bench.device.type == "cpu":
+        straight = _write_run(bench, "straight")
+        _train(straight)
+        one, other = (load_file(next((run / "weights").rglob("*.safetensors"))) for run in (paused, straight))
+        if not all(torch.equal(one[name], other[name]) for name in other):
+            raise CheckFailedError("the weights after the pause are not those of a run without one")
+    return figures
+
+
+def _write_inputs(directory: Path) -> None:
+    """A base model of random weights with a tokenizer of five tokens, and eight problems."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    config = {**TINY, "vocab_size": len(_TOKENS)}
+    assert (_TOKENS[PAD], _TOKENS[EOS]) == ("<pad>", "<eos>")
+    base = write_model(directory / "base", config, torch.device("cpu"), torch.float32)
+    tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(_TOKENS)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>"
+    )
+    fast.save_pretrained(base)
+    rows = [
+        {"problem_id": f"p{number}", "prompt": prompt, "answer": prompt[0], "dataset": "train", "metadata": "{}"}
+        for number, prompt in enumerate(_PROBLEMS)
+    ]
+    (directory / "data").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), directory / "data" / "train.parquet")
+
+
+def _write_run(bench: Bench, name: str) -> Path:
+    """A run's directory for `rpg.train`."""
+    spec: dict[str, Any] = {
+        "name": name,
+        "model": {"source": "pretrained", "path": "base"},
+        "data": {"train": [{"source": "parquet", "name": "train", "path": "train.parquet"}]},
+        "reward": {"type": "exact_match"},
+        "rollout": {"max_response_length": 8},
+        "objective": {"type": "rpg", "kl_coef": 0.1},
+        "reference": {"source": "snapshot", "update": {"every_steps": 3}},
+        "training": {
+            **{"steps": _STEPS, "prompts_per_step": 4, "group_size": 8, "minibatches": 2},
+            "precision": bench.precision,
+            "optimizer": {"learning_rate": 0.003},
+            "checkpoint": {"every_steps": _PAUSE},
+        },
+        "resources": {"device": bench.device.type},
+    }
+    run = bench.directory / name
+    run.mkdir()
+    (run / "spec.json").write_text(Experiment.model_validate(spec).model_dump_json())
+    return run
+
+
+def _train(run: Path, *, until: int = 0) -> None:
+    """Trains to the end, or to the step at which it pauses."""
+    inputs = {"run_id": run.name, "fingerprint": "0" * 64, "data": "../data", "base": "../base", "until": until}
+    (run / "inputs.json").write_text(json.dumps(inputs))
+    code = subprocess.run([sys.executable, "-m", "rpg.train", str(run)], stdin=subprocess.DEVNULL).returncode
+    if code:
+        raise CheckFailedError(f"`rpg.train` exited with {code}{f', pausing at step {until}' if until else ''}")

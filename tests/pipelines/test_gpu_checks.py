@@ -1,0 +1,137 @@
+"""`rpg doctor --gpu`: its checks pass where training works, fail where it does not, and cost each other nothing.
+
+On CPUs they are the same work with gloo in place of NCCL; the tests marked `gpu` are the checks themselves.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.cli.gpu_table import lines
+from pipelines.gpu_checks import numerics, rank
+from pipelines.gpu_checks.catalogue import CHECKS
+from pipelines.gpu_checks.check import Bench, CheckFailedError, Result
+from pipelines.gpu_checks.network import tournament
+from pipelines.gpu_checks.session import check_gpus
+from pipelines.home import Home
+from rpg.learner.packing import Packing
+from rpg.processes import ranks
+from specs.schema.experiment import Experiment
+
+CPU = torch.device("cpu")
+NAMES = [check.name for check in CHECKS]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    ranks.join("cpu")
+    yield Bench(CPU, tmp_path)
+    ranks.leave()
+
+
+def test_without_a_gpu_it_says_so_in_a_line_and_exits_1(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--gpu"], env={"RPG_HOME": str(tmp_path), "RPG_SLOTS": ""})
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith("no GPU is here")
+    assert "run it on a GPU node" in line
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_every_two_ranks_meet_once(size: int) -> None:
+    rounds = tournament(size)
+    assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(range(size), 2))
+    for pairs in rounds:
+        assert len({player for pair in pairs for player in pair}) == 2 * len(pairs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_check_is_a_function_that_is_there(name: str) -> None:
+    [check] = [check for check in CHECKS if check.name == name]
+    assert check.load().__doc__
+
+
+def test_a_check_that_hangs_is_killed_and_the_next_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, packing = (check for check in CHECKS if check.name in ("machine", "packing"))
+    monkeypatch.setattr(rank, "CHECKS", (replace(packing, limit_seconds=0.3), machine))  # torch is not up by then
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    job = {"device": "cpu", "checks": ["packing", "machine"], "out": str(tmp_path), "scratch": str(tmp_path / "s")}
+    rank.CheckingRank(job).run()
+    results = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert results["packing-00000.json"]["status"] == "failed"
+    assert results["packing-00000.json"]["message"].startswith("it took longer than 0.3 s and was killed; see ")
+    assert results["machine-00000.json"]["status"] == "ok"
+
+
+def test_packed_rows_that_are_not_kept_apart_are_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_one(families: tuple[tuple[int, ...], ...], device: torch.device) -> Packing:
+        return Packing(((sum(map(sum, families)),),), device)
+
+    figures = numerics.packed_against_single(bench)
+    assert float(figures["packed_gradient_error"]) < numerics.TOLERANCE
+    monkeypatch.setattr(numerics, "Packing", as_one)
+    with pytest.raises(CheckFailedError, match="gradients of packed rows are off by"):
+        numerics.packed_against_single(bench)
+
+
+def test_the_table_has_the_range_over_the_ranks_and_a_remedy_for_each_failure() -> None:
+    results = [
+        Result("machine", "ok", figures={"gpu": "A", "memory_gib": 79.6}, seconds=4.2),
+        Result("machine", "ok", figures={"gpu": "A", "memory_gib": 79.1}, seconds=5.0, rank=1),
+        Result("packing", "failed", "off by 0.3", host="node-1"),
+        Result("packing", "ok", figures={"error": 0.1}, rank=1),
+        Result("colocated", "skipped", "vLLM is not installed"),
+    ]
+    table = list(lines(results))
+    assert " ".join(table[0].split()) == "ok machine 5 s gpu A, memory_gib 79.1 to 79.6"
+    assert " ".join(table[1].split()) == "FAILED packing rank 0, node-1: off by 0.3"
+    assert table[2].strip().startswith("remedy: write training: {packing: false}")
+    assert " ".join(table[3].split()) == "skipped colocated vLLM is not installed"
+
+
+def spec(device: str, num_ranks: int) -> Experiment:
+    return Experiment.model_validate(
+        {
+            "name": "checked",
+            "model": {"source": "pretrained", "path": "base"},
+            "data": {"train": [{"source": "parquet", "name": "train", "path": "train.parquet"}]},
+            "reward": {"type": "exact_match"},
+            "objective": {"type": "rpg"},
+            "reference": {"source": "behaviour", "update": None},
+            "training": {"steps": 1, "prompts_per_step": num_ranks, "group_size": 2, "ranks": num_ranks},
+            "resources": {"device": device},
+        }
+    )
+
+
+@pytest.mark.long
+def test_all_checks_pass_on_two_cpu_ranks(tmp_path: Path) -> None:
+    seen: list[Result] = []
+    results = check_gpus(Home(tmp_path), spec("cpu", 2), on_result=seen.append)
+    assert [(result.check, result.rank) for result in results] == [(name, rank) for name in NAMES for rank in (0, 1)]
+    assert sorted(result.check for result in seen) == sorted(result.check for result in results)
+    assert {(result.check, result.message) for result in results if result.status == "failed"} == set()
+    skipped = {result.check for result in results if result.status == "skipped" and result.rank == 0}
+    assert {"asleep", "dedicated_nccl"} <= skipped <= {"asleep", "colocated", "dedicated", "dedicated_nccl"}
+    [rate] = {result.figures["within_hosts_gb_per_s"] for result in results if result.check == "all_reduce"}
+    assert float(rate) > 0
+    assert not any((tmp_path / "gpu-checks").iterdir()), "what passed leaves nothing behind"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_a_check_passes_on_the_gpus_that_are_here(name: str, tmp_path: Path) -> None:
+    results = check_gpus(Home(tmp_path), names=[name], on_result=lambda _: None)
+    assert {result.message for result in results if result.status == "failed"} == set()
+    if all(result.status == "skipped" for result in results):
+        pytest.skip(results[0].message)
