@@ -8,6 +8,8 @@ once all have written.
 
 import json
 import random
+import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +24,7 @@ from rpg.batches.ledger import TokenLedger
 from rpg.certificate.certificate import certificate_record, certify_over_training
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import StateCopy, load_values
-from rpg.checkpoints.retention import Means
+from rpg.checkpoints.retention import Means, accuracy_on
 from rpg.evaluation.records import Answered, Recorder
 from rpg.files import DiskError, files_under, publish_directory, versions_of, write_json
 from rpg.manifests import list_files
@@ -31,7 +33,7 @@ from rpg.processes import ranks
 from rpg.processes.fence import Fence
 from rpg.recording.provenance import provenance_of
 from rpg.recording.rows import chosen_responses, write_metrics, write_rollouts, write_tokens
-from rpg.recording.run_directory import RunDirectory
+from rpg.recording.run_directory import Accuracies, RunDirectory, best_step
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.source import RolloutSource
 from specs.records import CheckpointRow, Int32
@@ -122,8 +124,9 @@ class Keeper:
         self._copy: StateCopy | None = None
         self._means = Means()
         self._ending = False
-        self._evaluated: set[int] = set()
-        self._noted: set[int] = set()
+        self._evaluated: dict[int, Mapping[str, float]] = {}
+        """Accuracies by step and evaluation set; on ranks but the first the steps alone."""
+        self._noted: Accuracies = {}
         """The part of `_evaluated` that is on disk."""
 
     def event(self, step: int, kind: str, message: str) -> None:
@@ -168,21 +171,28 @@ class Keeper:
             self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
 
     def evaluation(self, step: int, answered: list[list[Answered]]) -> dict[str, float]:
-        """Records the present policy's answers to the evaluation problems, written with the step's other rows.
+        """Records the present policy's answers to the evaluation problems, written with the step's other rows, and
+        exports its weights if it is the best so far and the spec keeps that one.
 
         Returns:
             The accuracy on each set, by `mean@k on SET`, on rank 0; nothing on the others.
         """
-        self._evaluated.add(step)
-        if not self._first:
-            return {}
-        spec, inputs, writer = self._parts.spec.evaluation, self._parts.run.inputs(), self._writer
-        recorder = Recorder(writer, spec, inputs["run_id"], inputs["evaluation"], Int32(writer.attempt))
-        metric = f"mean@{spec.samples_per_problem}"
-        return {
-            f"{metric} on {measured['dataset']}": measured["metrics"][metric]["value"]
-            for measured in recorder.record(step, answered)
+        metric = f"mean@{self._parts.spec.evaluation.samples_per_problem}"
+        self._evaluated[step] = {
+            measured["dataset"]: measured["metrics"][metric]["value"] for measured in self._measured(step, answered)
         }
+        self._rate_checkpoints()
+        if self._best_on and not self._exports_at(step) and ranks.from_first(self._best_step(up_to=step)) == step:
+            self._export(step)
+        return {f"{metric} on {dataset}": accuracy for dataset, accuracy in self._evaluated[step].items()}
+
+    def _measured(self, step: int, answered: list[list[Answered]]) -> list[dict[str, Any]]:
+        """The summary of an evaluation, whose rows are now with the writer; empty on ranks but the first."""
+        if not self._first:
+            return []
+        inputs, writer = self._parts.run.inputs(), self._writer
+        evaluation, attempt = self._parts.spec.evaluation, Int32(writer.attempt)
+        return Recorder(writer, evaluation, inputs["run_id"], inputs["evaluation"], attempt).record(step, answered)
 
     def has_evaluated(self, step: int) -> bool:
         """Whether the policy of the step was evaluated, in this attempt or before."""
@@ -190,8 +200,9 @@ class Keeper:
 
     def recall_evaluations(self, up_to: int) -> None:
         """Takes from disk which steps were evaluated, without those after `up_to`, whose rows no longer count."""
-        self._noted = set(ranks.from_first(self._parts.run.evaluated_steps() if self._first else []))
-        self._evaluated = {step for step in self._noted if step <= up_to}
+        self._noted = ranks.from_first(self._parts.run.evaluated() if self._first else {})
+        self._evaluated = {step: measured for step, measured in self._noted.items() if step <= up_to}
+        self._rate_checkpoints()
         self._note_evaluated()
 
     def flush(self) -> None:
@@ -214,7 +225,7 @@ class Keeper:
         """Exports weights and copies the state where that is due; `finish_step` then has the copy written."""
         training = self._parts.spec.training
         last = state.step == training.steps
-        if last or (training.export_every_steps and state.step % training.export_every_steps == 0):
+        if self._exports_at(state.step):
             self._export(state.step)
         if last or stopping or state.step % training.checkpoint.every_steps == 0:
             self._checkpoints.wait()
@@ -236,6 +247,7 @@ class Keeper:
         self.flush()
         self._means.add(metrics)
         self._checkpoints.check()
+        self._drop_superseded_weights()
         if self._copy:
             self._checkpoints.write(state.step, self._copy, self._means.take())
             self._copy = None
@@ -269,9 +281,10 @@ class Keeper:
     def finish(self, state: TrainingState, fingerprint: str) -> None:
         """Writes the objective's certificate, and train.json, which says that training is done. All ranks call it."""
         run = self._parts.run
-        if not ranks.from_first((run.weights / f"step-{state.step:06}").is_dir()):
+        if not ranks.from_first(self._weights_of(state.step).is_dir()):
             self._export(state.step)  # lost or damaged since an earlier attempt wrote it with the last checkpoint
         self.flush()
+        self._drop_superseded_weights()
         if not self._first:
             return
         certificates = certify_over_training(self._parts.spec.objective)
@@ -301,10 +314,56 @@ class Keeper:
     def _note_evaluated(self) -> None:
         if self._first and self._evaluated != self._noted:
             self._parts.run.note_evaluated(self._evaluated)
-        self._noted = set(self._evaluated)
+        self._noted = dict(self._evaluated)
+
+    def _rate_checkpoints(self) -> None:
+        """Tells the checkpoints how accurate they are, that the best can be kept."""
+        self._checkpoints.rate(
+            {
+                step: {accuracy_on(dataset): accuracy for dataset, accuracy in measured.items()}
+                for step, measured in self._evaluated.items()
+            }
+        )
+
+    @property
+    def _best_on(self) -> str:
+        """The evaluation set that the best checkpoint is chosen on; empty where accuracy does not choose."""
+        keep_best = self._parts.spec.training.checkpoint.keep_best
+        return keep_best.accuracy_on if keep_best else ""
+
+    def _exports_at(self, step: int) -> bool:
+        """Whether the weights after a step are exported, however good they are."""
+        training = self._parts.spec.training
+        every = training.export_every_steps
+        return step == training.steps or (every > 0 and step % every == 0)
+
+    def _drop_superseded_weights(self) -> None:
+        """Deletes weights that were exported as the best and are it no more, once a checkpoint stands for that: a run
+        that goes on from an earlier one finds its best as it was."""
+        if not (self._first and self._best_on):
+            return
+        saved = max(self._checkpoints.published(), default=0)
+        best = self._best_step(up_to=saved)
+        for path in self._parts.run.weights.glob("step-*"):
+            step = int(path.name.removeprefix("step-"))
+            if step <= saved and step != best and not self._exports_at(step):
+                self._fence.check()
+                shutil.rmtree(path)
+
+    def _best_step(self, *, up_to: int) -> int:
+        """The most accurate of the steps whose weights are there, or, of `up_to` itself, can be exported; on rank 0."""
+        candidates = {
+            step: measured
+            for step, measured in self._evaluated.items()
+            if step <= up_to and (step == up_to or self._weights_of(step).is_dir())
+        }
+        return best_step(candidates, self._best_on)
+
+    def _weights_of(self, step: int) -> Path:
+        return self._parts.run.weights / f"step-{step:06}"
 
     def _export(self, step: int) -> None:
-        final = self._parts.run.weights / f"step-{step:06}"
+        final = self._weights_of(step)
         aside = final.with_name(f".{self._fence.number}-{final.name}.partial")
         if self._first:
             aside.mkdir(parents=True, exist_ok=True)

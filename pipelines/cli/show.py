@@ -1,7 +1,7 @@
 """Runs as rows of a list, and one run whole."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.output import as_objects, cell_text, table_text
@@ -36,8 +36,9 @@ _LAST_METRICS = """
     FROM metrics WHERE run_id = ? GROUP BY name ORDER BY name
 """
 _EVALUATIONS = """
-    SELECT step, dataset, metric, value, ci_low, ci_high, num_problems, samples_per_problem
-    FROM evaluations WHERE run_id = ? ORDER BY dataset, metric, step
+    SELECT step, dataset, metric, value, e.ci_low, e.ci_high, e.num_problems, samples_per_problem, is_last, is_best
+    FROM evaluations AS e LEFT JOIN accuracy_curves USING (run_id, dataset, metric, step)
+    WHERE run_id = ? ORDER BY dataset, metric, step
 """
 _STAGES = "SELECT stage, status, cached, started_at, ended_at, reason, output, fingerprint FROM stages WHERE run_id = ?"
 _EVENTS = "SELECT step, kind, message, recorded_at FROM events WHERE run_id = ? ORDER BY recorded_at DESC LIMIT 10"
@@ -69,6 +70,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
     directory = home.run(run_id)
     identity, state = read_json(directory / "run.json"), read_json(directory / "state.json")
     with Store.open(home.root) as store:
+        evaluations = _objects(store, _EVALUATIONS, run_id)
         return {
             "run_id": run_id,
             **{key: identity.get(key) for key in ("experiment", "name", "question", "seed", "values", "created_at")},
@@ -79,11 +81,11 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             "launch": _without_secrets(dict(_leaves(read_launch(directory), ""))),
             "stages": _objects(store, _STAGES, run_id),
             "metrics": _objects(store, _LAST_METRICS, run_id),
-            "evaluations": _objects(store, _EVALUATIONS, run_id),
+            "evaluations": evaluations,
             "trouble": trouble_of(store, [run_id]),
             "events": _objects(store, _EVENTS, run_id)[::-1],
             "certificate": read_json(directory / "certificate.json"),
-            "files": _files(home, run_id),
+            "files": _files(home, run_id, evaluations),
         }
 
 
@@ -104,8 +106,8 @@ def print_run(run: dict[str, Any]) -> None:
     _table("Metrics at the last step", run["metrics"], ("name", "value", "step"))
     _table(
         f"Evaluations (intervals: {THESE_WEIGHTS})",
-        run["evaluations"],
-        ("dataset", "metric", "step", "value", "ci_low", "ci_high", "num_problems"),
+        [row | {"checkpoint": _last_or_best(row)} for row in run["evaluations"]],
+        ("dataset", "metric", "step", "checkpoint", "value", "ci_low", "ci_high", "num_problems"),
     )
     certificate = run["certificate"]
     for step, at_step in certificate.get("steps", {"": certificate} if certificate else {}).items():
@@ -113,6 +115,11 @@ def print_run(run: dict[str, Any]) -> None:
     _table("Trouble", run["trouble"], ("recorded_at", "step", "kind", "message"))
     _table("Last events", run["events"], ("recorded_at", "step", "kind", "message"))
     _section("Files", run["files"])
+
+
+def _last_or_best(evaluation: Mapping[str, Any]) -> str:
+    """Whether an evaluation is of the run's last checkpoint, of the most accurate one, or of both."""
+    return ", ".join(word for word in ("last", "best") if evaluation[f"is_{word}"])
 
 
 def _certificate(certificate: Mapping[str, Any], when: str) -> None:
@@ -179,6 +186,13 @@ def _without_secrets(leaves: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _leaf(tree: Any, *path: str) -> Any:
+    """What stands at a path of nested mappings; None where there is no such path."""
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         return [leaf for key, item in value.items() for leaf in _leaves(item, f"{path}.{key}" if path else str(key))]
@@ -190,7 +204,7 @@ def _objects(store: "Store", query: str, run_id: str) -> list[dict[str, Any]]:
     return as_objects(result.columns, result.rows)
 
 
-def _files(home: Home, run_id: str) -> dict[str, str]:
+def _files(home: Home, run_id: str, evaluations: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Where what the run left is."""
     directory = home.run(run_id)
     weights = sorted(directory.glob("weights/step-*"))
@@ -201,6 +215,10 @@ def _files(home: Home, run_id: str) -> dict[str, str]:
         "weights": weights[-1] if weights else None,
         "checkpoint": checkpoints[-1] if checkpoints else None,
     }
+    if chosen_on := _leaf(read_json(directory / "spec.json"), "training", "checkpoint", "keep_best", "accuracy_on"):
+        best = next((row["step"] for row in evaluations if row["dataset"] == chosen_on and row["is_best"]), 0)
+        paths["best weights"] = directory / "weights" / f"step-{best:06}"
+        paths["best checkpoint"] = directory / "checkpoints" / f"step-{best:06}"
     logs = {f"log of {path.stem}": path for path in log_files(home, run_id)}
     return {name: str(path) for name, path in (paths | logs).items() if path is not None and path.exists()}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.planning.plan import StagePlan
 from rpg.files import files_under, read_json, sync, write_json
+from rpg.recording.run_directory import accuracies_in, best_step
 from specs.segment_names import DigestedFile
 from storage.catalogue import FREED
 
@@ -64,10 +65,14 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     before = read_json(source / "plan.json").get("stages", {}).get("evaluate", {})
     is_same = before.get("identity") == evaluate.identity and before["inputs"]["data"] == evaluate.inputs["data"]
     measured = {before["fingerprint"]: evaluate.fingerprint} if is_same else {}
-    every = execution.plan.experiment.training.export_every_steps
-    left = set()
+    noted = read_json(source / "evaluated.json")
+    noted = noted if noted.get("evaluation") in measured else {}
+    training, left = execution.plan.experiment.training, set()
+    every, keep_best = training.export_every_steps, training.checkpoint.keep_best
+    best = best_step(accuracies_in(noted), keep_best.accuracy_on) if keep_best else 0
     for exported in sorted((source / "weights").glob("step-*")):
-        if whole or (every and _step_of(exported) % every == 0):
+        step = _step_of(exported)
+        if whole or step == best or (every and step % every == 0):
             _link_all(exported, aside / "weights" / exported.name)
         else:
             left.add(f"weights/{exported.name}")
@@ -75,14 +80,15 @@ def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path
     for path in sorted((source / "attempts").glob("[0-9]*.json")):
         # A lease's number means something in its own run alone.
         write_json(aside / "attempts" / path.name, read_json(path) | {"lease": 0})
-    noted = read_json(source / "evaluated.json")
-    if noted.get("evaluation") in measured:
+    if noted:
         write_json(aside / "evaluated.json", noted | {"evaluation": evaluate.fingerprint})
     for name in ("guards.json", FREED, *(("certificate.json", "progress.json", "train.json") if whole else ())):
         if (source / name).is_file():
             write_json(aside / name, read_json(source / name), allow_nan=True)
-    if newest := max((source / "checkpoints").glob("step-*"), default=None):
-        _link_all(newest, aside / "checkpoints" / newest.name)
+    saved = sorted((source / "checkpoints").glob("step-*"))
+    for checkpoint in saved:
+        if checkpoint == saved[-1] or _step_of(checkpoint) == best:
+            _link_all(checkpoint, aside / "checkpoints" / checkpoint.name)
 
 
 @dataclass(frozen=True, slots=True)

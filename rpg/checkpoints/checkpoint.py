@@ -33,6 +33,7 @@ class Checkpoints:
         self._retention = retention
         self._fence = fence
         self._channel = ranks.Channel()
+        self._rated: Mapping[int, Mapping[str, float]] = {}
         self._writing: _Background | None = None
 
     def path(self, step: int) -> Path:
@@ -57,6 +58,14 @@ class Checkpoints:
                 aside.mkdir(parents=True)
         ranks.wait_for_all()
         self._writing = _Background(lambda: self._write(step, copy, dict(metrics or {})))
+
+    def rate(self, rated: Mapping[int, Mapping[str, float]]) -> None:
+        """Sets what is known of steps beside the metrics saved with their checkpoints: `Retention` may choose by it.
+
+        Args:
+            rated: step -> metric -> value. Only rank 0's is used.
+        """
+        self._rated = rated
 
     def check(self) -> None:
         """Raises DiskError on all ranks if the checkpoint that is being written failed on one; does not wait for it."""
@@ -158,7 +167,8 @@ class Checkpoints:
             shutil.rmtree(final)
         self._aside(step).rename(final)
         sync(self._directory)
-        published = {step: _metrics_of(self.path(step)) for step in self.published()}
+        rated = self._rated
+        published = {step: {**_metrics_of(self.path(step)), **rated.get(step, {})} for step in self.published()}
         for old in published.keys() - self._retention.kept(published):
             shutil.rmtree(self.path(old))
 

@@ -23,15 +23,17 @@ class Retention:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Retention":
         """The retention that a spec asks for."""
-        best = checkpoint.keep_best
-        retention = cls(checkpoint.keep_last, checkpoint.keep_every)
-        return replace(retention, best=best.metric, mode=best.mode) if best else retention
+        retention, best = cls(checkpoint.keep_last, checkpoint.keep_every), checkpoint.keep_best
+        if best is None:
+            return retention
+        metric = accuracy_on(best.accuracy_on) if best.accuracy_on else best.metric
+        return replace(retention, best=metric, mode=best.mode)
 
     def kept(self, published: Mapping[int, Mapping[str, float]]) -> set[int]:
         """The steps whose checkpoints are kept. Of equally good ones the later is the best.
 
         Args:
-            published: step of each checkpoint -> the metrics saved with it, see `Means`.
+            published: step of each checkpoint -> its metrics: those saved with it, see `Means`, and its accuracies.
         Example:
             >>> rewards = {10: {"reward": 0.9}, 20: {"reward": 0.4}, 30: {"reward": 0.5}, 40: {}}
             >>> sorted(Retention(last=1, every=20, best="reward").kept(rewards))
@@ -43,6 +45,11 @@ class Retention:
         sign = 1 if self.mode == "max" else -1
         rated = [(sign * metrics[self.best], step) for step, metrics in published.items() if self.best in metrics]
         return kept | {max(rated)[1]} if rated else kept
+
+
+def accuracy_on(dataset: str) -> str:
+    """What the accuracy on an evaluation set is called among a checkpoint's metrics."""
+    return f"accuracy on {dataset}"
 
 
 class Means:

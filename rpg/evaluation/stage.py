@@ -22,7 +22,6 @@ from rpg.recording.segments import SegmentWriter
 from rpg.rewards import open_scorer
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
-from specs.schema.evaluation import Evaluation
 from specs.schema.experiment import Experiment
 
 
@@ -71,7 +70,7 @@ def _measured(
     first = ranks.rank() == 0
     tokenizer = AutoTokenizer.from_pretrained(inputs["base"])
     asked = evaluation_inputs(spec, inputs["data"], inputs["base"], tokenizer)
-    checkpoints = chosen(spec.evaluation, inputs["base"], inputs.get("run"))
+    checkpoints = chosen(spec, inputs["base"], inputs.get("run"))
     summary: list[dict[str, Any]] = []
     if not asked.problems:
         print("there is no evaluation set: nothing to measure", flush=True)
@@ -87,14 +86,15 @@ def _measured(
     return summary
 
 
-def chosen(evaluation: Evaluation, base: Path, run: Path | None) -> list[MeasuredPolicy]:
+def chosen(spec: Experiment, base: Path, run: Path | None) -> list[MeasuredPolicy]:
     """The checkpoints that the spec asks for, by step."""
+    wanted, every = spec.evaluation.checkpoints, spec.training.export_every_steps
     weights = json.loads((run / "train.json").read_text())["weights"] if run is not None else {}
     trained = [MeasuredPolicy(int(step), run / path) for step, path in weights.items()] if run is not None else []
     trained.sort(key=lambda checkpoint: checkpoint.step)
-    if evaluation.checkpoints == "all":
-        return [MeasuredPolicy(0, base), *trained]
-    return trained[-1:] if evaluation.checkpoints == "final" else [MeasuredPolicy(0, base), *trained[-1:]]
+    # Weights may have been exported for another reason: as the best so far.
+    on_the_way = [each for each in trained[:-1] if wanted == "all" and every and each.step % every == 0]
+    return [*([] if wanted == "final" else [MeasuredPolicy(0, base)]), *on_the_way, *trained[-1:]]
 
 
 def _samplers(

@@ -1,7 +1,7 @@
 """A run's directory as the trainer sees it: what it reads there, and where it writes."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,10 @@ from rpg.files import create_json, now, read_json, write_json
 from rpg.processes.fence import Fence
 from specs.document import experiment_of
 from specs.schema.experiment import Experiment
+
+Accuracies = Mapping[int, Mapping[str, float]]
+"""Step at which training evaluated its policy -> evaluation set -> accuracy, 0 to 1. Earlier versions noted the steps
+alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +80,39 @@ class RunDirectory:
                 create_json(attempts / f"{number:04}.json", record | {"lease": fence.number} | provenance)
                 return number
 
-    def evaluated_steps(self) -> list[int]:
-        """The steps at which training has evaluated its policy, rows on disk, as the present evaluate stage would."""
+    def evaluated(self) -> Accuracies:
+        """What training has measured, rows on disk, as the present evaluate stage would."""
         noted = read_json(self.path / "evaluated.json")
-        return noted["steps"] if noted and noted["evaluation"] == self.inputs().get("evaluation") else []
+        return accuracies_in(noted) if noted and noted["evaluation"] == self.inputs().get("evaluation") else {}
 
-    def note_evaluated(self, steps: Iterable[int]) -> None:
+    def note_evaluated(self, evaluated: Accuracies) -> None:
         """Replaces evaluated.json."""
-        evaluation = self.inputs().get("evaluation", "")
-        write_json(self.path / "evaluated.json", {"evaluation": evaluation, "steps": sorted(steps)})
+        record = {
+            "evaluation": self.inputs().get("evaluation", ""),
+            "steps": sorted(evaluated),
+            "accuracies": {str(step): measured for step, measured in sorted(evaluated.items())},
+        }
+        write_json(self.path / "evaluated.json", record)
 
     def report_progress(self, record: dict[str, Any]) -> None:
         """Replaces progress.json."""
         write_json(
             self.path / "progress.json", {**record, "updated_at": now("microseconds")}, durable=False, allow_nan=True
         )
+
+
+def accuracies_in(noted: Mapping[str, Any]) -> Accuracies:
+    """What an evaluated.json says."""
+    known = noted.get("accuracies", {})
+    return {step: known.get(str(step), {}) for step in noted.get("steps", ())}
+
+
+def best_step(accuracies: Accuracies, dataset: str) -> int:
+    """The step that was most accurate on a set, of equal ones the latest; 0 where none was measured there.
+
+    Example:
+        >>> best_step({20: {"aime": 0.3}, 40: {"aime": 0.3}, 60: {"aime": 0.1}}, "aime")
+        40
+    """
+    rated = ((measured[dataset], step) for step, measured in accuracies.items() if dataset in measured)
+    return max(rated, default=(0.0, 0))[1]

@@ -20,6 +20,30 @@ def offload(experiment: Experiment) -> Iterator[Issue]:
             )
 
 
+def best_by_accuracy(experiment: Experiment) -> Iterator[Issue]:
+    """The best checkpoint can be chosen by accuracies alone that training measures, at steps that have a checkpoint."""
+    saved, every = experiment.training.checkpoint, experiment.evaluation.every_steps
+    dataset = saved.keep_best.accuracy_on if saved.keep_best else ""
+    if not dataset:
+        return
+    known = experiment.evaluation.datasets or tuple(source.name for source in experiment.data.evaluation if source.name)
+    where = ("training", "checkpoint", "keep_best", "accuracy_on")
+    if dataset not in known:
+        allowed = ", ".join(known) or "none: data.evaluation is empty"
+        yield Issue("no set of that name is evaluated", where, given=dataset, allowed=allowed)
+    elif not every:
+        hint = f"write evaluation.every_steps, e.g. {saved.every_steps}"
+        yield Issue("nothing is evaluated during training", where, given=dataset, hint=hint)
+    elif every % saved.every_steps:
+        yield Issue(
+            "not every evaluated step has a checkpoint",
+            ("evaluation", "every_steps"),
+            given=f"{every}, with a checkpoint every {saved.every_steps} steps",
+            allowed=f"a multiple of {saved.every_steps}",
+            hint="or change training.checkpoint.every_steps",
+        )
+
+
 def schedule_free(experiment: Experiment) -> Iterator[Issue]:
     """Schedule-free AdamW has settings that AdamW has not."""
     training = experiment.training
@@ -73,5 +97,5 @@ def steep_rate(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-RULES = (offload, schedule_free)
+RULES = (offload, best_by_accuracy, schedule_free)
 IDLE_KNOBS = (idle_skipping, steep_rate)

@@ -59,12 +59,23 @@ class Offload(Spec):
 
 
 class KeepBest(Spec):
-    """Which checkpoint is the best: by a metric's mean over the steps since the checkpoint before it."""
+    """Which checkpoint is the best: by a metric's mean over the steps since the checkpoint before it, or by accuracy on
+    an evaluation set. Of equally good ones the later."""
 
     metric: GuardableMetric = execution(REWARD.name)
     """As it is recorded at every step (docs/metrics.md)."""
     mode: Literal["max", "min"] = execution("max")
     """Whether the largest mean is the best, or the smallest."""
+    accuracy_on: str = execution("")
+    """Name of an evaluation set: the best is the checkpoint with the highest accuracy there, of those measured by
+    evaluation.every_steps, and its weights are exported too. It is chosen on the very problems that it is measured on,
+    so its accuracy is optimistic. Empty: by the metric."""
+
+    @model_validator(mode="after")
+    def _chooses_by_one(self) -> Self:
+        if self.accuracy_on and (self.metric, self.mode) != (REWARD.name, "max"):
+            raise ValueError("chooses by accuracy_on or by metric, not by both")
+        return self
 
 
 class Checkpoint(Spec):

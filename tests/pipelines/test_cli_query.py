@@ -349,15 +349,16 @@ def test_runs_are_listed(call: Call, home: Path) -> None:
 
 
 def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
-    spec = {"name": "sums", "training": {"steps": 3}}
+    spec = {"name": "sums", "training": {"steps": 3, "checkpoint": {"keep_best": {"accuracy_on": "sums"}}}}
     write_json(home / "runs/sums-s0-aaaa1111/spec.json", spec)
+    (home / "runs/sums-s0-aaaa1111/weights/step-000010").mkdir(parents=True)
     code, out, _ = call("show", "sums-s0")
     assert code == 0
     for expected in (
         "sums-s0-aaaa1111  finished\nsums: kl_coef=0.01 seed=0\nDoes it add?\n",
         "started 2026-11-20 12:00:00 UTC   ended 2026-11-20 12:10:00 UTC   step 3/3\n",
-        "  training.steps  3\n",
-        "sums      mean@8     10     0.7     0.65      0.75            200\n",
+        "  training.steps                             3\n",
+        "sums      mean@8     10   last, best     0.7     0.65      0.75            200\n",
         f"  directory     {home}/runs/sums-s0-aaaa1111\n",
     ):
         assert expected in out
@@ -365,6 +366,7 @@ def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
     assert shown["status"] == "finished"
     assert [metric["name"] for metric in shown["metrics"]] == ["entropy", "reward/mean", "reward/std"]
     assert shown["evaluations"][-1]["ci_high"] == pytest.approx(0.75)
+    assert shown["files"]["best weights"] == f"{home}/runs/sums-s0-aaaa1111/weights/step-000010"
     assert shown["files"]["log of train"].endswith("logs/train.log")
 
 

@@ -98,6 +98,30 @@ def test_where_more_steps_cannot_go_on_the_plan_says_why(
     assert reason.startswith(f"training.steps 2 -> 5 (--set); from the start: {why}")
 
 
+def test_the_most_accurate_checkpoint_is_taken_too(spec: Path, home: Home) -> None:
+    keep_best = ("evaluation.every_steps=1", "training.checkpoint={every_steps: 1, keep_best: {accuracy_on: held_out}}")
+    steps = "training.steps=4"
+    (short,) = planned(spec, home, *keep_best, steps).runs
+    finish(short, home)
+    source = home.run(short.run_id)
+    for step in (1, 2, 4):
+        write_json(source / "checkpoints" / f"step-{step:06}" / "manifest.json", {"files": {}})
+        write_json(source / "weights" / f"step-{step:06}" / "model.json", {})
+    accuracies = {"1": {"held_out": 0.1}, "2": {"held_out": 0.3}, "3": {"held_out": 0.2}}
+    noted = {"evaluation": short.stage("evaluate").fingerprint, "steps": [1, 2, 3], "accuracies": accuracies}
+    write_json(source / "evaluated.json", noted)
+    document = load_document(spec, [*keep_best, "training.steps=6"])
+    (run,) = make_plan(document, home).runs
+    register_run(home, document, run)
+    execution = RunExecution(document, run.run_id, home)
+    take_training(execution, execution.plan.stage("train"))
+    taken = {
+        kind: sorted(path.name for path in (execution.directory / kind).iterdir())
+        for kind in ("checkpoints", "weights")
+    }
+    assert taken == {"checkpoints": ["step-000002", "step-000004"], "weights": ["step-000002"]}
+
+
 @pytest.mark.parametrize("override", ["training.steps=5", "name=other"])
 def test_what_is_taken_is_the_runs_own_and_outlives_the_other_one(
     spec: Path, home: Home, train: Callable[..., RunPlan], override: str

@@ -61,8 +61,9 @@ def straight(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def evaluating(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that evaluates every two steps, and exports the weights that it has half-way."""
-    exporting = {"training": {**TRAINING, "export_every_steps": 4}}
+    """A run that evaluates every two steps, exports the weights that it has half-way, and keeps the best."""
+    saved = {"every_steps": 2, "keep_last": 1, "keep_best": {"accuracy_on": "held_out"}}
+    exporting = {"training": {**TRAINING, "export_every_steps": 4, "checkpoint": saved}}
     run_dir = new_run(inputs, tmp_path_factory.mktemp("runs") / "run", **EVERY_TWO | exporting)
     train(run_dir)
     return run_dir
@@ -120,7 +121,8 @@ def test_a_run_that_pauses_twice_and_goes_on_is_the_uninterrupted_one(
 ) -> None:
     run_dir = new_run(inputs, tmp_path / "run", **CHANGES)
     train_until(run_dir, 4)
-    assert json.loads((run_dir / "evaluated.json").read_text()) == {"evaluation": "e" * 64, "steps": [4]}
+    noted = json.loads((run_dir / "evaluated.json").read_text())
+    assert (noted["evaluation"], noted["steps"], *noted["accuracies"]) == ("e" * 64, [4], "4")
     assert not (run_dir / "train.json").exists()
     train_until(run_dir, 5)
     train_until(run_dir, 0)
@@ -186,6 +188,42 @@ def test_set_back_a_run_evaluates_later_steps_again(inputs: Path, tmp_path: Path
     assert_trained_alike(run_dir, straight)
 
 
+def test_the_most_accurate_checkpoint_and_its_weights_are_kept(evaluating: Path) -> None:
+    measured = {
+        row["step"]: row["value"] for row in rows(evaluating, "evaluations") if row["metric"] == f"mean@{SAMPLES}"
+    }
+    assert len(set(measured.values())) > 1, "there is a best to choose"
+    best = max(measured, key=lambda step: (measured[step], step))
+    assert steps_of(evaluating / "checkpoints") == {best, STEPS}
+    assert steps_of(evaluating / "weights") == {4, best, STEPS}, "4 is exported in any case"
+    noted = json.loads((evaluating / "evaluated.json").read_text())["accuracies"]
+    assert noted == {str(step): {"held_out": accuracy} for step, accuracy in measured.items()}
+
+
+def steps_of(directory: Path) -> set[int]:
+    return {int(path.name.removeprefix("step-")) for path in directory.glob("step-*")}
+
+
+@pytest.mark.long
+def test_a_step_evaluated_after_its_checkpoint_was_saved_is_the_best_if_it_was_better(
+    inputs: Path, tmp_path: Path
+) -> None:
+    saved = {"every_steps": 1, "keep_last": 1, "keep_best": {"accuracy_on": "held_out"}}
+    changes = {
+        "training": {**TRAINING, "steps": 3, "checkpoint": saved},
+        "evaluation": {**EVALUATION, "every_steps": 1},
+    }
+    run_dir = new_run(inputs, tmp_path / "run", **CHANGES | changes)
+    (run_dir / "cancel").touch()
+    train(run_dir, expect=STOPPED)
+    (run_dir / "cancel").unlink(missing_ok=True)
+    train(run_dir)
+    noted = json.loads((run_dir / "evaluated.json").read_text())["accuracies"]
+    best = max((measured["held_out"], int(step)) for step, measured in noted.items())[1]
+    assert set(noted) == {"1", "2"}
+    assert steps_of(run_dir / "checkpoints") == steps_of(run_dir / "weights") == {best, 3}
+
+
 def test_the_rows_are_those_of_the_evaluate_stage_for_the_same_weights(
     inputs: Path, tmp_path: Path, evaluating: Path
 ) -> None:
@@ -193,6 +231,8 @@ def test_the_rows_are_those_of_the_evaluate_stage_for_the_same_weights(
     spec["evaluation"]["checkpoints"] = "all"
     stage = run_stage("evaluate", tmp_path, spec, data=inputs / "data", base=inputs / "base", run=evaluating)
     assert stage.code == 0, stage.errors
+    summary = json.loads((stage.out / "summary.json").read_text())["checkpoints"]
+    assert [checkpoint["step"] for checkpoint in summary] == [0, 4, STEPS], "what every setting exports, not the best"
     for table in ("evaluations", "evaluation_samples"):
         measured = [plain(row) for row in rows(evaluating, table) if row["step"] == 4]
         (file,) = (stage.out / "segments" / table).glob("a0001-s000004-*.parquet")

@@ -22,6 +22,40 @@ def test_schedule_free_takes_no_decay_and_needs_an_average():
     )
 
 
+def best_by_accuracy(dataset, *, saved, evaluated):
+    keep_best = f"  checkpoint: {{every_steps: {saved}, keep_best: {{accuracy_on: {dataset}}}}}\n"
+    return changed("  minibatches: 2\n", f"  minibatches: 2\n{keep_best}evaluation: {{every_steps: {evaluated}}}\n")
+
+
+def test_the_best_checkpoint_is_chosen_by_accuracies_that_training_measures():
+    assert warnings(best_by_accuracy("held_out", saved=1, evaluated=2)) == "0 warnings"
+    assert message(best_by_accuracy("holdout", saved=1, evaluated=2)) == (
+        "spec.yaml:24: training.checkpoint.keep_best.accuracy_on: no set of that name is evaluated\n"
+        "    24 |   checkpoint: {every_steps: 1, keep_best: {accuracy_on: holdout}}\n"
+        "  given: holdout    allowed: held_out\n"
+        "1 error; nothing was run"
+    )
+    assert message(best_by_accuracy("held_out", saved=2, evaluated=0)) == (
+        "spec.yaml:24: training.checkpoint.keep_best.accuracy_on: nothing is evaluated during training\n"
+        "    24 |   checkpoint: {every_steps: 2, keep_best: {accuracy_on: held_out}}\n"
+        "  given: held_out\n"
+        "  hint: write evaluation.every_steps, e.g. 2\n"
+        "1 error; nothing was run"
+    )
+    assert message(best_by_accuracy("held_out", saved=2, evaluated=3)) == (
+        "spec.yaml:25: evaluation.every_steps: not every evaluated step has a checkpoint\n"
+        "    25 | evaluation: {every_steps: 3}\n"
+        "  given: 3, with a checkpoint every 2 steps    allowed: a multiple of 2\n"
+        "  hint: or change training.checkpoint.every_steps\n"
+        "1 error; nothing was run"
+    )
+
+
+def test_the_best_checkpoint_is_chosen_by_one_thing():
+    text = best_by_accuracy("held_out, metric: entropy", saved=1, evaluated=2)
+    assert "keep_best: chooses by accuracy_on or by metric, not by both" in message(text)
+
+
 def test_a_field_with_a_default_that_changes_nothing_leaves_earlier_results_valid():
     plain = Training(steps=1, prompts_per_step=1, group_size=1)
     assert "lora" not in plain.identity()
