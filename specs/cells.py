@@ -7,6 +7,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from specs.errors import Issue, Path, Positions, nearest_position
+from specs.model_evaluation import schema_of
 from specs.published import SpecOfCell, warnings_of_cells
 from specs.reading.validate import parse, show
 from specs.rules import issues_of, warnings_of
@@ -127,7 +128,7 @@ def check_cells(
     specs: list[SpecOfCell] = []
     for values in cells:
         written = cell_source(source, values)
-        run, issues = parse(Experiment, written)
+        run, issues = parse(schema_of(written), written)
         specs += [] if issues else [SpecOfCell(written, run)]
         for issue in issues or issues_of(run):
             cells_with.setdefault(issue, []).append(values)

@@ -19,6 +19,7 @@ from specs.errors import (
     read_positions,
     refuse,
 )
+from specs.model_evaluation import schema_of
 from specs.reading.validate import parse
 from specs.schema.experiment import Experiment
 from specs.schema.fields import no_such_item, split, unknown
@@ -82,7 +83,8 @@ class Document:
 def _with_earlier_precision(source: dict[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
     """A frozen document's source, with the float32 that it was resolved to written out where `device: cuda` means
     bfloat16 today: what was begun in float32 goes on in it."""
-    in_float32 = resolved["resources"]["device"] == "cuda" and resolved["training"]["precision"] == "float32"
+    precision = resolved["training"].get("precision")  # none where nothing is trained
+    in_float32 = resolved["resources"]["device"] == "cuda" and precision == "float32"
     return with_values(source, {"training.precision": "float32"}) if in_float32 else source
 
 
@@ -104,7 +106,7 @@ def experiment_of(data: Mapping[str, Any], positions: Mapping[Path, Position]) -
 
     A run's resolved spec has no positions. It is refused where a package is missing that it needs.
     """
-    experiment, issues = parse(Experiment, dict(data))
+    experiment, issues = parse(schema_of(data), dict(data))
     refuse(issues, positions)
     assert isinstance(experiment, Experiment)
     return experiment

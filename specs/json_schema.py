@@ -1,11 +1,10 @@
 """The schema as JSON Schema, for editors that complete and check YAML."""
 
-from typing import Any, Literal
+from typing import Any
 
 from specs.extensions import variants
+from specs.loader import SCHEMAS, Kind
 from specs.schema.base import OpenSection
-from specs.schema.experiment import Experiment
-from specs.schema.study import Study
 
 EXTENDS = {
     "type": "string",
@@ -14,9 +13,9 @@ EXTENDS = {
 }
 
 
-def json_schema(kind: Literal["experiment", "study"]) -> dict[str, Any]:
+def json_schema(kind: Kind) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a file of this kind; every field carries its documentation."""
-    schema = (Experiment if kind == "experiment" else Study).model_json_schema()
+    schema = SCHEMAS[kind].model_json_schema()
     _list_variants(schema.get("$defs", {}))
     schema["properties"] = {"extends": EXTENDS, **schema["properties"]}
     schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]

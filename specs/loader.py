@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from specs.document import Document, checked, experiment_of
 from specs.errors import Issue, Position, Positions, SpecError
+from specs.evaluation_document import WeightsOf, evaluation_document, no_weights
+from specs.model_evaluation import ModelEvaluation
 from specs.reading.files import override, read_tree
 from specs.reading.tree import positions_of
 from specs.reading.validate import parse
@@ -21,23 +23,27 @@ from specs.study_document import StudyDocument, checked_study
 __all__ = [
     "Document",
     "StudyDocument",
+    "load_any",
     "load_document",
-    "load_either",
+    "load_evaluation",
     "load_experiment",
+    "load_runs",
     "load_study",
     "load_study_document",
     "parse_objective",
 ]
 
 FilePath = str | os.PathLike[str]
+Kind = Literal["experiment", "study", "evaluation"]
+SCHEMAS: Mapping[Kind, type[BaseModel]] = {"experiment": Experiment, "study": Study, "evaluation": ModelEvaluation}
+"""What each kind of file describes."""
+_NOUNS = {"experiment": "an experiment", "study": "a study", "evaluation": "an evaluation of models as they are"}
+_VERBS = {"experiment": "rpg run", "study": "rpg study run", "evaluation": "rpg evaluate"}
 
 
 def load_document(path: FilePath, overrides: Iterable[str] = ()) -> Document:
     """Reads an experiment's file, with `path.to.field=value` overrides. Raises SpecError with every issue."""
-    source, positions = _source(path, overrides, Experiment)
-    if _is_study(source):
-        issue = Issue("this is a study, not an experiment", file=os.fspath(path), hint=f"`rpg study run {path}`")
-        raise SpecError(issue)
+    source, positions = _source(path, overrides, "experiment")
     return checked(source, positions)
 
 
@@ -48,10 +54,7 @@ def load_experiment(path: FilePath, overrides: Iterable[str] = ()) -> Experiment
 
 def load_study_document(path: FilePath, overrides: Iterable[str] = ()) -> StudyDocument:
     """Reads a study's file and that of its experiment. Raises SpecError with every issue as file:line."""
-    source, positions = _source(path, overrides, Study)
-    if not _is_study(source):
-        issue = Issue("this is an experiment, not a study", file=os.fspath(path), hint=f"`rpg run {path}`")
-        raise SpecError(issue)
+    source, positions = _source(path, overrides, "study")
     return checked_study(source, positions, load_document)
 
 
@@ -60,14 +63,42 @@ def load_study(path: FilePath, overrides: Iterable[str] = ()) -> Study:
     return load_study_document(path, overrides).study
 
 
-def load_either(path: FilePath, overrides: Iterable[str] = ()) -> Document | StudyDocument:
-    """Reads whichever of the two the file holds."""
-    is_study = _is_study(read_tree(os.fspath(path), Experiment).plain())
-    return load_study_document(path, overrides) if is_study else load_document(path, overrides)
+def load_evaluation(path: FilePath, overrides: Iterable[str] = (), *, weights_of: WeightsOf = no_weights) -> Document:
+    """Reads the file of an evaluation of models as they are. Raises SpecError with every issue as file:line.
+
+    Args:
+        weights_of: finds the weights of the runs that the file names.
+    """
+    source, positions = _source(path, overrides, "evaluation")
+    return evaluation_document(source, positions, weights_of)
 
 
-def _is_study(source: Mapping[str, Any]) -> bool:
-    return "experiment" in source or "parameters" in source
+def load_runs(path: FilePath, overrides: Iterable[str] = (), *, weights_of: WeightsOf = no_weights) -> Document:
+    """Reads an experiment's or an evaluation's file: either describes runs."""
+    if kind_of_file(path) == "evaluation":
+        return load_evaluation(path, overrides, weights_of=weights_of)
+    return load_document(path, overrides)
+
+
+def load_any(
+    path: FilePath, overrides: Iterable[str] = (), *, weights_of: WeightsOf = no_weights
+) -> Document | StudyDocument:
+    """Reads a file of any kind."""
+    if kind_of_file(path) == "study":
+        return load_study_document(path, overrides)
+    return load_runs(path, overrides, weights_of=weights_of)
+
+
+def kind_of_file(path: FilePath) -> Kind:
+    """What a file describes. Raises SpecError where it cannot be read."""
+    return _kind(read_tree(os.fspath(path), Experiment).plain())
+
+
+def _kind(source: Mapping[str, Any]) -> Kind:
+    """What a file describes, by the keys that only its kind has."""
+    if "experiment" in source or "parameters" in source:
+        return "study"
+    return "evaluation" if "models" in source else "experiment"
 
 
 def parse_objective(data: Mapping[str, Any]) -> Objective:
@@ -79,8 +110,13 @@ def parse_objective(data: Mapping[str, Any]) -> Objective:
     return objective  # type: ignore[return-value]
 
 
-def _source(path: FilePath, overrides: Iterable[str], schema: type[BaseModel]) -> tuple[dict[str, Any], Positions]:
+def _source(path: FilePath, overrides: Iterable[str], wanted: Kind) -> tuple[dict[str, Any], Positions]:
+    """What the file says, if it is of the wanted kind."""
+    schema = SCHEMAS[wanted]
     root = read_tree(os.fspath(path), schema)
+    if (kind := _kind(root.plain())) != wanted:
+        message = f"this is {_NOUNS[kind]}, not {_NOUNS[wanted]}"
+        raise SpecError(Issue(message, file=os.fspath(path), hint=f"`{_VERBS[kind]} {path}`"))
     issues: list[Issue] = []
     for setting in overrides:
         try:

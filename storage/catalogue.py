@@ -100,6 +100,8 @@ def _setting(plan: Row) -> str | None:
     """
     stages = plan.get("stages") or {}
     try:
+        if "train" not in stages:  # a model that was measured as it is
+            return str(stages["evaluate"]["fingerprint"][:16])
         train, evaluate = stages["train"], stages["evaluate"]
         trained = {path: value for path, value in train["identity"].items() if path.partition(".")[0] != "seeds"}
         made_from = [trained, train["inputs"], evaluate["identity"], evaluate["inputs"]["data"]]

@@ -20,12 +20,12 @@ FORBIDDEN = {
 FLOORS = {
     "specs": [
         {"loader", "json_schema"},
-        {"study_document", "origins"},
+        {"study_document", "evaluation_document", "origins"},
         {"document"},
         {"cells"},
         {"published"},
         {"rules", "reading"},
-        {"study_space"},
+        {"study_space", "model_evaluation"},
         {"schema"},
         {"extensions"},
         {"secrets"},

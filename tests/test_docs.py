@@ -18,14 +18,15 @@ from ruamel.yaml import YAML
 from pipelines.cli import app, main
 from rpg.processes.exit_cause import Cause
 from specs.errors import SpecError, render
-from specs.loader import load_experiment, load_study_document
+from specs.loader import load_evaluation, load_experiment, load_study_document
 from specs.metrics import METRICS
 from storage import Store
 from tests.pipelines.unpacked_home import unpack
 
 NOT_RUN = {
     "installs": "CI does so on a bare machine, by .ci/run",
-    "minutes": "the specs are trained in small by tests/rpg/test_sanity_checks.py and tests/pipelines/test_execute.py",
+    "minutes": "the specs are trained in small by tests/rpg/test_sanity_checks.py and tests/pipelines/test_execute.py,"
+    " models are measured by tests/pipelines/test_evaluated_models.py",
     "a server": "tests/pipelines/test_server_profile.py and test_submit_to_server.py start one, at ports of their own",
     "several machines": "two homes stand for them in tests/pipelines/test_server_record.py",
     "Docker": "nothing: tests/pipelines/test_compose.py holds the file against Compose's schema, as the page says",
@@ -62,7 +63,7 @@ def make_workplace(place: Path) -> Path:
     unpack(place)
     (place / "home").rename(place / ".rpg")
     (place / "home").symlink_to(".rpg")  # as the home's own files name it
-    for folder in ("experiments", "studies"):
+    for folder in ("experiments", "studies", "evaluations"):
         (place / "specs" / folder).symlink_to(ROOT / "specs" / folder)
     return place
 
@@ -184,10 +185,12 @@ def test_specs_and_parts_of_specs_validate(block: Block, tmp_path: Path) -> None
     (tmp_path / "experiments").symlink_to(ROOT / "specs/experiments")
     (tmp_path / "studies").mkdir()
     path = tmp_path / "studies" / "example.yaml"
-    whole = block.text.startswith(("# spec", "# study"))
+    whole = block.text.startswith(("# spec", "# study", "# evaluation"))
     path.write_text(block.text if whole else f"extends: ../experiments/quickstart.yaml\n{block.text}")
     if block.text.startswith("# study"):
         assert load_study_document(path).warnings == ()
+    elif block.text.startswith("# evaluation"):
+        assert load_evaluation(path, weights_of=lambda _model: "a/run").warnings == ()
     else:
         load_experiment(path)
 

@@ -11,7 +11,7 @@ import specs
 from pipelines.home import Home
 from pipelines.planning.plan import make_plan
 from specs.document import Document, expand
-from specs.loader import load_either
+from specs.loader import load_any
 from specs.schema.study import Cases, Choice
 from specs.study_document import StudyDocument
 from specs.study_space import bounds, build, names, settings
@@ -22,7 +22,7 @@ PUBLISHED = {
     "settings that the spec leaves out differ between the cells, as their objectives were published",
     "dynamic sampling throws away groups that have an advantage",
 }
-FILES = sorted([*(HERE / "experiments").rglob("*.yaml"), *(HERE / "studies").rglob("*.yaml")])
+FILES = sorted(file for kind in ("experiments", "studies", "evaluations") for file in (HERE / kind).rglob("*.yaml"))
 
 
 def test_there_are_specs_to_load():
@@ -31,7 +31,7 @@ def test_there_are_specs_to_load():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_spec_loads_and_says_what_it_answers(file):
-    document = load_either(file)
+    document = load_any(file)
     if isinstance(document, Document):
         assert expand(document)
     first = file.read_text("utf-8").splitlines()[0]
@@ -43,16 +43,19 @@ def test_every_spec_loads_and_says_what_it_answers(file):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_spec_is_planned(file, tmp_path):
-    document = load_either(file)
+    document = load_any(file)
     if isinstance(document, StudyDocument):
         space = document.study.parameters
         document = document.trial(settings(build(space, lambda path: lowest(space[path])), space))
     runs = make_plan(document, Home(tmp_path)).runs
     assert len({run.run_id for run in runs}) == len(runs) == len(expand(document))
-    assert [stage.stage for stage in runs[0].stages] == ["data", "base", "train", "evaluate", "report"]
+    trains = ["train"] if document.experiment.trains else []
+    assert [stage.stage for stage in runs[0].stages] == ["data", "base", *trains, "evaluate", "report"]
     assert {stage.action for run in runs for stage in run.stages} == {"RUN"}
     # What does not vary is made once.
-    assert len({run.stage("base").fingerprint for run in runs}) == 1
+    models = {run.experiment.model.model_dump_json() for run in runs}
+    assert len({run.stage("base").fingerprint for run in runs}) == len(models)
+    assert len(models) == 1 or not document.experiment.trains
     labels = document.experiment.matrix.labels if document.experiment.matrix else ()
     assert all(any(run.name.startswith(label) for label in labels) for run in runs if labels)
 

@@ -19,12 +19,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from specs.extensions import variants
+from specs.loader import SCHEMAS
 from specs.metrics import METRICS, Metric
 from specs.schema.base import is_open
-from specs.schema.experiment import Experiment
 from specs.schema.fields import members
 from specs.schema.objective import Objective, RegularizedObjective, Rival
-from specs.schema.study import Study
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- written by tools/write_reference.py -->\n"
@@ -56,7 +55,7 @@ def pages() -> dict[str, str]:
 
 
 def spec_page() -> str:
-    """Every field of an experiment and of a study."""
+    """Every field of an experiment, of a study and of an evaluation."""
     lines = [
         "# The spec file",
         MADE,
@@ -64,7 +63,7 @@ def spec_page() -> str:
         "change a result or its fingerprint. `rpg schema` prints the same as JSON Schema, for an editor's completion.",
     ]
     seen: set[type[BaseModel]] = set()
-    for root in (Experiment, Study):
+    for root in SCHEMAS.values():
         lines += _section(root, seen)
     return "\n".join(lines).rstrip() + "\n"
 

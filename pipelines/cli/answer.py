@@ -1,8 +1,8 @@
 """What `rpg run` says at the end: accuracy before and after with intervals, where the report lies, what to try next."""
 
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pipelines.home import Home
 from pipelines.running.experiment import RunOutcome
@@ -36,14 +36,37 @@ def answer_lines(document: "Document", home: Home) -> list[str]:
     return lines
 
 
+def answer_data(document: "Document", outcomes: Sequence[RunOutcome], home: Home) -> dict[str, Any]:
+    """The same for a program, with how each run ended."""
+    from pipelines.report.compare import compare
+
+    name = document.experiment.name
+    runs = [
+        {"run_id": each.run.run_id, "name": each.run.name, "status": each.status, "error": str(each.error or "")}
+        for each in outcomes
+    ]
+    if not any(each.status == "finished" for each in outcomes):
+        return {"experiment": name, "runs": runs}
+    return {
+        "experiment": name,
+        "runs": runs,
+        **compare(home, [name]).to_json(),
+        "report": str(home.experiment(name) / "report.html"),
+    }
+
+
 def outcome_line(outcome: "Outcome", *, several: bool) -> str:
     """`held_out  before 0.464 [0.42, 0.51]  after 0.802 [0.76, 0.84]  gain +0.338 [+0.29, +0.38]  (...)`."""
     parts = [f"{outcome.label}  {outcome.dataset}" if several else outcome.dataset]
     if outcome.before is not None:
         parts.append(f"before {_interval(outcome.before)}")
-    parts.append(f"after {_interval(outcome.after)}")
+    parts.append(f"{'accuracy' if outcome.as_is else 'after'} {_interval(outcome.after)}")
     if outcome.gain is not None:
         parts.append(f"gain {_interval(outcome.gain, sign='+')}")
+    if outcome.as_is:
+        if outcome.against_first is not None:
+            parts.append(f"against the first {_interval(outcome.against_first, sign='+')}")
+        return "  ".join([*parts, f"({outcome.num_problems} problems)"])
     seeds = f"{outcome.num_seeds} seed{'' if outcome.num_seeds == 1 else 's'}"
     parts.append(f"({outcome.num_problems} problems, {seeds}, {outcome.step} steps)")
     return "  ".join([*parts, outcome.after.holds_for] if outcome.num_seeds == 1 else parts)
@@ -69,17 +92,37 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome], overrides: 
             commands.append((f"rpg logs {outcome.run.run_id}", "what went wrong"))
         if outcome.status in ("failed", "cancelled"):
             commands.append((f"rpg resume {outcome.run.run_id}", "go on with it"))
-    if len({str(outcome.run.values) for outcome in outcomes if outcome.status == "finished"}) > 1:
-        commands.append((f"rpg compare {name}", "the settings side by side, seeds pooled"))
-    elif len(finished) == 1 and len(document.experiment.seeds) == 1:
-        commands.append((f"rpg run {file} --set 'seeds=[0,1,2]'", "narrower intervals: three seeds, pooled"))
-    if finished:
-        query = f"select run, step, reward from learning_curves where experiment = '{name}' order by all"
-        commands.append((f'rpg sql "{query}"', "the learning curves as rows"))
-        commands.append((f"rpg show {finished[0]}", "one run whole"))
-    commands.append((f"rpg plan {file} --set training.steps=...", "what another setting would run again"))
+    settings = {str(outcome.run.values) for outcome in outcomes if outcome.status == "finished"}
+    if document.experiment.trains:
+        commands += _after_training(document, file, finished, several=len(settings) > 1)
+    elif finished:
+        commands += _after_measuring(name, file, several=len(settings) > 1)
     width = max(len(command) for command, _ in commands[:3])
     return ["", "next", *(f"  {command:<{width}}  {why}" for command, why in commands[:3])]
+
+
+def _after_training(
+    document: "Document", file: str, finished: Sequence[str], *, several: bool
+) -> Iterator[tuple[str, str]]:
+    name = document.experiment.name
+    if several:
+        yield f"rpg compare {name}", "the settings side by side, seeds pooled"
+    elif len(finished) == 1 and len(document.experiment.seeds) == 1:
+        yield f"rpg run {file} --set 'seeds=[0,1,2]'", "narrower intervals: three seeds, pooled"
+    if finished:
+        query = f"select run, step, reward from learning_curves where experiment = '{name}' order by all"
+        yield f'rpg sql "{query}"', "the learning curves as rows"
+        yield f"rpg show {finished[0]}", "one run whole"
+    yield f"rpg plan {file} --set training.steps=...", "what another setting would run again"
+
+
+def _after_measuring(name: str, file: str, *, several: bool) -> Iterator[tuple[str, str]]:
+    if several:
+        yield f"rpg compare {name}", "every measure of the models side by side"
+    query = f"select run, dataset, accuracy from accuracy_curves where experiment = '{name}'"
+    yield f'rpg sql "{query}"', "the accuracies as rows"
+    more = "--set evaluation.samples_per_problem=..."
+    yield f"rpg evaluate {file} {more}", "narrower intervals, from more responses to each problem"
 
 
 def _file(document: "Document") -> str:

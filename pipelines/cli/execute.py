@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 
-def execute(document: Document, only: str = "", *, parallel: str = "1", overrides: Sequence[str] = ()) -> None:
+def execute(
+    document: Document, only: str = "", *, parallel: str = "1", overrides: Sequence[str] = (), as_json: bool = False
+) -> None:
     """Runs a document's runs, or one of them, and prints the answer. Exits 1 where one failed, 130 if interrupted.
 
     Args:
         only: a run's id.
         overrides: the `--set` that the document was read with, for the commands that are proposed next.
         parallel: how many runs at a time; auto: as many as this machine has free slots for.
+        as_json: print the answer as JSON.
     """
     import sys
 
@@ -44,7 +47,7 @@ def execute(document: Document, only: str = "", *, parallel: str = "1", override
     else:
         with Api(home) as api, api.connected():
             outcomes = _run_plan(plan, home, only, _count(plan, parallel), api.url)
-    _finish(document, outcomes, home, overrides)
+    _finish(document, outcomes, home, overrides, as_json)
 
 
 def _planned(document: Document, home: Home) -> Plan:
@@ -87,19 +90,25 @@ def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str) -> 
         )
 
 
-def _finish(document: Document, outcomes: tuple[RunOutcome, ...], home: Home, overrides: Sequence[str]) -> None:
+def _finish(
+    document: Document, outcomes: tuple[RunOutcome, ...], home: Home, overrides: Sequence[str], as_json: bool
+) -> None:
     """Prints the answer, or why there is none, and exits."""
     import sys
 
-    from pipelines.cli.answer import answer_lines, next_lines
+    from pipelines.cli.answer import answer_data, answer_lines, next_lines
+    from pipelines.cli.output import print_json
 
     for outcome in outcomes:
         if outcome.error is not None:
             print(f"{outcome.run.run_id}: {outcome.error}", file=sys.stderr)
     finished = [outcome for outcome in outcomes if outcome.status == "finished"]
-    answer = answer_lines(document, home) if finished else []
-    for line in [*answer, *next_lines(document, outcomes, overrides)]:
-        print(line)
+    if as_json:
+        print_json(answer_data(document, outcomes, home))
+    else:
+        answer = answer_lines(document, home) if finished else []
+        for line in [*answer, *next_lines(document, outcomes, overrides)]:
+            print(line)
     if any(outcome.interrupted for outcome in outcomes):
         raise typer.Exit(130)
     if len(finished) < len(outcomes):

@@ -8,7 +8,9 @@ import typer
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment's spec file.")]
 StudyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The study's file.")]
-SpecFile = Annotated[Path, typer.Argument(metavar="FILE", help="The spec file of an experiment or a study.")]
+SpecFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The spec file of an experiment, a study or an evaluation.")
+]
 
 
 def _recorded(*folders: str) -> Callable[[str], list[str]]:
@@ -54,3 +56,20 @@ ServerRecord = Annotated[
     typer.Option("--profile", help="Read the record of a server: a Prefect API's URL or a Prefect profile's name."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+def _number_or_auto(text: str) -> str:
+    if text != "auto" and not (text.isdecimal() and int(text) > 0):
+        raise typer.BadParameter("a number from 1 on, or auto")
+    return text
+
+
+Parallel = Annotated[
+    str,
+    typer.Option(
+        "--parallel",
+        metavar="N|auto",
+        callback=_number_or_auto,
+        help="Runs at a time; auto: as many as GPU slots are free for, on a CPU 1.",
+    ),
+]

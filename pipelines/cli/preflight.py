@@ -45,7 +45,8 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
 
 def unfinished(runs: Sequence[RunPlan]) -> list[Experiment]:
     """The specs of the runs whose data, base model or training is still to be made."""
-    return [run.experiment for run in runs if any(run.stage(name).action == "RUN" for name in _READERS)]
+    to_do = (any(stage.stage in _READERS and stage.action == "RUN" for stage in run.stages) for run in runs)
+    return [run.experiment for run, is_left in zip(runs, to_do, strict=True) if is_left]
 
 
 def missing_for(document: Document, experiments: Sequence[Experiment]) -> list[Issue]:

@@ -10,6 +10,7 @@ from pipelines.launchers import read_launch
 from pipelines.report.evidence import trouble_of
 from pipelines.runs import log_files, status_of
 from rpg.files import read_json
+from specs.model_evaluation import EVALUATION
 from specs.secrets import HIDDEN, looks_secret
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 _LIST = """
     SELECT s.run_id, s.experiment, s.name, s.seed, s.status, s.step, s.steps, s.reward_last,
-           s.accuracy_before, s.accuracy_after, r.started_at, r.ended_at, s.seconds, r.reason, r.cause, r.cell
+           s.accuracy_before, s.accuracy_after, s.evaluated_step, r.started_at, r.ended_at, s.seconds,
+           r.reason, r.cause, r.cell
     FROM run_summary AS s JOIN runs AS r USING (run_id)
     WHERE {condition}
     ORDER BY r.created_at, s.run_id
@@ -69,6 +71,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
 
     directory = home.run(run_id)
     identity, state = read_json(directory / "run.json"), read_json(directory / "state.json")
+    spec = read_json(directory / "spec.json")
     with Store.open(home.root) as store:
         evaluations = _objects(store, _EVALUATIONS, run_id)
         return {
@@ -77,7 +80,8 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             "status": status_of(home, run_id),
             **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id")},
             "progress": {key: read_json(directory / "progress.json").get(key) for key in ("step", "steps", "phase")},
-            "spec": _without_secrets(spec_differences(read_json(directory / "spec.json"))),
+            "trained": spec.get("kind") != EVALUATION,
+            "spec": _without_secrets(spec_differences(spec)),
             "launch": _without_secrets(dict(_leaves(read_launch(directory), ""))),
             "stages": _objects(store, _STAGES, run_id),
             "metrics": _objects(store, _LAST_METRICS, run_id),
@@ -104,10 +108,11 @@ def print_run(run: dict[str, Any]) -> None:
     _section("Launch", run["launch"])
     _table("Stages", run["stages"], ("stage", "status", "cached", "started_at", "ended_at", "reason"))
     _table("Metrics at the last step", run["metrics"], ("name", "value", "step"))
+    checkpoint = ("step", "checkpoint") if run["trained"] else ()
     _table(
         f"Evaluations (intervals: {THESE_WEIGHTS})",
         [row | {"checkpoint": _last_or_best(row)} for row in run["evaluations"]],
-        ("dataset", "metric", "step", "checkpoint", "value", "ci_low", "ci_high", "num_problems"),
+        ("dataset", "metric", *checkpoint, "value", "ci_low", "ci_high", "num_problems"),
     )
     certificate = run["certificate"]
     for step, at_step in certificate.get("steps", {"": certificate} if certificate else {}).items():
@@ -155,10 +160,10 @@ def spec_differences(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a run's spec that are not at their defaults, by path. A spec of another version is given whole."""
     from pydantic import ValidationError
 
-    from specs.schema.experiment import Experiment
+    from specs.model_evaluation import schema_of
 
     try:
-        kept = _set_fields(Experiment.model_validate(spec))
+        kept = _set_fields(schema_of(spec).model_validate(spec))
     except ValidationError:
         kept = dict(spec)
     return dict(_leaves(kept, "")) if kept else {}
@@ -231,7 +236,7 @@ def _short(run: dict[str, Any]) -> list[Any]:
         f"{run['status']} ({run['cause']})" if run["cause"] and run["status"] == "failed" else run["status"],
         step,
         "" if run["reward_last"] is None else f"{run['reward_last']:.3f}",
-        _change(run["accuracy_before"], run["accuracy_after"]),
+        _change(run["accuracy_before"] if run["evaluated_step"] else None, run["accuracy_after"]),
         cell_text(run["started_at"]) if run["started_at"] else "",
         _duration(run["seconds"]),
     ]

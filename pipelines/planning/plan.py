@@ -3,7 +3,7 @@
 Planning reads. All it may write is notes of digests that it had to compute (rpg/manifests.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,8 +67,7 @@ class RunPlan:
     @property
     def recipe(self) -> str:
         """A digest of what the run's id is made from, the seed left out: of two runs of a cell it is the same."""
-        train = self.stage("train")
-        return recipe_of(self.values, train.identity, train.inputs)
+        return recipe_of(self.record())
 
     def record(self) -> dict[str, Any]:
         """What a later plan compares itself with; kept as the run's plan.json."""
@@ -86,15 +85,14 @@ class Plan:
     runs: tuple[RunPlan, ...]
 
 
-def recipe_of(values: dict[str, Any], identity: fp.Identity, inputs: dict[str, str]) -> str:
-    """See `RunPlan.recipe`.
-
-    Args:
-        values: the matrix fields' values in the run.
-        identity, inputs: of its train stage.
-    """
-    without_seed = fp.without_seed(identity) | {"measured": _measured(values)}
-    return fp.fingerprint("train", without_seed, inputs)[:16]
+def recipe_of(record: dict[str, Any]) -> str:
+    """See `RunPlan.recipe`; of a run's recorded plan."""
+    stages = record["stages"]
+    if "train" not in stages:
+        return str(stages["evaluate"]["fingerprint"][:16])
+    train = stages["train"]
+    without_seed = fp.without_seed(train["identity"]) | {"measured": _measured(record["values"])}
+    return fp.fingerprint("train", without_seed, train["inputs"])[:16]
 
 
 def make_plan(document: "Document", home: Home) -> Plan:
@@ -140,6 +138,16 @@ class _Planner:
         self._home = home
         self.runs = [_identify(cell) for cell in expand(document)]
         """In the order of the matrix and the seeds."""
+        self._refuse_same_weights()
+
+    def _refuse_same_weights(self) -> None:
+        """Raises SpecError where two models of an evaluation lie in different places and are the same."""
+        labels: dict[str, str] = {}
+        for run in self.runs:
+            first = labels.setdefault(run.run_id, run.cell.label)
+            if first != run.cell.label:
+                issue = Issue(f"`{first}` and `{run.cell.label}` are the same weights", hint="leave one of the two out")
+                raise SpecError(self._document.locate(replace(issue, path=("models",))))
 
     @cached_property
     def _earlier_plans(self) -> list[dict[str, Any]]:
@@ -289,6 +297,13 @@ def _identify(cell: "Cell") -> _RunIdentity:
     def add(name: str, identity: fp.Identity, inputs: dict[str, str]) -> None:
         stages[name] = _StageIdentity(fp.fingerprint(name, identity, inputs), identity, inputs)
 
+    if not experiment.trains:
+        add("data", fp.data_identity(experiment), {})
+        add("base", fp.base_identity(experiment), {})
+        add("evaluate", fp.evaluate_identity(experiment), {name: stages[name].fingerprint for name in ("data", "base")})
+        evaluate = stages["evaluate"].fingerprint
+        add("report", fp.report_identity(experiment), {"evaluate": evaluate})
+        return _RunIdentity(f"{experiment.name}-{evaluate[:8]}", cell, stages)
     # What is trained depends on the training problems alone: another evaluation set must not train again.
     train_data = fp.fingerprint("data", fp.train_data_identity(experiment), {})
     add("data", fp.data_identity(experiment), {})
@@ -312,6 +327,8 @@ def _measured(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_name(cell: "Cell") -> str:
+    if not cell.experiment.trains:
+        return cell.label
     shown = [f"{path.removeprefix('objective.')}={_short(value)}" for path, value in cell.values.items()]
     return " ".join([*([f"{cell.label},"] if cell.label else shown), f"seed {cell.seed}"])
 

@@ -1,7 +1,7 @@
 """The answer: accuracy before and after training, pooled over seeds, and how groups of seeds differ, with intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,16 @@ class Outcome:
     num_problems: int
     step: int
     """Of the last evaluated checkpoint."""
+    as_is: bool = False
+    """Of models as they are: nothing was trained, and what differs is these weights."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is shown to differ from the first: by training, which one seed cannot show; or of models as they
+        are, as weights."""
+        if self.against_first is None:
+            return False
+        return self.against_first.excludes(0) if self.as_is else self.against_first.tells_from(0)
 
 
 def outcomes(
@@ -57,10 +67,12 @@ def outcomes(
         measure: what the scores are.
         confidence: level of the intervals; those against the first group hold together.
     """
-    results = []
+    results: list[Outcome] = []
+    as_is = not any(run.trains for group in groups for run in group.runs)
     for dataset, by_run in evaluated.items():
         tables = {group.label: table for group in groups if (table := _table(group, by_run))}
-        results += _of_dataset(dataset, measure, tables, confidence) if tables else []
+        found = _of_dataset(dataset, measure, tables, confidence) if tables else []
+        results += [replace(outcome, as_is=as_is) for outcome in found]
     return results
 
 
@@ -162,8 +174,8 @@ def headline(results: Sequence[Outcome]) -> str:
 
 
 def only_these_weights(results: Sequence[Outcome]) -> bool:
-    """Whether all intervals come from one seed each, so that they tell nothing of training."""
-    return all(outcome.after.holds_for == THESE_WEIGHTS for outcome in results)
+    """Whether all intervals come from one seed each, so that they tell nothing of training, which there was."""
+    return all(outcome.after.holds_for == THESE_WEIGHTS and not outcome.as_is for outcome in results)
 
 
 def percent(value: float) -> str:
@@ -229,6 +241,8 @@ def _headline_of_one(outcome: Outcome) -> str:
 
 
 def _moved(outcome: Outcome) -> str:
+    if outcome.as_is:
+        return f"is {percent(outcome.after.value)}"
     if outcome.gain is None or outcome.before is None:
         return f"is {percent(outcome.after.value)} after {outcome.step} steps"
     moved = f"{percent(outcome.before.value)} to {percent(outcome.after.value)}, {points(outcome.gain)}"
@@ -242,11 +256,12 @@ def _headline_of_many(results: Sequence[Outcome]) -> str:
     where = f"On {first.dataset}"
     if only_these_weights(results):
         return f"{where}, {best.label} came out highest: {percent(best.after.value)}. {ONE_SEED}"
-    if best is not first and best.against_first is not None and best.against_first.tells_from(0):
+    if best is not first and best.against_first is not None and best.differs:
         gap = points(best.against_first)
         return f"{where}, {best.label} is best: {percent(best.after.value)}, {gap} against {first.label}."
-    different = [result for result in results[1:] if result.against_first and result.against_first.tells_from(0)]
+    different = [result for result in results[1:] if result.differs]
     if best is first and different:
         behind = f"{len(different)} of the others fall behind it"
         return f"{where}, {first.label} is best: {percent(first.after.value)}; {behind}."
-    return f"{where}, no cell differs measurably from {first.label} ({percent(first.after.value)})."
+    compared = "model" if first.as_is else "cell"
+    return f"{where}, no {compared} differs measurably from {first.label} ({percent(first.after.value)})."

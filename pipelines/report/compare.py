@@ -64,12 +64,24 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         others = outcomes_of_other_measures(store, groups, results, confidence=confidence)
         curves = evidence.metric_curves(store, run_ids)
     spec = evidence.differences([group.runs[0].spec for group in groups])
+    if not all(run.trains for group in groups for run in group.runs):
+        spec = {path: values for path, values in spec.items() if _measures(path)}
     metrics = final_metrics(groups, curves, confidence=confidence)
     missing = [f"{name}: {sentence}" for name in names if (sentence := incomplete(home, name))]
     notes = [nothing_to_learn(groups, curves), *missing]
     return RunComparison(
         tuple(groups), spec, tuple(results), tuple(others), tuple(metrics), tuple(note for note in notes if note)
     )
+
+
+def _measures(path: str) -> bool:
+    """Whether a field says what is measured and how; or, in a word, what was trained."""
+    section = path.partition(".")[0]
+    measuring = section in ("model", "data", "reward", "rollout", "evaluation") and not path.startswith(_OF_TRAINING)
+    return measuring or path in ("objective.type", "training.steps")
+
+
+_OF_TRAINING = ("data.train", "data.overlap", "evaluation.checkpoints", "evaluation.every_steps")
 
 
 def _distinct(groups: Sequence[Group]) -> list[Group]:

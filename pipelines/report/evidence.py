@@ -19,6 +19,7 @@ from rpg.evaluation.measures import majority_at_k, pass_at_k, sizes
 from rpg.files import read_json
 from specs.errors import Issue, SpecError
 from specs.metrics import CHARTED
+from specs.model_evaluation import EVALUATION
 from storage import Store
 from storage.provenance import provenance_rows
 
@@ -87,6 +88,11 @@ class Run:
     stages: JsonObject
     """By stage: fingerprint, status, cached, started_at, ended_at, reason."""
     path: Path
+
+    @property
+    def trains(self) -> bool:
+        """Whether a policy was trained: not where a model was measured as it is."""
+        return self.spec.get("kind") != EVALUATION
 
     def read(self, name: str) -> JsonObject:
         """A JSON file of the run's directory; empty where there is none."""

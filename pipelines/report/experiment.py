@@ -97,6 +97,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
             20,
         ),
         answer_charts=_answer_charts(results, drawn),
+        as_is=not any(run.trains for run in runs),
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
         many=len(groups) > 1,
@@ -165,7 +166,7 @@ def _appendix(home: Home, columns: Sequence[Group], runs: Sequence[Run]) -> dict
         "columns": [group.label for group in columns],
         "varied": {path: [evidence.show(value) for value in values] for path, values in varied.items()},
         "spec": json.dumps(runs[0].spec, indent=2, ensure_ascii=False),
-        "stages": STAGES,
+        "stages": [name for name in STAGES if any(name in run.stages for run in runs) or runs[0].trains],
         "runs": Listed.of([_row(run) for run in runs], 100),
         "certificates": _certificates(columns),
         "origins": Listed.of(_origins(home, runs[0]), 200),
@@ -226,7 +227,7 @@ def _endings(measures: Sequence[FinalMetric]) -> dict[str, list[tuple[str, Final
 
 
 def _row(run: Run) -> dict[str, Any]:
-    fingerprint = run.stages.get("train", {}).get("fingerprint", "")[:12]
+    fingerprint = run.stages.get("train" if run.trains else "evaluate", {}).get("fingerprint", "")[:12]
     times = {name: _time(run.stages.get(name, {})) for name in STAGES}
     return {"run_id": run.run_id, "name": run.name, "status": run.status, "times": times, "fingerprint": fingerprint}
 
@@ -246,8 +247,11 @@ def _time(stage: dict[str, Any]) -> str:
 def _facts(name: str, groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     seeds = sorted({run.seed for run in runs})
-    facts = [name, f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"]
-    if len(groups) > 1:
+    as_is = not any(run.trains for run in runs)
+    facts = [name]
+    if not as_is:
+        facts.append(f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}")
+    if len(groups) > 1 and not as_is:
         facts.append(f"{len(groups)} cells")
     statuses = sorted({run.status for run in runs})
     facts.append(statuses[0] if len(runs) == 1 else f"{len(runs)} runs, {'/'.join(statuses)}")
@@ -269,6 +273,11 @@ def _method(results: Sequence[Outcome], confidence: float) -> str:
     level, problems = f"{100 * confidence:g} %", f"{first.num_problems} held-out problems"
     if only_these_weights(results):
         return f"Brackets are {level} intervals for these weights on new problems, from {problems} and one seed."
+    if first.as_is:
+        together = (
+            "; those of differences are paired by problem and hold together (Dunnett)" if len(results) > 1 else ""
+        )
+        return f"Brackets are {level} intervals for these weights on new problems, from {problems}{together}."
     together = "; those of differences hold together (Dunnett)" if len(results) > 2 else ""
     return (
         f"Brackets are {level} intervals for new seeds on new problems, from {problems} and {first.num_seeds} seeds,"
@@ -317,7 +326,7 @@ def _answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> l
         for result in results:
             if result.dataset == dataset and result.label in shown:
                 color = shown[result.label]
-                marks = [Mark("after", result.after, color)]
+                marks = [Mark("accuracy" if result.as_is else "after", result.after, color)]
                 if result.before is not None:
                     marks.insert(0, Mark("before", result.before, color, hollow=True))
                 rows.append((result.label, marks))

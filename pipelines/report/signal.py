@@ -24,7 +24,7 @@ def whole_answer(home: Home, name: str, groups: Sequence[Group], results: Sequen
         curves: of `zero_std_fraction` and `reward/mean`.
     """
     silent = _without_signal(groups, curves)
-    differs = any(result.against_first and result.against_first.tells_from(0) for result in results)
+    differs = any(result.differs for result in results)
     told = len(groups) == 1 or differs or len(silent) < len(groups)
     sentences = [nothing_to_learn(groups, curves), headline(results) if told else "", incomplete(home, name)]
     return " ".join(sentence for sentence in sentences if sentence)

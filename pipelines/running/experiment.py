@@ -230,4 +230,6 @@ def flow_run_name(run: RunPlan) -> str:
 
 def flow_tags(run: RunPlan) -> list[str]:
     """The tags by which a user of the dashboard filters runs."""
+    if not run.experiment.trains:
+        return [f"experiment:{run.experiment.name}", "evaluation"]
     return [f"experiment:{run.experiment.name}", f"seed:{run.seed}", f"objective:{run.experiment.objective.type}"]

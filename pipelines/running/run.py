@@ -184,7 +184,7 @@ def register_runs(home: Home, document: "Document", plans: Iterable[RunPlan], *,
             "question": experiment.question,
             "created_at": now(),
             "fingerprints": {stage.stage: stage.fingerprint for stage in plan.stages},
-            "objective": experiment.objective.type,
+            "objective": experiment.objective.type if experiment.trains else None,
         }
         directory = home.run(plan.run_id)
         write_once(directory / "run.json", record, durable=durable)
@@ -235,8 +235,7 @@ def _versions(home: Home, record: Record) -> list[Version]:
 def _recipes(home: Home, run_ids: Iterable[str]) -> Iterator[str]:
     for run_id in run_ids:
         if plan := read_json(home.run(run_id) / "plan.json"):
-            train = plan["stages"]["train"]
-            yield recipe_of(plan["values"], train["identity"], train["inputs"])
+            yield recipe_of(plan)
 
 
 def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, ...], in_addition: bool) -> None:

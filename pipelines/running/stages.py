@@ -176,7 +176,9 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     directory = execution.directory.absolute()  # another machine may read the job, from another directory
     inputs = {name: str(execution.plan.stage(name).output.absolute()) for name in stage.inputs if name != "train"}
     if stage.stage == "evaluate":
-        inputs |= {"base": str(execution.plan.stage("base").output.absolute()), "run": str(directory)}
+        inputs["base"] = str(execution.plan.stage("base").output.absolute())
+        if execution.plan.experiment.trains:
+            inputs["run"] = str(directory)
     with filling(stage.output) as aside:
         job = job_file(directory, stage.stage)
         description = {

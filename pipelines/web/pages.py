@@ -23,7 +23,8 @@ _EXPERIMENTS = """
 _STUDIES = "SELECT name, question, status, num_trials, trials_wanted, created_at FROM studies ORDER BY name"
 _RUNS = """
     SELECT s.run_id, s.experiment, s.name, s.status, s.step, s.steps, s.reward_last,
-           s.accuracy_before, s.accuracy_after, r.started_at, s.seconds, r.reason
+           CASE WHEN s.evaluated_step > 0 THEN s.accuracy_before END AS accuracy_before,
+           s.accuracy_after, r.started_at, s.seconds, r.reason
     FROM run_summary AS s JOIN runs AS r USING (run_id) ORDER BY r.created_at DESC NULLS LAST, s.run_id
 """
 KINDS: dict[str, Callable[[Home, str, Path], Path]] = {

@@ -125,7 +125,7 @@ def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool
         each.problems = [problem for problem in each.problems if problem.problem_id not in held_out]
     if errors:
         raise SpecError(*errors)
-    if not any(each.problems for each in train):
+    if train and not any(each.problems for each in train):
         total = sum(each.overlapping for each in train)
         raise SpecError(
             Issue(

@@ -9,6 +9,7 @@ from typing import Any, get_origin
 from pydantic import BaseModel
 
 from specs.errors import Issue, Path, Position, SpecError
+from specs.model_evaluation import ModelEvaluation
 from specs.reading.tree import assign, merge
 from specs.reading.yaml import MAX_BYTES, YamlNode, parse_bytes, parse_text
 from specs.schema.base import PathKind, path_kind
@@ -134,9 +135,20 @@ def _absolute_texts(node: YamlNode, kind: PathKind) -> YamlNode:
     return YamlNode(full, node.at) if is_path else node
 
 
+_NOT_IN_EVALUATIONS = {
+    "model": "an evaluation lists its models: `models`",
+    "matrix": "an evaluation's runs are its models, each with each entry of `sampling`",
+    "seeds": "the sampling has one seed: evaluation.seed",
+}
+
+
 def misplaced(issue: Issue, schema: type[BaseModel]) -> Issue:
     """The issue, saying where the field belongs if that is what is wrong."""
     name = str(issue.path[0]) if len(issue.path) == 1 else ""
-    if schema is not Study or issue.message != "unknown field" or name not in Experiment.model_fields:
+    if issue.message != "unknown field" or name not in Experiment.model_fields:
+        return issue
+    if schema is ModelEvaluation:
+        return replace(issue, hint=_NOT_IN_EVALUATIONS.get(name, "leave it out: an evaluation trains nothing"))
+    if schema is not Study:
         return issue
     return replace(issue, hint=f"a field of the study's experiment: write it under `overrides`, as overrides.{name}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from specs.errors import Issue, Path
-from specs.rules import guards, objective, rollout, training, vllm
+from specs.rules import guards, model_evaluation, objective, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
@@ -14,12 +14,14 @@ from specs.schema.schedule import largest, schedules_in, value_at
 
 def issues_of(experiment: Experiment) -> list[Issue]:
     """What makes the experiment impossible."""
-    return [issue for rule in RULES for issue in rule(experiment)]
+    rules = RULES if experiment.trains else OF_A_MODEL
+    return [issue for rule in rules for issue in rule(experiment)]
 
 
 def warnings_of(experiment: Experiment) -> list[Issue]:
     """What the experiment says without effect, or can hardly mean; each names the knob."""
-    return [issue for rule in IDLE_KNOBS for issue in rule(experiment)]
+    rules = IDLE_KNOBS if experiment.trains else IDLE_OF_A_MODEL
+    return [issue for rule in rules for issue in rule(experiment)]
 
 
 def _batch(experiment: Experiment) -> Iterator[Issue]:
@@ -324,3 +326,16 @@ IDLE_KNOBS = (
     *training.IDLE_KNOBS,
     *guards.IDLE_KNOBS,
 )
+OF_A_MODEL = (
+    _evaluation_sets,
+    _names,
+    _reward,
+    _prompt,
+    _vocabulary,
+    *vllm.RULES,
+    missing_files,
+    _launcher,
+    *model_evaluation.RULES,
+)
+"""The rules where a model is measured as it is."""
+IDLE_OF_A_MODEL = (*vllm.IDLE_KNOBS, *model_evaluation.IDLE_KNOBS)

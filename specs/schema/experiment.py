@@ -80,6 +80,11 @@ class Experiment(Spec):
     """Who is told of failures, completions and guards, when it is submitted."""
 
     @property
+    def trains(self) -> bool:
+        """Whether a policy is trained: not where a model is measured as it is."""
+        return True
+
+    @property
     def first_pass_gives_old_logprobs(self) -> bool:
         """Whether the first minibatch's old_logprobs can wait for its first training pass, which then gives them.
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from specs.errors import SpecError, render
-from specs.loader import load_either
+from specs.loader import load_any
 
 GOOD = """\
 name: small
@@ -48,7 +48,7 @@ def changed(old: str, new: str) -> str:
 def message(text: str | bytes, *overrides: str) -> str:
     """What a user reads of a spec with something wrong."""
     try:
-        load_either(write(text), overrides)
+        load_any(write(text), overrides)
     except SpecError as error:
         return render(error.issues)
     raise AssertionError("nothing was found wrong")
@@ -56,4 +56,4 @@ def message(text: str | bytes, *overrides: str) -> str:
 
 def warnings(text: str) -> str:
     """What a user is warned of."""
-    return render(load_either(write(text)).warnings, noun="warning")
+    return render(load_any(write(text)).warnings, noun="warning")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spec_text import GOOD
 
 from specs.errors import SpecError, render
-from specs.loader import load_either
+from specs.loader import load_any
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LINES = GOOD.splitlines()
@@ -33,7 +33,7 @@ SCALARS = st.one_of(
 def loads_or_is_refused(data: bytes, *overrides: str) -> None:
     Path("spec.yaml").write_bytes(data)
     try:
-        load_either("spec.yaml", overrides)
+        load_any("spec.yaml", overrides)
     except SpecError as error:
         render(error.issues).encode()
 

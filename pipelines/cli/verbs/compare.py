@@ -80,8 +80,7 @@ def _result_table(comparison: RunComparison) -> Table:
     rows: dict[str, dict[str, str]] = {}
     for outcome in comparison.outcomes:
         row = rows.setdefault(f"accuracy {outcome.dataset}", {})
-        sure = outcome.against_first is not None and outcome.against_first.tells_from(0)
-        row[outcome.label] = _cell(outcome.after, outcome.against_first, mark=" *" if sure else "")
+        row[outcome.label] = _cell(outcome.after, outcome.against_first, mark=" *" if outcome.differs else "")
         if outcome.gain is not None:
             rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)
     for outcome in comparison.other_measures:
@@ -91,7 +90,8 @@ def _result_table(comparison: RunComparison) -> Table:
         rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first, measure.seeds)
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in comparison.groups]
     table = _table("result", *labels)
-    _add(table, "seeds", *seeds)
+    if any(run.trains for group in comparison.groups for run in group.runs):
+        _add(table, "seeds", *seeds)
     _add(table, "states", *(_states(group) for group in comparison.groups))
     steps = {outcome.label: outcome.step for outcome in comparison.outcomes}
     if len(set(steps.values())) > 1:  # a run that paused or ended early is not what it would be at the end

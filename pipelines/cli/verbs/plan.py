@@ -40,11 +40,13 @@ def plan(
     from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory import memory_warnings
     from pipelines.planning.plan import make_plan
+    from pipelines.planning.weights import weights_in
     from specs.errors import SpecError, render
-    from specs.loader import load_either
+    from specs.loader import load_any
     from specs.study_document import StudyDocument
 
-    document, home = load_either(file, tuple(overrides or ())), Home.from_environment()
+    home = Home.from_environment()
+    document = load_any(file, tuple(overrides or ()), weights_of=weights_in(home))
     experiment = document.experiment if isinstance(document, StudyDocument) else document
     if resolved:
         print_resolved(experiment, as_json=as_json)
@@ -63,6 +65,7 @@ def plan(
     of_runs = {
         warning
         for run in made.runs
+        if run.experiment.trains
         for warning in (*memory_warnings(run.experiment), *precision_warnings(run.experiment))
     }
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
@@ -76,10 +79,6 @@ def plan(
 
 def as_data(made: Plan) -> dict[str, Any]:
     """The plan as JSON data."""
-    from dataclasses import asdict
-
-    from pipelines.planning.memory import batch_algebra
-
     return {
         "experiment": made.document.experiment.name,
         "runs": [
@@ -88,10 +87,7 @@ def as_data(made: Plan) -> dict[str, Any]:
                 "name": run.name,
                 "seed": run.seed,
                 "values": run.values,
-                "batch": asdict(batch_algebra(run.experiment)),
-                "memory": _memory(run.experiment),
-                "gpu_hours": _gpu_hours(run.experiment),
-                "schedules": _schedules(run.experiment),
+                **(_of_training(run.experiment) if run.experiment.trains else {}),
                 "stages": [
                     {
                         "stage": stage.stage,
@@ -105,6 +101,19 @@ def as_data(made: Plan) -> dict[str, Any]:
             }
             for run in made.runs
         ],
+    }
+
+
+def _of_training(experiment: Experiment) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from pipelines.planning.memory import batch_algebra
+
+    return {
+        "batch": asdict(batch_algebra(experiment)),
+        "memory": _memory(experiment),
+        "gpu_hours": _gpu_hours(experiment),
+        "schedules": _schedules(experiment),
     }
 
 
@@ -171,6 +180,8 @@ def _algebra(made: Plan) -> list[str]:
     from pipelines.planning.model_shape import model_shape
 
     experiment = made.runs[0].experiment
+    if not experiment.trains:
+        return ["", *dict.fromkeys(_asked(run.experiment) for run in made.runs)]
     batch = batch_algebra(experiment)
     lines = [
         "",
@@ -214,6 +225,17 @@ def _algebra(made: Plan) -> list[str]:
     if others:
         lines.append(f"        of the first run; {others} of {len(made.runs)} runs differ in it (--json has them all)")
     return lines
+
+
+def _asked(experiment: Experiment) -> str:
+    """What is sampled of a model that is measured as it is."""
+    evaluation = experiment.evaluation
+    sets = ", ".join(evaluation.datasets or (source.name for source in experiment.data.evaluation))
+    length = evaluation.max_response_length or experiment.rollout.max_response_length
+    return (
+        f"samples {evaluation.samples_per_problem} responses a problem of {sets}, at most {length} tokens each, "
+        f"temperature {evaluation.temperature:g}, top_p {evaluation.top_p:g}"
+    )
 
 
 def _of(device: Device | None) -> str:

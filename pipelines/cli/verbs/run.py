@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from pipelines.cli.options import ExperimentFile, Overrides
-
-
-def _number_or_auto(text: str) -> str:
-    if text != "auto" and not (text.isdecimal() and int(text) > 0):
-        raise typer.BadParameter("a number from 1 on, or auto")
-    return text
+from pipelines.cli.options import ExperimentFile, Overrides, Parallel
 
 
 def run(
     file: ExperimentFile,
     overrides: Overrides = None,
-    parallel: Annotated[
-        str,
-        typer.Option(
-            "--parallel",
-            metavar="N|auto",
-            callback=_number_or_auto,
-            help="Runs at a time; auto: as many as GPU slots are free for, on a CPU 1.",
-        ),
-    ] = "1",
+    parallel: Parallel = "1",
 ) -> None:
     """Runs the experiment here, with progress on stderr. What is done already is reused.
 

@@ -13,9 +13,10 @@ class Kind(enum.StrEnum):
 
     experiment = "experiment"
     study = "study"
+    evaluation = "evaluation"
 
 
-def schema(kind: Annotated[Kind, typer.Argument(help="experiment or study")] = Kind.experiment) -> None:
+def schema(kind: Annotated[Kind, typer.Argument(help="experiment, study or evaluation")] = Kind.experiment) -> None:
     """Prints the JSON Schema of a spec file, every field with its documentation."""
     import json
 

@@ -36,10 +36,12 @@ def submit(
     from pipelines.cli.preflight import refuse_what_a_stage_would
     from pipelines.home import Home
     from pipelines.planning.plan import make_plan
+    from pipelines.planning.weights import weights_in
     from pipelines.submission.submit import submit_document
-    from specs.loader import load_document
+    from specs.loader import load_runs
 
-    document, home = load_document(file, tuple(overrides or ())), Home.from_environment()
+    home = Home.from_environment()
+    document = load_runs(file, tuple(overrides or ()), weights_of=weights_in(home))
 
     refuse_what_a_stage_would(document, make_plan(document, home).runs, None)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="Spec files: experiments or studies.")],
+    files: Annotated[list[Path], typer.Argument(help="Spec files: experiments, studies or evaluations.")],
     overrides: Overrides = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Look at the data's first rows, the model and its tokenizer too.")
@@ -33,15 +33,17 @@ def validate(
     import json
     import sys
 
+    from pipelines.home import Home
+    from pipelines.planning.weights import weights_in
     from specs.errors import SpecError, render
-    from specs.loader import load_either
+    from specs.loader import load_any
 
     findings: list[dict[str, Any]] = []
     issues: list[Issue] = []
     warnings: list[Issue] = []
     for file in files:
         try:
-            document = load_either(file, tuple(overrides or ()))
+            document = load_any(file, tuple(overrides or ()), weights_of=weights_in(Home.from_environment()))
             odd = [*document.warnings, *(_looked_at(document) if deep else ())]
         except SpecError as error:
             issues += error.issues
@@ -101,6 +103,12 @@ def _described(document: Document | StudyDocument) -> dict[str, Any]:
         about = {"trials": study.trials, "parameters": paths, "experiment": document.experiment.experiment.name}
         return {"kind": "study", "name": study.name, "question": study.question, "summary": summary, **about}
     experiment = document.experiment
+    if not experiment.trains:
+        labels = [cell.label for cell in expand(document)]
+        named = {"name": experiment.name, "question": experiment.question, "runs": len(labels), "labels": labels}
+        sets = [source.name for source in experiment.data.evaluation]
+        summary = f"{_count(len(labels), 'run')} ({'; '.join(labels)}) on {', '.join(sets)}"
+        return {"kind": "evaluation", **named, "summary": summary}
     runs, seeds = len(expand(document)), list(experiment.seeds)
     cells = runs // len(seeds)
     parts = [_count(cells, "cell")] if experiment.matrix else []

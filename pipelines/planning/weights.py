@@ -1,0 +1,79 @@
+"""The weights that a run has exported, for an evaluation that measures them: by step, the last, the best."""
+
+from pathlib import Path
+
+from pipelines.home import Home
+from pipelines.results import damage_of
+from pipelines.runs import find_runs
+from rpg.files import read_json
+from specs.errors import Issue, RpgError, SpecError
+from specs.evaluation_document import WeightsOf
+from specs.model_evaluation import EvaluatedRun
+
+_ACCURACIES = """
+    SELECT step FROM accuracy_curves WHERE run_id = ? AND list_contains(?, step)
+    GROUP BY step ORDER BY avg(accuracy) DESC, step DESC LIMIT 1
+"""
+
+
+def weights_in(home: Home) -> WeightsOf:
+    """Finds weights in a home. What it raises names the field `run` or `checkpoint` of the model."""
+
+    def weights_of(model: EvaluatedRun) -> str:
+        return str(_directory(home, model).absolute())
+
+    return weights_of
+
+
+def _directory(home: Home, model: EvaluatedRun) -> Path:
+    run_id = _run(home, model.run)
+    exported = {int(path.name.removeprefix("step-")): path for path in home.run(run_id).glob("weights/step-*")}
+    plan = read_json(home.run(run_id) / "plan.json").get("stages", {})
+    if "train" not in plan:
+        hint = "name its model as this file names it, by path or run"
+        raise SpecError(Issue(f"{run_id} has trained nothing", ("run",), model.run, hint=hint))
+    if model.checkpoint == 0:
+        return home.artifact("base", plan["base"]["fingerprint"])
+    if isinstance(model.checkpoint, int):
+        step = model.checkpoint
+    elif model.checkpoint == "best":
+        step = _best(home, run_id, sorted(exported))
+    else:
+        step = _last(home, run_id, plan["train"]["fingerprint"])
+    if step not in exported:
+        allowed = ", ".join(["last", "best", *map(str, [0, *sorted(exported)])])
+        hint = "training.export_every_steps says which steps a run exports"
+        raise SpecError(Issue(f"{run_id} has no weights of that step", ("checkpoint",), str(step), allowed, hint))
+    return exported[step]
+
+
+def _run(home: Home, text: str) -> str:
+    """The one run that a text names: by its id, or as the only run of an experiment."""
+    try:
+        run_ids = find_runs(home, text)
+    except RpgError as error:
+        message, _, hint = str(error).partition("; ")
+        raise SpecError(Issue(message, ("run",), text, hint=hint)) from None
+    if len(run_ids) > 1:
+        allowed = ", ".join(run_ids[:8]) + (f" and {len(run_ids) - 8} more" if len(run_ids) > 8 else "")
+        raise SpecError(Issue(f"is an experiment of {len(run_ids)} runs", ("run",), text, allowed))
+    return run_ids[0]
+
+
+def _last(home: Home, run_id: str, fingerprint: str) -> int:
+    manifest = home.run(run_id) / "train.json"
+    if damage := damage_of(manifest, fingerprint):
+        hint = f"`rpg resume {run_id}`, or name a step that it has exported"
+        raise SpecError(Issue(f"{run_id} is not trained to its end: {damage}", ("checkpoint",), "last", hint=hint))
+    return int(read_json(manifest)["steps"])
+
+
+def _best(home: Home, run_id: str, exported: list[int]) -> int:
+    from storage import Store
+
+    with Store.open(home.root) as store:
+        rows = store.query(_ACCURACIES, [run_id, exported]).rows
+    if not rows:
+        message = f"none of the steps that {run_id} has exported was evaluated"
+        raise SpecError(Issue(message, ("checkpoint",), "best", ", ".join(map(str, exported))))
+    return int(rows[0][0])

@@ -1,0 +1,57 @@
+"""What makes measuring a model as it is impossible, and keys of an evaluation that cannot act."""
+
+from collections.abc import Iterator
+
+from specs.errors import Issue
+from specs.rules.files import context_length
+from specs.schema.experiment import Experiment
+from specs.schema.model import ScratchModel, TrainedTokenizer
+
+_SAMPLED_BY_EVALUATION = ("temperature", "top_p", "top_k", "stop")
+_OF_TRAINING = ("dynamic_sampling", "correction", "trust_logprobs", "max_staleness")
+
+
+def context(experiment: Experiment) -> Iterator[Issue]:
+    """A prompt and a whole response have room in the model's context."""
+    tokens = context_length(experiment.model)
+    section = "evaluation" if experiment.evaluation.max_response_length else "rollout"
+    response = experiment.evaluation.max_response_length or experiment.rollout.max_response_length
+    prompt = experiment.data.max_prompt_length
+    if tokens and prompt + response > tokens:
+        yield Issue(
+            "prompt and response do not fit the model's context",
+            (section, "max_response_length"),
+            given=f"{prompt} + {response} = {prompt + response} tokens",
+            allowed=f"at most {tokens} tokens together",
+            hint="lower data.max_prompt_length or evaluation.max_response_length",
+        )
+
+
+def trained_tokenizer(experiment: Experiment) -> Iterator[Issue]:
+    """A tokenizer is trained on training problems, and there are none."""
+    model = experiment.model
+    if isinstance(model, ScratchModel) and isinstance(model.tokenizer, TrainedTokenizer):
+        yield Issue(
+            "there are no training problems for a tokenizer to be trained on",
+            ("model", "tokenizer"),
+            given="bpe",
+            allowed="bytes",
+        )
+
+
+def during_training(experiment: Experiment) -> Iterator[Issue]:
+    """Keys of the evaluation that speak of training."""
+    for field in ("checkpoints", "every_steps"):
+        if field in experiment.evaluation.model_fields_set:
+            yield Issue("has no effect", ("evaluation", field), hint="leave it out: nothing is trained")
+
+
+def idle_sampling(experiment: Experiment) -> Iterator[Issue]:
+    """Keys of the rollout that say how training samples."""
+    for field in experiment.rollout.model_fields_set.intersection((*_SAMPLED_BY_EVALUATION, *_OF_TRAINING)):
+        elsewhere = f"write evaluation.{field}" if field in _SAMPLED_BY_EVALUATION else "leave it out"
+        yield Issue("has no effect", ("rollout", field), hint=f"{elsewhere}: nothing is sampled for training")
+
+
+RULES = (context, trained_tokenizer)
+IDLE_KNOBS = (during_training, idle_sampling)
