@@ -110,10 +110,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def publish_directory(aside: Path, final: Path) -> None:
     """Makes a filled directory durable and gives it its name, in the place of one that may have it."""
-    for path in files_under(aside):
-        sync(path)
-    for path in [aside, *(child for child in aside.rglob("*") if child.is_dir())]:
-        sync(path)
+    sync_tree(aside)
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
@@ -130,6 +127,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(directory: Path) -> None:
+    """Waits until a directory is on the disk with all that is below it."""
+    for path in [directory, *directory.rglob("*")]:
+        if path.is_file() or path.is_dir():
+            sync(path)
 
 
 def digest(path: Path) -> str:

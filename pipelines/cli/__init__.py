@@ -24,7 +24,7 @@ for _verb in pkgutil.iter_modules(verbs.__path__):
     if hasattr(_module, "group"):
         app.add_typer(_module.group, name=_verb.name)
     else:
-        app.command(_verb.name)(getattr(_module, _verb.name))
+        app.command(_verb.name.rstrip("_"))(getattr(_module, _verb.name))  # `import` is a word of Python
 
 
 def _print_version(wanted: bool) -> None:

@@ -223,7 +223,7 @@ def _fingerprint(document: "Document") -> str:
     return hashlib.sha256(json.dumps(document.to_json()["experiment"], sort_keys=True).encode()).hexdigest()
 
 
-def _versions(home: Home, record: Record) -> list[Version]:
+def versions_known(home: Home, record: Record) -> list[Version]:
     """The versions in an experiment's record. What the cells of one that an earlier program left are made from is read
     from the plans of its runs."""
     return [
@@ -245,7 +245,7 @@ def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, 
     run_ids = [run.run_id for run in runs]
     listed = [run_id for run_id in before.get("runs", []) if run_id not in run_ids]
     recipes = {run.recipe for run in runs}
-    versions = with_runs(_versions(home, before), recipes, run_ids, in_addition=in_addition)
+    versions = with_runs(versions_known(home, before), recipes, run_ids, in_addition=in_addition)
     record = {
         "name": experiment.name,
         "question": experiment.question,

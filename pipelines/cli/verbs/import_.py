@@ -1,0 +1,39 @@
+"""`rpg import`: an exported run into this home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What `rpg export` has written.")],
+) -> None:
+    """Takes an exported run, or an experiment's, into this home: every verb then knows it as if it had run here.
+
+    The export is checked file by file first. Exits 1, and changes nothing, where one is damaged, or where the home has
+    another run of that id. Data and base model are not part of an export: what needs them makes them again.
+    """
+    import sys
+
+    from pipelines.exchange.arrival import ExportRefusedError, exports_in, import_run
+    from pipelines.home import Home
+    from pipelines.report import write_run_report
+
+    home = Home.from_environment()
+    refused = False
+    for export in exports_in(directory):
+        try:
+            is_new = import_run(home, export)
+        except ExportRefusedError as error:
+            print(error, file=sys.stderr)
+            refused = True
+            continue
+        if is_new:
+            write_run_report(home, export.run_id)
+        print(export.run_id)
+        typer.echo("imported" if is_new else f"{export.run_id} is here already, the same run: nothing to do", err=True)
+    if refused:
+        raise typer.Exit(1)

@@ -1,0 +1,155 @@
+"""An export's arrival in another home: checked file by file, and then there whole, or not at all."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.exchange.export import FORMAT, MANIFEST, is_of_run
+from pipelines.home import Home
+from pipelines.versions import versions_in, with_runs
+from rpg.files import now, read_json, sync, sync_tree, write_json
+from rpg.manifests import find_damage
+from specs.errors import RpgError
+from storage import Store
+from storage.units import ENDED
+
+_NEEDED = {"run.json", "state.json"}
+_TELL_APART = ("status", "started_at", "ended_at", "evaluation")
+"""Fields of a run's state that differ between two executions of it, or between two of its moments."""
+
+
+class NoExportError(RpgError):
+    """The directory holds no export, or one that cannot be imported."""
+
+
+class ExportRefusedError(Exception):
+    """The export is damaged, or another run has its id here. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A run in a directory, as `write_export` left it."""
+
+    directory: Path
+    run_id: str
+    files: Mapping[str, Any]
+    """Name -> sha256 and bytes."""
+    experiment: Mapping[str, Any]
+    """What the run's experiment knows of it."""
+
+
+def exports_in(directory: Path) -> list[Export]:
+    """The export that a directory holds, or those that lie in its directories, as of an experiment.
+
+    Raises:
+        NoExportError: there is none, or it was written by a later version, or while the run was executed.
+    """
+    manifests = [directory / MANIFEST] if (directory / MANIFEST).is_file() else sorted(directory.glob(f"*/{MANIFEST}"))
+    if not manifests:
+        raise NoExportError(f"{directory} holds no export: `rpg export RUN DIR` writes one, with {MANIFEST}")
+    return [_read(manifest.parent) for manifest in manifests]
+
+
+def import_run(home: Home, export: Export) -> bool:
+    """Takes a run into a home, with its experiment.
+
+    Killed on the way, it leaves the run whole or not there, and the next call finishes.
+
+    Returns:
+        Whether the run came; not where it was here already.
+    Raises:
+        ExportRefusedError: a file is missing or has another content; or the home has another run of that id.
+    """
+    final = home.run(export.run_id)
+    try:
+        if damage := find_damage(export.directory, export.files, full=True):
+            raise ExportRefusedError(f"{export.directory} is damaged: {damage}; nothing was imported")
+        with home.locked("import", waiting=lambda: None):
+            if is_new := not final.exists():
+                _bring(export, home.root / ".import", final)
+            elif difference := _difference(export.directory, final):
+                raise ExportRefusedError(f"{export.run_id} is here already, and is another run: {difference}")
+            _join_experiment(home, export)
+    except OSError as error:
+        raise ExportRefusedError(f"{export.run_id} was not imported: {error}") from error
+    with Store.open(home.root) as store:
+        store.ingest()
+    return is_new
+
+
+def _read(directory: Path) -> Export:
+    manifest = read_json(directory / MANIFEST)
+    try:
+        export = Export(directory, manifest["run_id"], dict(manifest["files"]), dict(manifest["experiment"]))
+        written_by = int(manifest["format"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise NoExportError(f"{directory / MANIFEST} is not what `rpg export` writes") from error
+    if written_by > FORMAT:
+        raise NoExportError(f"{directory} was exported by a later version of the program")
+    if read_json(directory / "run.json").get("run_id") != export.run_id or not export.files.keys() >= _NEEDED:
+        raise NoExportError(f"{directory} has not the run that its {MANIFEST} names")
+    if (status := read_json(directory / "state.json").get("status")) not in ENDED:
+        raise NoExportError(f"{export.run_id} was {status} when it was exported; export it again when it has ended")
+    return export
+
+
+def _bring(export: Export, aside: Path, final: Path) -> None:
+    """Copies the run's files aside and gives them the run's name."""
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        for name in filter(is_of_run, export.files):
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(export.directory / name, aside / name)
+        elsewhere = {"pid": None, "pid_started": None, "flow_run_id": None, "api_url": None}
+        write_json(aside / "state.json", read_json(aside / "state.json") | elsewhere)
+        sync_tree(aside)
+        final.parent.mkdir(exist_ok=True)
+        aside.rename(final)  # fails where somebody has begun the run meanwhile
+        sync(final.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _difference(export: Path, here: Path) -> str:
+    """What tells the run of the export from that of the home; empty where they are the same."""
+    for name in ("run.json", "train.json"):
+        if read_json(export / name) != read_json(here / name):
+            return f"{name} differs"
+    there, ours = read_json(export / "state.json"), read_json(here / "state.json")
+    for field in _TELL_APART:
+        if there.get(field) != ours.get(field):
+            return f"{field} is {ours.get(field)} here and {there.get(field)} in the export"
+    attempts = [sorted(path.name for path in (place / "attempts").glob("*.json")) for place in (export, here)]
+    return "" if attempts[0] == attempts[1] else "it was started at other times"
+
+
+def _join_experiment(home: Home, export: Export) -> None:
+    """Lists the run in its experiment, in the version of its cells. The experiment's present version stays that."""
+    name = str(export.experiment["name"])
+    with home.locked(f"experiment-{name}", waiting=lambda: None):
+        path = home.experiment(name) / "experiment.json"
+        before = read_json(path)
+        if export.run_id in before.get("runs", []):
+            return
+        known, recipes = versions_in(before), export.experiment.get("recipes") or [export.run_id]
+        versions = with_runs(known, recipes, [export.run_id], in_addition=False)
+        if known:
+            versions.sort(key=lambda version: version.number == known[-1].number)
+        record = {
+            "name": name,
+            "question": "",
+            "created_at": now(),
+            **{key: value for key, value in export.experiment.items() if key != "recipes"},
+            **before,
+            "runs": [*before.get("runs", []), export.run_id],
+            "current": list(versions[-1].runs),
+            "versions": [version.to_json() for version in versions],
+            "labels": export.experiment.get("labels", {}) | before.get("labels", {}),
+            "updated_at": now(),
+        }
+        write_json(path, record)
+        frozen = home.run(export.run_id) / "document.json"
+        if frozen.is_file() and not (path.parent / "spec.json").exists():
+            write_json(path.parent / "spec.json", read_json(frozen))

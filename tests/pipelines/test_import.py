@@ -1,0 +1,164 @@
+"""`rpg export` and `rpg import`: a run that an earlier version trained, taken whole into another home."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from unpacked_home import unpack
+
+from pipelines.cli import app, main
+from pipelines.home import Home
+from pipelines.planning.plan import make_plan
+from specs.loader import load_document
+from storage.record import open_record
+
+RUN, OTHER_CELL = "finished-s0-5c295933", "finished-s0-791d367e"
+TABLES = ("runs", "stages", "metrics", "rollouts", "tokens", "evaluations", "evaluation_samples", "checkpoints")
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home that the runs are exported from."""
+    place = tmp_path_factory.mktemp("origin")
+    unpack(place)
+    return place / "home"
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Calls `rpg` with a home."""
+
+    def run(home: Path, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setenv("RPG_HOME", str(home))
+        monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def experiment(origin: Path) -> Path:
+    """The export of an experiment of two runs."""
+    directory = origin.parent / "finished"
+    result = CliRunner().invoke(app, ["export", "finished", str(directory)], env={"RPG_HOME": str(origin)})
+    assert result.exit_code == 0, result.output
+    return directory
+
+
+@pytest.fixture
+def exported(experiment: Path, tmp_path: Path) -> Path:
+    """That of one of them, to be changed."""
+    return Path(shutil.copytree(experiment / RUN, tmp_path / "exported"))
+
+
+def rows(home: Path, table: str) -> list[tuple[Any, ...]]:
+    with open_record(home) as record:
+        columns = "* EXCLUDE (flow_run_id)" if table == "runs" else "*"
+        return record.sql(f"SELECT {columns} FROM {table} WHERE run_id = ? ORDER BY ALL", [RUN]).rows
+
+
+def test_a_run_is_in_another_home_what_it_was_in_its_own(
+    origin: Path, exported: Path, tmp_path: Path, call: Call
+) -> None:
+    home = tmp_path / "home"
+    (home / ".import" / "left").mkdir(parents=True)  # by an import that was killed
+    assert call(home, "import", str(exported)) == (0, f"{RUN}\n", "imported\n")
+    assert not (home / ".import").exists()
+    for table in TABLES:
+        assert rows(home, table) == rows(origin, table) != [], table
+    for question in (("compare", RUN, RUN, "--json"), ("show", RUN, "--origin", "--json")):
+        assert call(home, *question)[:2] == call(origin, *question)[:2]
+    shown, before = (json.loads(call(place, "show", RUN, "--json")[1]) for place in (home, origin))
+    assert {**shown, "files": 0, "flow_run_id": 0} == {**before, "files": 0, "flow_run_id": 0}
+    assert (home / "runs" / RUN / "report.html").is_file()
+    assert call(home, "db", "check", "--full") == (0, "all is well\n", "")
+    (planned,) = make_plan(load_document(exported / "spec.yaml"), Home(home)).runs
+    actions = {stage.stage: stage.action for stage in planned.stages}
+    assert (planned.run_id, actions["train"], actions["evaluate"]) == (RUN, "CACHED", "CACHED")
+
+
+def test_what_is_here_already_stays_as_it_is(origin: Path, exported: Path, tmp_path: Path, call: Call) -> None:
+    said = f"{RUN} is here already, the same run: nothing to do\n"
+    assert call(origin, "import", str(exported)) == (0, f"{RUN}\n", said)
+    home = tmp_path / "home"
+    assert call(home, "import", str(exported))[0] == 0
+    state = home / "runs" / RUN / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"ended_at": "2026-11-23T00:00:00+00:00"}))
+    before = state.read_bytes()
+    code, out, err = call(home, "import", str(exported))
+    assert (code, out) == (1, "")
+    assert err.startswith(f"{RUN} is here already, and is another run: ended_at is 2026-11-23T00:00:00+00:00 here and ")
+    assert state.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["segments/metrics/*.parquet", "weights/*/model.safetensors", "metrics.parquet"])
+def test_a_damaged_export_leaves_the_home_as_it_was(exported: Path, tmp_path: Path, call: Call, name: str) -> None:
+    damaged = next(exported.glob(name))
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    code, out, err = call(tmp_path / "home", "import", str(exported))
+    assert (code, out) == (1, "")
+    wrong = f"{damaged.relative_to(exported)} does not match its digest"
+    assert err == f"{exported} is damaged: {wrong}; nothing was imported\n"
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_an_experiment_comes_with_its_runs_and_is_one_version(
+    origin: Path, experiment: Path, tmp_path: Path, call: Call
+) -> None:
+    home = tmp_path / "home"
+    assert {path.name for path in experiment.iterdir()} == {RUN, OTHER_CELL}
+    code, said, err = call(home, "import", str(experiment))
+    assert (code, set(said.split())) == (0, {RUN, OTHER_CELL}), err
+    answers = [json.loads(call(place, "compare", "finished", "--json")[1]) for place in (home, origin)]
+    assert answers[0] == answers[1]
+    assert call(home, "import", str(experiment / RUN))[0] == 0
+
+
+def test_a_run_joins_an_experiment_whose_present_version_stays(exported: Path, tmp_path: Path, call: Call) -> None:
+    record = tmp_path / "home" / "experiments" / "finished" / "experiment.json"
+    record.parent.mkdir(parents=True)
+    runs = ["finished-s0-own"]
+    own = {"version": 1, "recipes": ["a"], "runs": runs}
+    record.write_text(json.dumps({"name": "finished", "runs": runs, "current": runs, "versions": [own]}))
+    assert call(tmp_path / "home", "import", str(exported))[0] == 0
+    joined = json.loads(record.read_text())
+    assert (joined["runs"], joined["current"]) == ([*runs, RUN], runs)
+    assert [(version["version"], version["runs"]) for version in joined["versions"]] == [(2, [RUN]), (1, runs)]
+
+
+def test_what_is_no_export_of_an_ended_run_is_refused(exported: Path, tmp_path: Path, call: Call) -> None:
+    home = tmp_path / "home"
+    code, _, err = call(home, "import", str(tmp_path / "nothing"))
+    assert (code, "holds no export: `rpg export RUN DIR` writes one" in err) == (2, True)
+    state = exported / "state.json"
+    state.write_text(state.read_text().replace('"status": "finished"', '"status": "running"', 1))
+    code, _, err = call(home, "import", str(exported))
+    assert (code, err) == (2, f"{RUN} was running when it was exported; export it again when it has ended\n")
+    assert not home.exists()
+
+
+def test_an_export_brings_no_lease_and_no_file_from_elsewhere(exported: Path, tmp_path: Path, call: Call) -> None:
+    (tmp_path / "outside.json").write_text("{}")
+    (exported / "leases").mkdir()
+    (exported / "leases" / "0009.json").write_text("{}")
+    manifest = json.loads((exported / "export.json").read_text())
+    empty = {"sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a", "bytes": 2}
+    manifest["files"]["leases/0009.json"] = empty
+    (exported / "export.json").write_text(json.dumps(manifest))
+    assert call(tmp_path / "home", "import", str(exported))[0] == 0
+    assert not (tmp_path / "home" / "runs" / RUN / "leases").exists()
+    manifest["files"]["../outside.json"] = empty
+    (exported / "export.json").write_text(json.dumps(manifest))
+    code, _, err = call(tmp_path / "home2", "import", str(exported))
+    assert (code, "../outside.json is not a file of it" in err) == (1, True)
