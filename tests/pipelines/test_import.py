@@ -86,6 +86,13 @@ def test_a_run_is_in_another_home_what_it_was_in_its_own(
     assert (planned.run_id, actions["train"], actions["evaluate"]) == (RUN, "CACHED", "CACHED")
 
 
+def test_an_export_says_in_words_what_it_is(exported: Path) -> None:
+    read = (exported / "README.md").read_text()
+    for told in ("81.2 % to 75.0 %", "| `metrics.parquet` | 152 rows", "exact on policy, holds", "| data train.parquet |"):
+        assert told in read
+    assert (exported / "spec.yaml").read_text() in read
+
+
 def test_what_is_here_already_stays_as_it_is(origin: Path, exported: Path, tmp_path: Path, call: Call) -> None:
     said = f"{RUN} is here already, the same run: nothing to do\n"
     assert call(origin, "import", str(exported)) == (0, f"{RUN}\n", said)
