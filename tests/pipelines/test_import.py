@@ -88,7 +88,12 @@ def test_a_run_is_in_another_home_what_it_was_in_its_own(
 
 def test_an_export_says_in_words_what_it_is(exported: Path) -> None:
     read = (exported / "README.md").read_text()
-    for told in ("81.2 % to 75.0 %", "| `metrics.parquet` | 152 rows", "exact on policy, holds", "| data train.parquet |"):
+    for told in (
+        "81.2 % to 75.0 %",
+        "| `metrics.parquet` | 152 rows",
+        "exact on policy, holds",
+        "| data train.parquet",
+    ):
         assert told in read
     assert (exported / "spec.yaml").read_text() in read
 
