@@ -119,7 +119,10 @@ class Trainer:
         trained_version = self.state.policy_version
         with clock("logprobs"):
             signal = self.signal(rollouts) if self.spec.skips_zero_advantage else None
-            plan = plan_step(rollouts, self.training, packed=self.parts.learner.packs, signal=signal)
+            learner = self.parts.learner
+            plan = plan_step(
+                rollouts, self.training, packed=learner.packs, signal=signal, attention=learner.attention_share
+            )
             rollouts = hand_over(rollouts, plan.trainers(len(rollouts.lengths)))
             minibatches = cut(rollouts, plan, self.parts.device)
             self.largest_pass = max([self.largest_pass, *(part.largest_pass for part in minibatches)])

@@ -189,7 +189,8 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
         "reference": "reference.source: behaviour needs no second model",
         "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
         "gathered": "below training.zero_stage: 3 nothing is gathered",
-        "activations": "a smaller training.microbatch_tokens or training.gradient_checkpointing: true",
+        "activations": "a smaller training.microbatch_tokens, training.gradient_checkpointing: true, or "
+        "training.sequence_parallel_size: 2 and more, by which ranks share a sequence",
         "logits": "a smaller vocabulary",
         "kv_cache": rollout.smaller_cache,
     }
@@ -214,11 +215,14 @@ def _gathered(parameters: int, training: Training) -> int:
 
 
 def _largest_microbatch(experiment: Experiment) -> int:
+    """Tokens of a rank's part of it, where ranks share their rows."""
     longest = experiment.data.max_prompt_length + experiment.rollout.max_response_length
     training = experiment.training
     per_update = training.prompts_per_step * training.group_size // training.minibatches * longest
     # A single response that is longer than the budget still is one microbatch.
-    return max(min(training.microbatch_tokens, -(-per_update // training.ranks)), longest)
+    groups = training.ranks // training.sequence_parallel_size
+    row = max(min(training.microbatch_tokens, -(-per_update // groups)), longest)
+    return -(-row // training.sequence_parallel_size)
 
 
 def _activations(shape: ModelShape, training: Training, tokens: int, size: int, logits: int) -> int:

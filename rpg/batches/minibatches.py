@@ -63,7 +63,12 @@ class Minibatch:
 
 
 def plan_step(
-    rollouts: StepRollouts, training: Training, *, packed: bool = False, signal: Bools | None = None
+    rollouts: StepRollouts,
+    training: Training,
+    *,
+    packed: bool = False,
+    signal: Bools | None = None,
+    attention: float = 0.0,
 ) -> StepPlan:
     """Minibatches in the order of the prompts, each dealt to the ranks in passes, which serve every forward alike.
 
@@ -73,12 +78,13 @@ def plan_step(
         packed: whether a pass is one row without padding, see Learner.packs.
         signal: of each response, whether an advantage in it is not 0, to leave out the others: they count, and are in
             no pass. Of a minibatch without signal the shortest is computed, for figures to be taken from. [B]
+        attention: by which the ranks get equal work, see `Learner.attention_share`.
     """
     parts = np.array_split(np.arange(len(rollouts.lengths)), training.minibatches)
     if training.mask_truncated:
         parts = [part[~rollouts.truncated[part]] for part in parts]
     computed = parts if signal is None else [_with_signal(rollouts, part, signal) for part in parts]
-    passes = [_passes(rollouts, chosen.tolist(), training, packed=packed) for chosen in computed]
+    passes = [_passes(rollouts, chosen.tolist(), training, packed, attention) for chosen in computed]
     return StepPlan([UpdatePlan(*each) for each in zip(parts, computed, passes, strict=True)], packed)
 
 
@@ -109,13 +115,29 @@ def _with_signal(rollouts: StepRollouts, part: Integers, signal: Bools) -> Integ
     return part[[int(rollouts.sequence_lengths[part].argmin())]]
 
 
-def _passes(rollouts: StepRollouts, part: list[int], training: Training, *, packed: bool) -> list[list[Rows]]:
-    """Each rank's; one that does not count where there is nothing to train on, since an update needs a backward."""
-    size = ranks.world_size()
+def _passes(
+    rollouts: StepRollouts, part: list[int], training: Training, packed: bool, attention: float
+) -> list[list[Rows]]:
+    """Each rank's; one that does not count where there is nothing to train on, since an update needs a backward.
+
+    Of ranks that share their rows the first has the passes, and the others as many that do not count.
+    """
+    shared = training.sequence_parallel_size
+    passes = _passes_of_groups(rollouts, part, training, ranks.world_size() // shared, packed, attention)
+    helpers = [IDLE] * len(passes[0])
+    return [of_rank for of_first in passes for of_rank in (of_first, *[helpers] * (shared - 1))]
+
+
+def _passes_of_groups(
+    rollouts: StepRollouts, part: list[int], training: Training, size: int, packed: bool, attention: float
+) -> list[list[Rows]]:
+    """The passes of `size` ranks that share no row."""
     if not part:
         return [[IDLE]] * size
     if not packed:
-        return plan_padded(rollouts.sequence_lengths, part, ranks=size, max_tokens=training.microbatch_tokens)
+        return plan_padded(
+            rollouts.sequence_lengths, part, ranks=size, max_tokens=training.microbatch_tokens, attention=attention
+        )
     return plan_packed(
         rollouts.prompt_lengths,
         rollouts.lengths,
@@ -123,4 +145,5 @@ def _passes(rollouts: StepRollouts, part: list[int], training: Training, *, pack
         part,
         ranks=size,
         max_tokens=training.microbatch_tokens,
+        attention=attention,
     )

@@ -36,8 +36,10 @@ class Rows:
 IDLE = Rows(())
 
 
-def plan_padded(lengths: Integers, rollouts: Sequence[int], *, ranks: int, max_tokens: int) -> list[list[Rows]]:
-    """Each rank's passes over a minibatch: an equal share of the tokens, in passes of neighbours in length.
+def plan_padded(
+    lengths: Integers, rollouts: Sequence[int], *, ranks: int, max_tokens: int, attention: float = 0.0
+) -> list[list[Rows]]:
+    """Each rank's passes over a minibatch: an equal share of the work, in passes of neighbours in length.
 
     Every rank gets the same number of passes; one with fewer of its own fills up with passes that do not count.
 
@@ -45,8 +47,9 @@ def plan_padded(lengths: Integers, rollouts: Sequence[int], *, ranks: int, max_t
         lengths: tokens of prompt and response of each of the step's responses. [B]
         rollouts: the minibatch, as indices into `lengths`.
         max_tokens: bound on rows x longest row. A response longer than that is a pass of its own.
+        attention: the work of n tokens is n + attention n^2, see `Learner.attention_share`.
     """
-    shares = _deal([((index,), int(lengths[index])) for index in rollouts], ranks)
+    shares = _deal([((index,), _work(int(lengths[index]), attention)) for index in rollouts], ranks)
     return _as_many([_fill_padded(lengths, share, max_tokens) for share in shares])
 
 
@@ -58,10 +61,11 @@ def plan_packed(
     *,
     ranks: int,
     max_tokens: int,
+    attention: float = 0.0,
 ) -> list[list[Rows]]:
     """The same for passes of one row, which hold a prompt once for all its responses: they stand group by group.
 
-    Whole groups are dealt to the ranks, or single responses where that leaves the fullest rank with fewer tokens.
+    Whole groups are dealt to the ranks, or single responses where that leaves the fullest rank with less work.
 
     Args:
         prompts: tokens of each response's prompt. [B]
@@ -70,28 +74,36 @@ def plan_packed(
         rollouts: the minibatch, as indices into these.
         max_tokens: bound on the tokens of a row, and PROMPT_COPIES times that on what they would be with a prompt for
             each response. A response that is longer with its prompt is a pass of its own.
+        attention: as above; a response attends to its prompt as well.
     """
 
-    def tokens(share: Iterable[int]) -> int:
+    def work(share: Iterable[int]) -> float:
         prompt_of_group = {int(groups[index]): int(prompts[index]) for index in share}
-        return int(responses[list(share)].sum()) + sum(prompt_of_group.values())
+        of_prompts = sum(_work(length, attention) for length in prompt_of_group.values())
+        return of_prompts + sum(_work(int(responses[each]), attention, behind=int(prompts[each])) for each in share)
 
     lengths = prompts + responses
-    singly = [((index,), int(lengths[index])) for index in rollouts]
-    whole = [(members, tokens(members)) for members in _members(groups, rollouts)]
+    singly = [((index,), work((index,))) for index in rollouts]
+    whole = [(members, work(members)) for members in _members(groups, rollouts)]
     ways = (_deal(whole, ranks), _deal(singly, ranks))
-    shares = min(ways, key=lambda way: max(map(tokens, way)))
+    shares = min(ways, key=lambda way: max(map(work, way)))
     return _as_many([_fill_packed(lengths, responses, _members(groups, share), max_tokens) for share in shares])
 
 
-def _deal(pieces: Sequence[tuple[Indices, int]], ranks: int) -> list[list[int]]:
-    """Pieces of so many tokens, the largest first, each to the rank that has the fewest so far."""
+def _work(tokens: int, attention: float, *, behind: int = 0) -> float:
+    """Of a piece of a sequence, `behind` so many tokens that it attends to, in units of what a token costs without
+    attention."""
+    return tokens + attention * tokens * (tokens + 2 * behind)
+
+
+def _deal(pieces: Sequence[tuple[Indices, float]], ranks: int) -> list[list[int]]:
+    """Pieces of so much work, the largest first, each to the rank that has the least so far."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for piece, tokens in sorted(pieces, key=lambda each: (-each[1], each[0])):
+    loads = [0.0] * ranks
+    for piece, work in sorted(pieces, key=lambda each: (-each[1], each[0])):
         lightest = loads.index(min(loads))
         shares[lightest].extend(piece)
-        loads[lightest] += tokens
+        loads[lightest] += work
     return shares
 
 

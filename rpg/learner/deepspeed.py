@@ -18,10 +18,12 @@ from rpg.learner import shards
 from rpg.learner.adapters import save_adapter, whole_weights
 from rpg.learner.packing import Packing
 from rpg.learner.packing_trial import PackingTrial, try_packing
-from rpg.learner.policy import Policy, load_model
+from rpg.learner.policy import Policy, attention_share, load_model
 from rpg.learner.schedule_free import ScheduleFreeAdamW
+from rpg.learner.sequence_parallel import SequenceGroup
 from rpg.learner.sharded_loading import shard
 from rpg.processes import ranks
+from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 
 
@@ -47,6 +49,8 @@ class Learner:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         model = load_model(weights_dir, training)
         self.policy = Policy(model, temperature=temperature, entropy_gradient=training.entropy_coef > 0)
+        self.attention_share = attention_share(model)
+        """The work of a sequence of n tokens is n + attention_share n^2, in units of a token's without attention."""
         self.device = device
         self._training = training
         self._norm = float("nan")
@@ -67,8 +71,20 @@ class Learner:
 
         self.packing_trial: PackingTrial | None = None
         """Whether the model can be given packed rows; None where the spec wants none."""
+        self._sequence_group: SequenceGroup | None = None
+        if training.sequence_parallel_size > 1:
+            self._sequence_group = SequenceGroup(training.sequence_parallel_size, model.config)
         if training.packing:
-            self.packing_trial = try_packing(self._engine, model.config, device, precision=training.precision)
+            self.packing_trial = try_packing(self._packed, model.config, device, precision=training.precision)
+        if self._sequence_group and not self.packs:
+            raise SpecError(
+                Issue(
+                    "ranks cannot share the sequences of this model",
+                    path=("training", "sequence_parallel_size"),
+                    given=f"{training.sequence_parallel_size}; {self.packing_trial}",
+                    allowed="1",
+                )
+            )
 
     @property
     def packs(self) -> bool:
@@ -84,7 +100,21 @@ class Learner:
         """Logprobs and entropies of the batch's response tokens, nats. [n] each; with gradients on, the logprobs are
         differentiable, and the entropies where there is an entropy bonus."""
         packing = Packing(batch.packed, self.device) if batch.packed else None
-        logprobs, entropies = self._engine(batch.input_ids, batch.sources, batch.targets, packing=packing)
+        logprobs, entropies = self._packed(batch.input_ids, batch.sources, batch.targets, packing=packing)
+        if self._sequence_group and not self._sequence_group.leads:
+            # What was computed here is another rank's; its gradient comes this way, so the loss must hang on it.
+            logprobs, entropies = (
+                values[:0].sum() + values.new_zeros(len(batch.targets)) for values in (logprobs, entropies)
+            )
+        return logprobs, entropies
+
+    def _packed(
+        self, input_ids: Tensor, sources: Tensor, targets: Tensor, packing: Packing | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Policy.forward`; a packed row is the group's where ranks share their rows."""
+        if self._sequence_group and packing:
+            return self._sequence_group.logprobs(self._engine, input_ids, sources, targets, packing=packing)
+        logprobs, entropies = self._engine(input_ids, sources, targets, packing=packing)
         return logprobs, entropies
 
     @contextmanager

@@ -41,6 +41,7 @@ class Packing:
     """
 
     def __init__(self, families: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+        self.families = families
         self.segments = tuple(_segments(families))
         self.blocks = tuple((segment, len(list(alike))) for segment, alike in groupby(self.segments))
         """Neighbouring segments that are alike, whose attention is computed together: one of them, and their number."""
@@ -51,6 +52,11 @@ class Packing:
 
     @cached_property
     def position_ids(self) -> Tensor:
+        """Each token's place in its sequence, of the tokens that this rank has. [1, tokens]"""
+        return self.places
+
+    @cached_property
+    def places(self) -> Tensor:
         """Each token's place in its sequence. [1, tokens]"""
         places = [torch.arange(each.length) + len(each.prompt) for each in self.segments]
         return torch.cat(places)[None].to(self._device, non_blocking=True)
@@ -81,6 +87,12 @@ class Packing:
 
     def _bounds(self, lengths: list[int]) -> Tensor:
         return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(self._device, non_blocking=True)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, sliding_window: int | None
+    ) -> Tensor:
+        """Attention, causal within each sequence. Shapes as in `packed_attention`."""
+        return _attend(query, key, value, self, scaling, sliding_window)
 
     def mask(self, queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
         """The mask that is added to the scores, the last query at the last key; None where plain causality is enough.
@@ -136,8 +148,14 @@ def packed_attention(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
         )
     packing.layers += 1
+    return packing.attend(query, key, value, scaling, sliding_window), None
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, sliding_window: int | None
+) -> Tensor:
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[3] % 8 == 0:
-        return _flash(query, key, value, packing, scaling, sliding_window), None
+        return _flash(query, key, value, packing, scaling, sliding_window)
     parts, prompt = [], (key, value)
     pieces = (_pieces(states, packing) for states in (query, key, value))
     for (segment, _), q, k, v in zip(packing.blocks, *pieces, strict=True):
@@ -146,7 +164,7 @@ def packed_attention(
         else:
             prompt = k[-1:], v[-1:]  # where responses follow, it is theirs
         parts.append(_causal(q, k, v, packing, scaling, sliding_window).transpose(1, 2).flatten(0, 1))
-    return torch.cat(parts)[None], None
+    return torch.cat(parts)[None]
 
 
 def _pieces(states: Tensor, packing: Packing) -> Iterator[Tensor]:

@@ -77,6 +77,20 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
     return model
 
 
+def attention_share(model: PreTrainedModel) -> float:
+    """What n^2 of a sequence's n tokens cost in attention beside n in the products with weights, as arithmetic has it.
+
+    A token costs 2 a weight. Half of all pairs see each other, and each costs 4 a layer and element of its queries.
+    """
+    text = model.config.get_text_config()
+    heads = getattr(text, "num_attention_heads", 0)
+    queries = heads * (getattr(text, "head_dim", None) or text.hidden_size // max(1, heads))
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    looked_up = 0 if embedding.weight is head.weight else embedding.weight.numel()
+    return float(text.num_hidden_layers * queries / (model.num_parameters() - looked_up))
+
+
 def check_logits(config: PretrainedConfig) -> None:
     """Checks that logits are the last hidden state times the head's weight: logprobs are computed from those two.
 

@@ -44,6 +44,24 @@ def best_by_accuracy(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def sequence_parallel(experiment: Experiment) -> Iterator[Issue]:
+    """Ranks share packed rows, in groups of equal size."""
+    training = experiment.training
+    size, path = training.sequence_parallel_size, ("training", "sequence_parallel_size")
+    if training.ranks % size:
+        yield Issue(
+            "the ranks cannot be grouped so",
+            path,
+            given=f"{size} of {training.ranks} ranks",
+            allowed=", ".join(str(number) for number in range(1, training.ranks + 1) if training.ranks % number == 0),
+            hint="sequence_parallel_size must divide training.ranks",
+        )
+    if size > 1 and not training.packing:
+        yield Issue(
+            "ranks share packed rows alone", path, given=f"{size} with packing: false", hint="leave packing out"
+        )
+
+
 def schedule_free(experiment: Experiment) -> Iterator[Issue]:
     """Schedule-free AdamW has settings that AdamW has not."""
     training = experiment.training
@@ -97,5 +115,5 @@ def steep_rate(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-RULES = (offload, best_by_accuracy, schedule_free)
+RULES = (offload, best_by_accuracy, sequence_parallel, schedule_free)
 IDLE_KNOBS = (idle_skipping, steep_rate)

@@ -140,12 +140,17 @@ class Training(Spec):
     export_every_steps: int = Field(0, ge=0)
     """Steps between exports of weights that evaluation can read; 0 exports the last step only."""
     microbatch_tokens: int = execution(16384, ge=1)
-    """Most tokens, padding included, of one forward pass on a rank. No effect on the gradient."""
+    """Most tokens, padding included, of one forward pass on a rank, or on the ranks that share it. No effect on the
+    gradient."""
     packing: bool = execution(True)
     """Lay the responses of a pass end to end instead of padding them, and compute a prompt once for those of its group
     that are in the pass, where the model's attention keeps them apart. No effect on the gradient."""
     ranks: int = execution(1, ge=1)
     """Data-parallel processes. The batch stays the same and is spread over them."""
+    sequence_parallel_size: int = execution(1, ge=1)
+    """Neighbouring ranks that share each sequence (DeepSpeed-Ulysses), each of which keeps the activations of its piece
+    alone: for responses too long for the memory of one. Must divide ranks and the model's attention heads. No effect on
+    the gradient."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], no_flag] = execution(0)
     """DeepSpeed ZeRO: 1 shards the optimizer, 2 the gradients as well, 3 the parameters as well. With 3, rank 0 reads
     the model into host memory, and no GPU has to hold the whole of it. In bfloat16, 0 and 1 run as 2, which adds the

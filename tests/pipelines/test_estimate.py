@@ -3,14 +3,11 @@
 import json
 import re
 import sys
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipelines.planning import device
@@ -32,6 +29,7 @@ from rpg.learner.policy import Policy, load_model
 from specs.document import expand
 from specs.loader import load_document, load_experiment
 from specs.schema.experiment import Experiment
+from tests.memory import PeakMemory
 from tests.rpg.tiny_run import finish, free_port, start
 
 SPEC = """\
@@ -162,24 +160,6 @@ def test_what_zero_3_makes_whole_is_bounded_by_deepspeeds_settings(tmp_path: Pat
     assert memory_estimate(experiment(tmp_path, "qwen3", *alone), large).gathered == 0
     from_host = experiment(tmp_path, "qwen3", *alone, "training.offload={parameters: true}")
     assert memory_estimate(from_host, large).gathered == 4 * (10**9 + 5 * 10**7)
-
-
-class PeakMemory(TorchDispatchMode):
-    """The most bytes that tensors made within the block held at one time, those of `known` left out."""
-
-    def __init__(self, known: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.peak = 0
-        self._live = {tensor.untyped_storage().data_ptr(): 0 for tensor in known}
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage()).data_ptr() not in self._live:
-                self._live[storage.data_ptr()] = storage.nbytes()
-                weakref.finalize(storage, self._live.pop, storage.data_ptr(), None)
-        self.peak = max(self.peak, sum(self._live.values()))
-        return result
 
 
 SHAPES = {

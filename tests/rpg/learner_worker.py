@@ -42,6 +42,7 @@ TRAINING: dict[str, Any] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "padded": {"packing": False},
+    "shared": {"sequence_parallel_size": 2, "ranks": 2},
     "recomputed": {"gradient_checkpointing": True},
     "offloaded": {"offload": {"optimizer": True}},
     "all_offloaded": {"offload": {"optimizer": True, "parameters": True}},

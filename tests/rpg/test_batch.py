@@ -70,6 +70,33 @@ def test_the_ranks_shares_differ_by_at_most_one_response(lengths: list[int]) -> 
     assert abs(loads[0] - loads[1]) <= max(lengths)
 
 
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=8, max_size=40), packed=st.booleans())
+def test_where_attention_costs_what_its_pairs_do_long_responses_weigh_more(lengths: list[int], packed: bool) -> None:
+    array, zeros = np.array(lengths), np.zeros(len(lengths), dtype=np.int64)
+    everything, groups = range(len(lengths)), np.arange(len(lengths))
+    plans = (
+        plan_packed(zeros, array, groups, everything, ranks=2, max_tokens=10, attention=0.1)
+        if packed
+        else plan_padded(array, everything, ranks=2, max_tokens=10, attention=0.1)
+    )
+    shares = [array[[index for rows in plan for index in rows.rollouts]] for plan in plans]
+    one, two = (float((share + 0.1 * share**2).sum()) for share in shares)
+    assert abs(one - two) <= max(lengths) + 0.1 * max(lengths) ** 2 + 1e-6
+    assert sum(map(len, shares)) == len(lengths)
+
+
+def test_the_pairs_of_one_long_response_weigh_as_ten_short_ones() -> None:
+    lengths = np.array([40, *[10] * 10])
+    shares = [
+        sorted(sum(len(rows.rollouts) for rows in plan) for plan in plans)
+        for plans in (
+            plan_padded(lengths, range(11), ranks=2, max_tokens=10, attention=attention) for attention in (0.0, 0.1)
+        )
+    ]
+    assert shares == [[4, 7], [1, 10]], "40 + 160 is ten times 10 + 10"
+
+
 def shares_of_two(responses: list[int], group_size: int) -> list[list[int]]:
     """The responses that each of two ranks gets of groups with prompts of 10 tokens."""
     array = np.array(responses)

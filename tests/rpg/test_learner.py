@@ -19,6 +19,7 @@ ALONE = [
 ]
 TOGETHER = [*STAGES, "1:bfloat16:60", "3:float32:60:lora", "2:float32:60:free", "3:float32:60:free"]
 TOGETHER += [*(f"{stage}:poisoned" for stage in STAGES), "2:bfloat16:60:poisoned"]
+TOGETHER += ["0:float32:60:shared", "3:float32:60:recomputed:lora:shared", "2:bfloat16:60:shared"]
 BOUND = {"float32": 1e-5, "bfloat16": 0.03}
 """Of the relative error in norm of any tensor after five updates, and of the gradient norm.
 

@@ -98,8 +98,12 @@ def test_a_trained_run_is_not_trained_again(trained: tuple[Path, str]) -> None:
     assert "is trained already" in train(trained[0])
 
 
-def test_two_ranks_train_under_the_launcher(inputs: Path, tmp_path: Path, trained: tuple[Path, str]) -> None:
-    run_dir = make_run(inputs, tmp_path / "two", training={"steps": 6, "ranks": 2})
+@pytest.mark.parametrize("shared", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_two_ranks_train_under_the_launcher(
+    inputs: Path, tmp_path: Path, trained: tuple[Path, str], shared: int
+) -> None:
+    """Each on sequences of its own, or both on every sequence."""
+    run_dir = make_run(inputs, tmp_path / "two", training={"steps": 6, "ranks": 2, "sequence_parallel_size": shared})
     finish(start(local_command(run_dir, 2, free_port())))
     one = {(row["step"], row["name"]): row["value"] for row in rows(trained[0], "metrics")}
     two = {(row["step"], row["name"]): row["value"] for row in rows(run_dir, "metrics")}

@@ -119,14 +119,19 @@ class SshHead:
         return []
 
     def _choose(self, connections: Sequence[Connection], *, fewest: int) -> list[Connection]:
-        """The first hosts whose slots are enough, each given its ranks; `fewest` ranks will do, 0: all of them."""
-        chosen, placed, wanted = [], 0, self._spec.training.ranks
+        """The first hosts whose slots are enough, each given its ranks; `fewest` ranks will do, 0: all of them.
+
+        Of fewer than all there are whole groups of those that share sequences.
+        """
+        training = self._spec.training
+        chosen, placed, slots = [], 0, sum(each.host.slots for each in connections if each.hello and not each.closed)
+        wanted = min(training.ranks, slots // training.sequence_parallel_size * training.sequence_parallel_size)
         for connection in connections:
             if connection.hello and not connection.closed and placed < wanted:
                 connection.first_rank, connection.ranks = placed, min(connection.host.slots, wanted - placed)
                 placed += connection.ranks
                 chosen.append(connection)
-        return chosen if placed >= (fewest or wanted) else []
+        return chosen if placed >= max(1, fewest or training.ranks) else []
 
     def _unfit(self, connections: Sequence[Connection]) -> list[Issue]:
         """What keeps these hosts from training together."""
