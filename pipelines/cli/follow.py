@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelines.cli.reading import Reading, tell_where_they_wait
 from pipelines.home import Home
-from pipelines.running.progress import training_line
+from pipelines.running.progress import logged_line, training_line
 from pipelines.runs import log_files, log_stage, read_state, status_of
 from rpg.files import read_json
 from specs.errors import RpgError
@@ -94,13 +94,15 @@ def _no_log(home: Home, run_id: str, stage: str | None) -> str:
 
 
 def _progress(home: Home, run_id: str, status: str) -> str:
-    """One line: the status, the stage under way, and while training the step."""
+    """One line: the status, the stage under way, and the step or the last line of its log."""
     state = read_state(home, run_id)
     running = [name for name, stage in (state.get("stages") or {}).items() if stage.get("status") == "running"]
     parts = [status, *running] if status in _LIVE else [status]
     progress = read_json(home.run(run_id) / "progress.json")
     if progress and (running == ["train"] or status not in _LIVE):
         parts.append(training_line(progress))
+    elif status in _LIVE and len(running) == 1:
+        parts += filter(None, [logged_line(home.run(run_id) / "logs" / f"{running[0]}.log", running[0])])
     if reason := state.get("reason"):
         parts.append(str(reason))
     return "  ".join(parts)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console, Group
@@ -10,7 +11,9 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
+from pipelines.processes.supervisor import log_tail
 from pipelines.running.time_left import TimeLeft, training_seconds_left
+from rpg.processes.timed_output import without_time
 from specs.metrics import progress_text
 
 _PLAIN_SECONDS = 10.0
@@ -238,6 +241,16 @@ def _ending(stage: str, outcome: str, seconds: float) -> str:
     colour = {"done": "green", "cached": "cyan", "paused": "yellow"}.get(outcome, "red")
     took = "" if outcome == "cached" else f"  {seconds:.1f} s"
     return f"{stage:<9} [{colour}]{outcome}[/]{took}"
+
+
+def logged_line(log: Path, stage: str, *, since: int = 0) -> str:
+    """What a stage without steps has just done: its log's last line, without the time and the stage's name.
+
+    Empty where nothing was written after the log's first `since` bytes, and where the line says that the stage is done:
+    the outcome, with the time that it took, is about to be shown.
+    """
+    line = without_time(log_tail(log, 1, since=since)).removeprefix(f"{stage}: ")
+    return "" if line.startswith("done in ") else line
 
 
 def training_line(progress: dict[str, Any]) -> str:

@@ -29,11 +29,12 @@ from pipelines.results import damage_of, filling, is_report_current, manifest_of
 from pipelines.running.earlier_training import take_training
 from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, stage_slots
+from pipelines.running.progress import logged_line
 from pipelines.running.run import RunExecution
 from rpg.files import is_within, now, read_json, write_json
 from rpg.manifests import find_damage
 from rpg.processes.exit_cause import forget_exits, read_issues
-from rpg.processes.timed_output import TIMED, without_time
+from rpg.processes.timed_output import TIMED
 from specs.errors import SpecError
 
 _SHOWN_SECONDS = 0.5
@@ -309,8 +310,8 @@ def _run_process(
         shown_at = time.monotonic()
         if stage.stage == "train":
             execution.progress.training(read_json(execution.directory / "progress.json"))
-        elif line := log_tail(child.log, 1, since=log_start):
-            execution.progress.waiting(without_time(line).removeprefix(f"{stage.stage}: "))
+        elif line := logged_line(child.log, stage.stage, since=log_start):
+            execution.progress.waiting(line)
 
     forget_exits(execution.directory)
     kills = count_oom_kills()

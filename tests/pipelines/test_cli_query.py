@@ -106,7 +106,7 @@ def test_sql_writes_the_format_that_the_file_name_says(call: Call, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sql", "from metrix"), "there is no table or view `metrix`\n  there are: artifacts, attempts, "),
+        (("sql", "from metrix"), "there is no table or view `metrix`\n  there are: accuracy_curves, artifacts, "),
         (("sql", "selec"), 'Parser Error: syntax error at or near "selec"'),
         (("sql", "delete from runs"), "DELETE is not a query"),
         (("sql", "select 1", "-o", "rows.what"), "rows.what: its name does not say the format"),
@@ -297,7 +297,7 @@ def test_statements_from_a_pipe_go_up_to_the_semicolon(home: Path) -> None:
     script = "select 1 as a,\n 2 as b;\n.tables\n.schema runs\nselect count(*) as n\nfrom runs"
     done = _process(["sql", "--format", "csv"], home, script)
     assert done.returncode == 0
-    assert done.stdout.startswith("a,b\n1,2\nname\nartifacts\n")
+    assert done.stdout.startswith("a,b\n1,2\nname\naccuracy_curves\nartifacts\n")
     assert ["runs", "run_id", "VARCHAR"] in [line.split() for line in done.stdout.splitlines()]
     assert done.stdout.endswith("n\n2\n")
     assert _process(["sql"], home, "select 1;\nfrom nowhere;\nselect 2;").returncode == 2
@@ -438,7 +438,7 @@ def test_an_experiments_name_stands_for_the_runs_that_it_has_now_and_a_runs_whol
     assert (code, out.split("\n")[0]) == (1, "sums-s2-cccc3333  failed")
 
 
-def test_a_log_is_followed_until_the_run_ends(home: Path) -> None:
+def test_a_log_is_followed_and_its_last_line_watched_until_the_run_ends(home: Path) -> None:
     run = RecordedRun(home, "live-s0-dddd4444", status="running")
     (run.path / "logs").mkdir()
     log = run.path / "logs" / "train.log"
@@ -456,12 +456,19 @@ def test_a_log_is_followed_until_the_run_ends(home: Path) -> None:
             with open(log, "a") as file:
                 file.write("second\n")
             assert following.stdout.readline() == "second\n"
+            watching = subprocess.Popen(
+                [sys.executable, "-c", MAIN, "watch", "live"],
+                env={**os.environ, "RPG_HOME": str(home)}, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            assert watching.stderr is not None
+            assert watching.stderr.readline() == "running  train  second\n"
             with open(log, "a") as file:
                 file.write("last\n")
             run.state["status"] = "finished"
             run.save()
             assert following.communicate(timeout=30)[0] == "last\n"
             assert following.returncode == 0
+            assert watching.communicate(timeout=30)[0] == "finished\n"
         finally:
             keeper.kill()
 

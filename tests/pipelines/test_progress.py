@@ -11,7 +11,7 @@ from rich.console import Console
 from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.running import progress
-from pipelines.running.progress import ConsoleProgress, ParallelProgress, RunsReporter, training_line
+from pipelines.running.progress import ConsoleProgress, ParallelProgress, RunsReporter, logged_line, training_line
 from pipelines.running.time_left import TimeLeft
 from specs.loader import load_document
 
@@ -121,3 +121,12 @@ def test_nothing_is_said_before_the_first_step(monkeypatch):
     monkeypatch.setattr(shown, "_last_line", 0.0)
     shown.training({})
     assert out.getvalue() == ""
+
+
+def test_a_stages_last_line_is_shown_without_time_and_name_until_it_says_that_it_is_done(tmp_path: Path):
+    log, shown = tmp_path / "base.log", []
+    before = "2026-11-22 18:28:06 base: done in 3.0 s\n"
+    for line in ("", "base: started", "warm-up 8/1500: loss 4.7, 11 s", "base: done in 145.0 s"):
+        log.write_text(before + (f"2026-11-22 18:28:07 {line}\n" if line else ""))
+        shown.append(logged_line(log, "base", since=len(before)))
+    assert shown == ["", "started", "warm-up 8/1500: loss 4.7, 11 s", ""]
