@@ -34,6 +34,8 @@ class StagedProblem:
     answer: str
     dataset: str
     metadata: dict[str, Any]
+    text: str = ""
+    """As its source has it, without the spec's own template; is not published."""
 
 
 def text_of(prompt: str | list[Message]) -> str:

@@ -14,11 +14,12 @@ _METADATA = "metadata."
 
 def staged(problem: SourceProblem, prompt: TemplatePrompt | ChatPrompt) -> StagedProblem:
     """The problem with its prompt. SpecError where the template asks for what it does not have."""
+    text = text_of(problem.prompt)
     if isinstance(prompt, ChatPrompt):
-        text, content = json.dumps(_messages(problem, prompt), ensure_ascii=False), text_of(problem.prompt)
+        rendered, content = json.dumps(_messages(problem, prompt), ensure_ascii=False), text
     else:
-        text = content = _fill(prompt.template, problem)
-    return StagedProblem(content_id(content), text, problem.answer, problem.dataset, problem.metadata)
+        rendered = content = _fill(prompt.template, problem)
+    return StagedProblem(content_id(content), rendered, problem.answer, problem.dataset, problem.metadata, text)
 
 
 def _messages(problem: SourceProblem, prompt: ChatPrompt) -> list[Message]:

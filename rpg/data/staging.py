@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rpg.data import metadata
+from rpg.data.overlap import Questions, Words, without_instruction, words_of
 from rpg.data.problems import SourceProblem, StagedProblem
 from rpg.data.prompts import check_template, staged
 from specs.errors import Issue, Path, SpecError
@@ -26,6 +27,8 @@ class StagedSet:
     path: Path
     """Its place in the spec."""
     problems: list[StagedProblem]
+    generated: bool = False
+    """See Source."""
     read: int = 0
     duplicates: int = 0
     """Copies removed."""
@@ -55,7 +58,7 @@ def stage(data: Data, out: FilePath) -> None:
 
 
 def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
-    result = StagedSet(path, [])
+    result = StagedSet(path, [], generated=source.generated)
     seen: dict[str, str] = {}
     for problem in _read(source.read(), path):
         item = staged(problem, data.prompt)
@@ -115,14 +118,14 @@ def _check_names(sets: list[StagedSet]) -> None:
 
 def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool) -> None:
     """No training problem may be an evaluation problem: an error, or dropped from training."""
-    held_out = {problem.problem_id: problem.dataset for each in evaluation for problem in each.problems}
+    held_out = _HeldOut(evaluation)
     errors: list[Issue] = []
     for each in train:
-        shared = [problem for problem in each.problems if problem.problem_id in held_out]
+        shared = held_out.shared_by(each)
         if shared and not drop:
-            errors.append(_overlap(each, shared, held_out[shared[0].problem_id]))
+            errors.append(_overlap(each, shared))
         each.overlapping = len(shared)
-        each.problems = [problem for problem in each.problems if problem.problem_id not in held_out]
+        each.problems = [problem for index, problem in enumerate(each.problems) if index not in shared]
     if errors:
         raise SpecError(*errors)
     if train and not any(each.problems for each in train):
@@ -136,15 +139,63 @@ def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool
         )
 
 
-def _overlap(train: StagedSet, shared: list[StagedProblem], evaluation_set: str) -> Issue:
-    example = shared[0].prompt if len(shared[0].prompt) <= 100 else shared[0].prompt[:97] + "..."
+class _HeldOut:
+    """The evaluation problems, to look for among the training problems."""
+
+    def __init__(self, evaluation: list[StagedSet]) -> None:
+        self._by_prompt = {problem.problem_id: problem.dataset for each in evaluation for problem in each.problems}
+        self._questions: list[tuple[Words, str]] = []
+        """Of the sets that no program generates, each with its set's name."""
+        for each in evaluation:
+            if not each.generated:
+                questions = without_instruction([words_of(problem.text) for problem in each.problems])
+                named = zip(questions, (problem.dataset for problem in each.problems), strict=True)
+                self._questions += named
+        self._search = Questions([question for question, _ in self._questions])
+
+    def shared_by(self, train: StagedSet) -> dict[int, "_Shared"]:
+        """The training problems that are held out, by their index.
+
+        Those that only their question gives away are printed: their prompts differ from the evaluation's.
+        """
+        shared: dict[int, _Shared] = {}
+        for index, problem in enumerate(train.problems):
+            if dataset := self._by_prompt.get(problem.problem_id):
+                shared[index] = _Shared(problem.prompt, dataset)
+            elif not train.generated and (at := self._search.held_by(words_of(problem.text))) is not None:
+                question, dataset = self._questions[at]
+                shared[index] = _Shared(" ".join(question), dataset, by_question=True)
+                print(f"{'.'.join(map(str, train.path))}: a question of {shared[index]}", flush=True)
+        return shared
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What a training problem shares with an evaluation set."""
+
+    text: str
+    """The prompt, or the words of the question."""
+    dataset: str
+    by_question: bool = False
+
+    def __str__(self) -> str:
+        return f"`{self.dataset}`: {_cut(self.text)!r}"
+
+
+def _overlap(train: StagedSet, shared: dict[int, _Shared]) -> Issue:
     verb = "problem is" if len(shared) == 1 else "problems are"
+    first = next(iter(shared.values()))
+    listed = "; the data stage's log names them" if any(each.by_question for each in shared.values()) else ""
     return Issue(
         f"{len(shared)} of {len(train.problems)} training {verb} in the evaluation sets too",
         path=train.path,
-        given=f"{example!r}, in `{evaluation_set}`",
-        hint="write `data.overlap: drop` to leave them out of training",
+        given=f"{_cut(first.text)!r}, in `{first.dataset}`",
+        hint=f"write `data.overlap: drop` to leave them out of training{listed}",
     )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _write(problems: list[StagedProblem], file: FilePath) -> None:

@@ -17,6 +17,8 @@ class Source(OpenSection):
     tag: ClassVar[str] = "source"
     group: ClassVar[str] = "rpg.data"
     package: ClassVar[str] = "rpg.data.sources"
+    generated: ClassVar[bool] = False
+    """Whether a program makes up its problems. Many are alike then, and they are told apart by their prompts alone."""
 
     source: str
     """Name of the kind of source."""
@@ -84,6 +86,14 @@ class Data(Spec):
     deduplicate: bool = True
     """Remove copies of the same problem within a set (DAPO-Math holds each some hundred times, the AIME files 32)."""
     overlap: Literal["error", "drop"] = "error"
-    """A training problem that is also in an evaluation set: an error, or dropped from training."""
+    """A training problem that is also in an evaluation set: an error, or dropped from training. Prompts are compared,
+    and of sets that no program generates the questions too: word for word, whatever their instructions, case, spacing,
+    punctuation and LaTeX markup."""
+
+    @property
+    def compares_questions(self) -> bool:
+        """Whether there are training and evaluation sets that no program generates, see `overlap`."""
+        return all(any(not each.generated for each in sets) for sets in (self.train, self.evaluation))
+
     max_prompt_length: int = Field(1024, ge=1)
     """Tokens. Training problems with a longer prompt are left out; an evaluation problem with one is an error."""

@@ -145,6 +145,18 @@ def test_dropping_overlap_makes_training_depend_on_the_evaluation_sets(spec: Pat
     assert before["train"] != after["train"]
 
 
+def test_where_questions_are_compared_data_is_other_data_than_earlier_versions_staged(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
+    drops = SPEC.replace("data:\n", "data:\n  overlap: drop\n")
+    one_written = drops.replace("reasoning_gym, task: chain_sum, size: 50, seed: 1", "jsonl, path: a.jsonl")
+    both_written = one_written.replace("reasoning_gym, task: chain_sum, size: 20, seed: 90001", "jsonl, path: a.jsonl")
+    marked = {}
+    for text in (drops, one_written, both_written, both_written.replace("drop", "error")):
+        (tmp_path / "file.yaml").write_text(text)
+        marked[text] = data_identity(load_document(tmp_path / "file.yaml").experiment).get("data.overlap_of")
+    assert list(marked.values()) == [None, None, "questions", None]
+
+
 def test_a_data_file_enters_by_its_content(tmp_path: Path, home: Home) -> None:
     text = SPEC.replace("{source: reasoning_gym, task: chain_sum, size: 50, seed: 1}", "{source: jsonl, path: a.jsonl}")
     (tmp_path / "a.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')

@@ -120,6 +120,61 @@ def test_what_a_limit_cut_off_is_no_overlap(tmp_path: Path) -> None:
     staged(tmp_path / "out", train=[train], evaluation=[source(tmp_path / "e.jsonl", "a")])
 
 
+QUESTION = r"Find the sum of all positive integers $n$ such that $n+2$ divides $3(n+3)(n^2+9)$."
+ALSO_ASKED = (
+    "Solve step by step.\n\n" + QUESTION + "\n\nEnd with Answer: and the answer.",
+    r"FIND the sum of all positive integers \(n\), such that \(n + 2\) divides \(3\left(n+3\right)(n^{2}+9)\)",
+)
+ANOTHER = QUESTION.replace("9", "8")
+
+
+def test_a_question_is_found_in_other_words_around_it_and_other_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = source(tmp_path / "t.jsonl", "x", *ALSO_ASKED, ANOTHER)
+    evaluation = source(tmp_path / "e.jsonl", "y", QUESTION)
+    words = "find the sum of all positive integers n such that n + 2 divides 3 n + 3 n 2 + 9"
+    assert wrong(tmp_path / "out", train=[train], evaluation=[evaluation]) == Issue(
+        "2 of 4 training problems are in the evaluation sets too",
+        path=("data", "train", 0),
+        given=f"{words!r}, in `e`",
+        hint="write `data.overlap: drop` to leave them out of training; the data stage's log names them",
+    )
+    assert capsys.readouterr().out.count(f"data.train.0: a question of `e`: {words!r}\n") == 2
+    staged(tmp_path / "out", train=[train], evaluation=[evaluation], overlap="drop")
+    assert column(tmp_path / "out", "train", "prompt") == ["x", ANOTHER]
+
+
+def test_short_questions_are_told_apart_by_their_prompts(tmp_path: Path) -> None:
+    train = source(tmp_path / "t.jsonl", "What is 12 + 7 - 3 =", "A")
+    staged(tmp_path / "out", train=[train], evaluation=[source(tmp_path / "e.jsonl", "2 + 7 - 3 =", "12 + 7 - 3", "a")])
+
+
+def test_what_all_questions_of_a_set_have_around_them_is_no_part_of_them(tmp_path: Path) -> None:
+    questions = [
+        f"{count} trees bear {count * 7} apples: are as many left if Ann eats {count}?" for count in range(10, 20)
+    ]
+    asked = [f"Think well. {question} Box the answer." for question in questions]
+    problem = wrong(
+        tmp_path / "out",
+        train=[source(tmp_path / "t.jsonl", "x", questions[3])],
+        evaluation=[source(tmp_path / "e.jsonl", *asked)],
+    )
+    assert problem.given == "'13 trees bear 91 apples are as many left if ann eats 13', in `e`"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the papers' evaluation files are not here")
+def test_every_question_of_aime_and_amc_is_found_bare_and_in_the_wrapping_of_dapo_math(tmp_path: Path) -> None:
+    files = [SHARED / f"{name}.parquet" for name in ("aime-2024", "aime25", "amc-23")]
+    wrapped = [{"source": "parquet", "path": str(file)} for file in files]
+    bare = [{**each, "columns": {"prompt": "extra_info.raw_problem"}} for each in wrapped]
+    extra = source(tmp_path / "t.jsonl", "x")
+    for number, (train, evaluation) in enumerate([(wrapped, bare), (bare, wrapped)]):
+        out = tmp_path / str(number)
+        summary = staged(out, train=[extra, *train], evaluation=evaluation, overlap="drop", max_prompt_length=2048)
+        assert [each["dropped_for_overlap"] for each in summary["train"]["sets"]] == [0, 30, 30, 40]
+
+
 def test_nothing_left_to_train_on(tmp_path: Path) -> None:
     train, evaluation = source(tmp_path / "t.jsonl", "a"), source(tmp_path / "e.jsonl", "a")
     problem = wrong(tmp_path / "out", train=[train], evaluation=[evaluation], overlap="drop")

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ from specs.schema.model import ConfigValue
 
 class ReasoningGymSource(Source):
     """Problems that reasoning-gym generates, with its own scorer."""
+
+    generated: ClassVar[bool] = True
 
     task: str
     """A task of reasoning-gym, e.g. chain_sum."""

@@ -1,0 +1,88 @@
+"""Which training problems hold a question of an evaluation set, however either is wrapped and typeset.
+
+Texts are compared word for word in a normal form: without case, without LaTeX's spacing and markup, without
+punctuation. What all questions of a set begin and end with is an instruction and no part of the question: the files of
+DAPO-Math, AIME and AMC put each question between the same sentences. A question that is reworded, or has other numbers,
+is another one.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from itertools import takewhile
+
+Words = tuple[str, ...]
+
+LEAST_WORDS = 8
+"""Of a question: a shorter one may stand within another by chance."""
+_LEAST_QUESTIONS = 10
+"""Of a set: fewer may begin or end alike by chance."""
+_THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\[,!])(?=\d{3}\b)")
+_SPELLINGS = (
+    (re.compile(r"\\[dt]frac(?![a-z])"), r"\\frac "),
+    (re.compile(r"\\([lgn]e)q(?![a-z])"), r"\\\1 "),
+    (re.compile("\N{MINUS SIGN}"), "-"),
+)
+_DROPPED = re.compile(
+    r"\[asy\].*?\[/asy\]"  # the source of a picture
+    r"|\\(?:begin|end)\{[^}]*\}"
+    r"|\\(?:left|right|displaystyle|textstyle|limits|q?quad|boxed|emph|mbox|operatorname|text(?:bf|it|rm)?"
+    r"|math(?:rm|bf|it|bb|cal))(?![a-z])"
+    r"|\\[,;:!>$]"
+    r"|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})",  # two-digit, two digit
+    re.DOTALL,
+)
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|\d+(?:\.\d+)?|(?<=[\d)])!|[-+*/=<>|%]")
+"""A character of a script without spaces, a word, a number, a factorial, an operator."""
+
+
+def words_of(text: str) -> Words:
+    r"""The words, numbers and operators of a text in normal form.
+
+    Example:
+        >>> words_of(r"The two-digit $\left(x^{2}\right)$ of 1,000, if Any.")
+        ('the', 'two', 'digit', 'x', '2', 'of', '1000', 'if', 'any')
+    """
+    plain = _THOUSANDS.sub("", unicodedata.normalize("NFKC", text).casefold())
+    for pattern, spelling in _SPELLINGS:
+        plain = pattern.sub(spelling, plain)
+    return tuple(_WORD.findall(_DROPPED.sub(" ", plain)))
+
+
+def without_instruction(texts: Sequence[Words]) -> list[Words]:
+    """The texts of a set without what all of them begin and end with; as they are where they are few or all alike."""
+    first, last = min(texts, default=()), max(texts, default=())
+    if len(texts) < _LEAST_QUESTIONS or first == last:
+        return list(texts)
+    begin = _shared_beginning(first, last)
+    ends = [text[begin:][::-1] for text in texts]
+    end = _shared_beginning(min(ends), max(ends))
+    return [text[begin : len(text) - end] for text in texts]
+
+
+def _shared_beginning(one: Words, other: Words) -> int:
+    """How many words. Of the first and the last of a sorted list it is what all between them share too."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+class Questions:
+    """The questions of the evaluation sets, to look for in other texts: by their first words, then word for word."""
+
+    def __init__(self, questions: Sequence[Words]) -> None:
+        """Those of fewer than LEAST_WORDS words are never found."""
+        self._questions = questions
+        self._by_beginning: dict[Words, list[int]] = {}
+        for index, question in enumerate(questions):
+            if len(question) >= LEAST_WORDS:
+                self._by_beginning.setdefault(question[:LEAST_WORDS], []).append(index)
+        self._first_words = {beginning[0] for beginning in self._by_beginning}
+
+    def held_by(self, text: Words) -> int | None:
+        """The index of the first question that stands in a text word for word; None where none does."""
+        for at in range(len(text) - LEAST_WORDS + 1):
+            if text[at] in self._first_words:
+                for index in self._by_beginning.get(text[at : at + LEAST_WORDS], ()):
+                    question = self._questions[index]
+                    if text[at : at + len(question)] == question:
+                        return index
+        return None
