@@ -204,8 +204,9 @@ class VllmRollout(SamplerSection):
     memory."""
     max_concurrent: int = execution(256, ge=1)
     """vLLM's max_num_seqs."""
-    memory_fraction: float = execution(0.4, gt=0, lt=1)
-    """Share of a GPU's memory for vLLM (its gpu_memory_utilization)."""
+    memory_fraction: float | None = execution(None, gt=0, lt=1)
+    """Share of a GPU's memory for vLLM (its gpu_memory_utilization). Left out: 0.9 for dedicated engines on the GPUs
+    after the ranks' own, else 0.4, since the learner needs the rest."""
     cpu_cache_gib: float = execution(1.0, gt=0)
     """KV cache in GiB where the engine runs on a CPU."""
     sentinel_tolerance: float | None = execution(None, gt=0)
@@ -235,7 +236,8 @@ class VllmRollout(SamplerSection):
     @property
     def memory_share(self) -> float:
         """vLLM takes its whole share at the start."""
-        return self.memory_fraction
+        has_its_own_gpu = self.placement == "dedicated" and not self.engine_gpus
+        return self.memory_fraction or (0.9 if has_its_own_gpu else 0.4)
 
     @property
     def sleeps(self) -> bool:

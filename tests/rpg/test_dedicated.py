@@ -187,6 +187,19 @@ def test_each_rank_has_the_gpus_of_its_engine(
     assert engine_gpus(rollout) == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [
+        ({}, 0.4),
+        ({"placement": "dedicated"}, 0.9),
+        ({"placement": "dedicated", "engine_gpus": [0]}, 0.4),
+        ({"placement": "dedicated", "memory_fraction": 0.5}, 0.5),
+    ],
+)
+def test_an_engine_takes_nearly_all_of_a_gpu_that_no_learner_needs(fields: dict[str, object], share: float) -> None:
+    assert VllmRollout.model_validate({"engine": "vllm", **fields}).memory_share == share
+
+
 def test_too_few_gpus_are_the_specs_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_SIZE", "2")
     rollout = VllmRollout(engine="vllm", placement="dedicated", engine_gpus=(2,))

@@ -29,7 +29,7 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
         device_type=device.type,
         max_length=settings.max_length,
         max_concurrent=rollout.max_concurrent,
-        memory_fraction=rollout.memory_fraction,
+        memory_fraction=rollout.memory_share,
         cpu_cache_gib=rollout.cpu_cache_gib,
         seed=settings.seed,
         prefix_caching=rollout.enable_prefix_caching,
