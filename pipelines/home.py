@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -99,6 +100,24 @@ class Home:
     def study_flow(self, name: str, flow_run_id: str) -> Path:
         """Where a study's flow run on a server has the lease of the process that executes it."""
         return self.study(name) / "flow-runs" / _name(flow_run_id)
+
+    def tensorboard(self, run_id: str) -> Path:
+        """A run's event files, where its spec has TensorBoard for a sink."""
+        return self.root / "tensorboard" / _name(run_id)
+
+    @property
+    def wandb(self) -> Path:
+        """Where W&B's library keeps its files, those of offline runs too."""
+        return self.root / "wandb"
+
+    def offline_wandb(self, run_id: str) -> list[Path]:
+        """What W&B's library keeps of a run in offline mode: a directory for each session."""
+        name = re.compile(rf"offline-run-\d+_\d+-{re.escape(run_id)}")
+        return [path for path in self.wandb.glob(f"offline-run-*-{_name(run_id)}") if name.fullmatch(path.name)]
+
+    def sent_copies(self, run_id: str) -> list[Path]:
+        """What sinks hold of a run in this home."""
+        return [path for path in (self.tensorboard(run_id), *self.offline_wandb(run_id)) if path.exists()]
 
     @contextlib.contextmanager
     def locked(self, name: str, *, waiting: Callable[[], None]) -> Iterator[None]:

@@ -78,6 +78,8 @@ def remove(home: Home, removal: Removal) -> None:
         for run_id in removal.runs:
             if home.run(run_id).is_dir():
                 _move_away(home, run_id, aside)
+            for copy in home.sent_copies(run_id):
+                shutil.rmtree(copy, ignore_errors=True)
         for name in _experiments_of(home, removal.runs):
             _forget(home, name, removal.runs)
         if removal.experiment and (record := home.experiment(removal.experiment)).is_dir():

@@ -202,12 +202,12 @@ class EventRow:
     run_id: str
     """The run, as in `runs`."""
     attempt: Int32
-    """Which start of the trainer wrote the row, from 1; see `attempts`."""
+    """Which start of the trainer wrote the row, from 1; see `attempts`. 0: none did, but what executes the run."""
     step: Int32
     """Step of training at which it happened; 0: before the first."""
     kind: str
-    """started, resumed, not_packed, reference_moved, updates_skipped, checkpoint_saved, reward_failed, finished, ... A
-    rolled_back counts even where the run later goes back to before its step."""
+    """started, resumed, not_packed, reference_moved, updates_skipped, checkpoint_saved, reward_failed, finished,
+    sink_failed, ... A rolled_back counts even where the run later goes back to before its step."""
     message: str
     """What happened, in words."""
     recorded_at: datetime

@@ -64,6 +64,7 @@ FLOORS = {
         {"workers"},
         {"running"},
         {"server"},
+        {"sinks"},
         {"launchers", "report", "planning", "replay", "garbage", "removal"},
         {"runs", "processes", "results", "remote", "unrecorded"},
         {"versions"},

@@ -35,6 +35,7 @@ NOT_RUN = {
     "a Hub": "tests/pipelines/test_push.py pushes to one of its own",
     "another home": "docs/sql.md asks the recorded home the same",
     "another program": "tests/storage/test_documentation.py opens the index without this package's code",
+    "a tracker": "tests/pipelines/test_sinks.py reads what it would show, with its own library",
     "an installed package": "tests/pipelines/test_installed_packages.py installs it",
 }
 """Why a block may be only shown, as the comment above it says -> what is run in its place."""

@@ -21,22 +21,21 @@ _READERS = ("data", "base", "train")
 
 
 def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home: Home | None) -> None:
-    """Raises SpecError with what is wrong with the data and the models of runs that are still to train; what is odd
-    about them goes to stderr. Looking takes seconds.
+    """Raises SpecError with what is wrong with the data and the models of runs that are still to train, or where a
+    package is missing that a sink needs; what is odd about data and models goes to stderr. Looking takes seconds.
 
     Args:
         home: of the runs, where this machine is to execute them: it must then have what they ask for. None: another
             one does.
     """
     to_do = unfinished(runs)
-    if not to_do:
-        return
     missing: list[Issue] = []
     if home is not None:
+        missing = [*missing_for_sinks(document, runs), *missing_for(document, to_do)]
+    if to_do and home is not None:
         home.check_space()
         print("looking at the data and the model", file=sys.stderr)
-        missing = missing_for(document, to_do)
-    errors, warnings = examined(document, to_do)
+    errors, warnings = examined(document, to_do) if to_do else ([], [])
     if errors := in_file_order([*missing, *errors]):
         raise SpecError(*errors)
     if warnings:
@@ -47,6 +46,15 @@ def unfinished(runs: Sequence[RunPlan]) -> list[Experiment]:
     """The specs of the runs whose data, base model or training is still to be made."""
     to_do = (any(stage.stage in _READERS and stage.action == "RUN" for stage in run.stages) for run in runs)
     return [run.experiment for run, is_left in zip(runs, to_do, strict=True) if is_left]
+
+
+def missing_for_sinks(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
+    """What the sinks need that this machine lacks, at its place; nothing where nothing is to be done."""
+    from specs.schema.execution import missing_packages
+
+    if all(stage.action == "CACHED" for run in runs for stage in run.stages):
+        return []
+    return [document.locate(issue) for issue in missing_packages(document.experiment.sinks)]
 
 
 def missing_for(document: Document, experiments: Sequence[Experiment]) -> list[Issue]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.planning.plan import StagePlan
+from pipelines.running.sinks import SINK_FAILED
 from rpg.files import files_under, read_json, sync, write_json
 from rpg.recording.run_directory import accuracies_in, best_step
 from specs.segment_names import DigestedFile
@@ -147,8 +148,9 @@ def _kept(rows: "pa.Table", table: str, changes: _Changes) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if table == "events" and not changes.ended:
-        rows = rows.filter(pc.not_equal(rows.column("kind"), "finished"))
+    if table == "events":
+        others = [SINK_FAILED] if changes.ended else [SINK_FAILED, "finished"]
+        rows = rows.filter(pc.invert(pc.is_in(rows.column("kind"), pa.array(others, pa.string()))))
     if path := {"events": "message", "checkpoints": "path"}.get(table):
         rows = rows.filter(pc.invert(pc.is_in(rows.column(path), pa.array(changes.left, pa.string()))))
     return rows

@@ -13,6 +13,7 @@ from pipelines.processes.stop import CANCELLED, Stop, clear_request, is_cancelle
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running.progress import ProgressReporter, RunsReporter, Silent
 from pipelines.running.run import RunExecution, register_experiment
+from pipelines.sinks.sending import is_behind
 from pipelines.state import RunState
 from rpg.files import read_json
 from rpg.processes.fence import SupersededError
@@ -113,9 +114,10 @@ def execute_plan(
 
 
 def is_all_done(plan: Plan, home: Home) -> bool:
-    """Whether nothing of any run is left to do, so that no flow has to be called."""
+    """Whether nothing of any run is left to do or to send, so that no flow has to be called."""
     cached = all(stage.action == "CACHED" for run in plan.runs for stage in run.stages)
-    return cached and all(RunState(home, run.run_id).status == "finished" for run in plan.runs)
+    sent = not any(is_behind(home, run.run_id, sink) for run in plan.runs for sink in run.experiment.sinks)
+    return cached and sent and all(RunState(home, run.run_id).status == "finished" for run in plan.runs)
 
 
 def recall(runs: Sequence[RunPlan], progress: RunsReporter) -> Outcomes:

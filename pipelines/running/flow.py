@@ -157,6 +157,11 @@ def _hold_and_execute(execution: RunExecution, do: DoStage) -> "State[Any] | Non
 def _execute_and_record(execution: RunExecution, do: DoStage) -> "State[Any] | None":
     """Returns the flow's last state; None where the run is to go on later."""
     execution.begin(execution.outbox.flow_run_id)
+    with execution.sinks.sending(execution.warn):
+        return _execute_begun(execution, do)
+
+
+def _execute_begun(execution: RunExecution, do: DoStage) -> "State[Any] | None":
     try:
         dashboard.publish_plan(execution)
         early = _run_stages(execution, do)
@@ -309,6 +314,7 @@ class _StageReporter:
             return
         self._shown_at = now
         _show(self._execution, dashboard.publish_begin)
+        self._execution.sinks.look()
         if self._stage != "train":
             return
         progress = read_json(self._execution.directory / "progress.json")

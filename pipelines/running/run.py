@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,8 @@ from pipelines.processes.stop import Stop, StopRequest, clear_request
 from pipelines.remote.sharing import shared_run
 from pipelines.running.outbox import Outbox
 from pipelines.running.progress import ProgressReporter, Silent
+from pipelines.running.sinks import SinkProcesses
+from pipelines.sinks.sending import is_behind
 from pipelines.state import Record, RunState, write_once
 from pipelines.versions import Version, versions_in, with_runs
 from rpg.files import now, read_json, replacing, write_json
@@ -66,6 +69,8 @@ class RunExecution:
         """While this process holds the run."""
         self.outbox = Outbox(home, None)
         """What is to be told to Prefect. The flow puts its own here."""
+        self.sinks = SinkProcesses(home, run_id, ())
+        """They send what the run records. Once it has begun, they are those of its spec's sinks that lack something."""
         self.begun = False
         self._before: Record = {}
         """The state as it was before this execution changed it."""
@@ -94,6 +99,11 @@ class RunExecution:
         """
         self.check_lease()
         return self.stop.requested(self.directory) or self.outbox.request
+
+    def warn(self, text: str) -> None:
+        """Tells the command and the server of something that the run does not depend on."""
+        self.progress.note(f"  {text}")
+        self.outbox.log(text, level=logging.WARNING)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -136,6 +146,9 @@ class RunExecution:
         write_json(self.directory / "plan.json", self.plan.record())
         self._before = dict(self.state.record)
         self.begun = True
+        adds = any(stage.action == "RUN" for stage in self.plan.stages)
+        lacking = [sink for sink in self.plan.experiment.sinks if adds or is_behind(self.home, self.run_id, sink)]
+        self.sinks = SinkProcesses(self.home, self.run_id, lacking)
         self.state.update(
             status="running",
             reason="",

@@ -275,6 +275,10 @@ def _record(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def _sinks(experiment: Experiment) -> Iterator[Issue]:
+    yield from _repeated([sink.type for sink in experiment.sinks], ("sinks",), "there is a sink of this type already")
+
+
 def _idle_record(experiment: Experiment) -> Iterator[Issue]:
     record = experiment.record
     if record.tokens != "sampled" and "sampled_share" in record.model_fields_set:
@@ -310,6 +314,7 @@ RULES = (
     missing_files,
     _launcher,
     _record,
+    _sinks,
     *training.RULES,
 )
 IDLE_KNOBS = (

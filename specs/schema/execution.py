@@ -1,10 +1,16 @@
-"""What a run may use of a machine, what it records, what happens when a stage fails. Nothing here changes a result."""
+"""What a run may use of a machine, what it records and where that is sent, what happens when a stage fails. Nothing
+here changes a result.
+"""
 
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from specs.errors import Issue, IssueError
 from specs.schema.base import Spec, execution
+from specs.secrets import HIDDEN, looks_secret
 
 
 class Resources(Spec):
@@ -42,6 +48,86 @@ class Record(Spec):
     def share(self) -> float:
         """Of a step's responses, those whose tokens are recorded: 0 to 1."""
         return {"all": 1.0, "sampled": self.sampled_share, "none": 0.0}[self.tokens]
+
+
+def _without_password(value: str) -> str:
+    if looks_secret("", value):
+        hint = "a spec is stored and shared: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+        raise IssueError(Issue("holds a secret", (), HIDDEN, "an address without a password", hint, snippet=HIDDEN))
+    return value
+
+
+class _Sink(Spec):
+    """A tracker that is sent what a run records: metrics, evaluations, the resolved spec and how the run ended."""
+
+    package: ClassVar[str]
+    """The installed package that it needs."""
+    extra: ClassVar[str]
+    """The extra of this distribution that brings the package."""
+
+
+class TensorboardSink(_Sink):
+    """Event files under `tensorboard/` in the home, a directory for each run."""
+
+    package = "tensorboard"
+    extra = "tensorboard"
+
+    type: Literal["tensorboard"]
+    """tensorboard: `tensorboard --logdir .rpg/tensorboard` shows them."""
+
+
+class WandbSink(_Sink):
+    """A W&B run for each run, of its id, in the group of the experiment. WANDB_API_KEY or `wandb login` says who sends
+    it, WANDB_BASE_URL to which server."""
+
+    package = "wandb"
+    extra = "wandb"
+
+    type: Literal["wandb"]
+    """wandb: Weights & Biases."""
+    project: str = Field(min_length=1, max_length=128, pattern=r"^[^/\\#?%:]+$")
+    """The project that the runs are in."""
+    entity: str = ""
+    """The user or team whose project it is; empty: the default of whose key it is."""
+    mode: Literal["online", "offline"] = "online"
+    """offline: a directory `wandb/offline-run-...` in the home for each run, which `wandb sync` sends when you want."""
+    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
+    """Of each run, beside the objective's type and the seed."""
+
+
+class MlflowSink(_Sink):
+    """An MLflow run for each run. MLflow takes no value back, so that a step is sent once a checkpoint holds it."""
+
+    package = "mlflow"
+    extra = "mlflow"
+
+    type: Literal["mlflow"]
+    """mlflow: MLflow Tracking."""
+    tracking_uri: Annotated[str, AfterValidator(_without_password)] = ""
+    """Of the tracking server or store; empty: MLFLOW_TRACKING_URI, without it the file mlflow.db in the home."""
+    experiment: str = ""
+    """MLflow's experiment that the runs are in; empty: the name of this one."""
+
+
+Sink = Annotated[TensorboardSink | WandbSink | MlflowSink, Field(discriminator="type")]
+
+
+def not_installed(sink: Sink) -> str:
+    """Empty where the package that a sink needs is on this machine; else what is wrong, and what installs it."""
+    if find_spec(sink.package) is not None:
+        return ""
+    return f"{sink.package} is not installed: {_install(sink)}"
+
+
+def missing_packages(sinks: Sequence[Sink]) -> Iterator[Issue]:
+    """As `not_installed`, of all sinks, each at its place in the spec."""
+    for index, sink in enumerate(sinks):
+        if not_installed(sink):
+            yield Issue(f"{sink.package} is not installed", ("sinks", index), given=sink.type, hint=_install(sink))
+
+
+def _install(sink: Sink) -> str:
+    return f'pip install "rpg-experiments[{sink.extra}]"'
 
 
 _RETRIES = (

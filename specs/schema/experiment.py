@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from specs.schema.base import Spec, execution
 from specs.schema.data import Data
 from specs.schema.evaluation import Evaluation
-from specs.schema.execution import Record, Resources, Stages
+from specs.schema.execution import Record, Resources, Sink, Stages
 from specs.schema.fields import choose
 from specs.schema.launchers import Launcher, LocalLauncher
 from specs.schema.model import Model, WarmUp
@@ -78,6 +78,8 @@ class Experiment(Spec):
     """Retries and time limits."""
     notify: tuple[Notice, ...] = execution(())
     """Who is told of failures, completions and guards, when it is submitted."""
+    sinks: tuple[Sink, ...] = execution(())
+    """Trackers that are sent what the runs record: TensorBoard, Weights & Biases, MLflow."""
 
     @property
     def trains(self) -> bool:

@@ -1,0 +1,45 @@
+"""`rpg sync`: sends to the spec's sinks what they lack."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.options import RunsName
+
+
+def sync(
+    name: RunsName,
+    again: Annotated[bool, typer.Option("--all", help="Send what they have, too.")] = False,
+) -> None:
+    """Sends to TensorBoard, Weights & Biases and MLflow what they lack, as the experiment's `sinks` say.
+
+    A run that is executed is left to the command that executes it. Exits 1 where a sink fails.
+    """
+    import sys
+
+    from pipelines.home import Home
+    from pipelines.runs import find_runs, status_of
+    from pipelines.sinks.sending import SinkError, is_behind, send, sinks_of
+
+    home = Home.from_environment()
+    failed = False
+    for run_id in find_runs(home, name):
+        if status_of(home, run_id) == "running":
+            print(f"{run_id} is running", file=sys.stderr)
+            continue
+        if not (sinks := sinks_of(home, run_id)):
+            print(f"{run_id} has no `sinks` in its spec", file=sys.stderr)
+        for sink in sinks:
+            if not again and not is_behind(home, run_id, sink):
+                print(f"{run_id}  {sink.type}  has everything")
+                continue
+            try:
+                sent = send(home, run_id, sink)
+                print(f"{run_id}  {sink.type}  {sent.steps} steps, evaluated at {sent.evaluated}")
+            except SinkError as error:
+                failed = True
+                print(f"{run_id}  {error}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)

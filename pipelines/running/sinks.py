@@ -1,0 +1,110 @@
+"""The processes that send a run's record to its sinks while the run is executed. The run depends on none of them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipelines.home import Home
+from pipelines.processes.supervisor import log_tail, start
+from pipelines.sinks.sending import noted
+from rpg.files import read_json
+from rpg.recording.segments import SegmentWriter
+from specs.schema.execution import Sink
+
+SINK_FAILED = "sink_failed"
+"""The event of a sink that did not get all of a run."""
+_RETRY_SECONDS = 60.0
+"""Between a failure and the next attempt, while the run is executed."""
+_END_SECONDS = 30.0
+"""How long a run that has ended waits at most for its sinks."""
+_STOP_SECONDS = 5.0
+"""As before, for a run that was stopped."""
+_POLL_SECONDS = 0.1
+_NO_ATTEMPT = 0
+"""Of rows that no trainer wrote: no start of one supersedes them."""
+
+
+class SinkProcesses:
+    """A process for each sink of a run. One that fails is started again now and then."""
+
+    def __init__(self, home: Home, run_id: str, sinks: Sequence[Sink]) -> None:
+        self._home, self._run_id, self._sinks = home, run_id, sinks
+        self._processes: dict[Sink, subprocess.Popen[bytes]] = {}
+        self._failed_at: dict[Sink, float] = {}
+        """When those failed that are to be started again."""
+        self._failures: dict[Sink, str] = {}
+        """The last one of each sink that has failed."""
+
+    @contextmanager
+    def sending(self, warn: Callable[[str], None]) -> Iterator[None]:
+        """Within the block, the run's record is sent as it grows. At its end the run waits until the rest is sent, half
+        a minute at most. Call it in the main thread, while the run is held.
+
+        Args:
+            warn: called with a line about a sink that fails.
+        """
+        self._warn = warn
+        for sink in self._sinks:
+            self._start(sink)
+        try:
+            yield
+            self._finish()
+        finally:
+            for process in self._processes.values():
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+    def look(self) -> None:
+        """Warns of what has failed, and starts it again a minute later. Call it now and then."""
+        for sink, process in list(self._processes.items()):
+            if not process.poll():
+                continue
+            if sink not in self._failed_at:
+                self._failed_at[sink] = time.monotonic()
+                self._fail(sink, noted(self._home, self._run_id, sink).error or log_tail(self._log(sink), 1))
+            elif time.monotonic() - self._failed_at[sink] > _RETRY_SECONDS:
+                self._start(sink)
+
+    def _start(self, sink: Sink) -> None:
+        self._failed_at.pop(sink, None)
+        command = [sys.executable, "-m", "pipelines.sinks", self._run_id, sink.model_dump_json()]
+        self._processes[sink] = start(command, self._log(sink), environment={"RPG_HOME": str(self._home.root)})
+
+    def _fail(self, sink: Sink, message: str) -> None:
+        if self._failures.get(sink) != message:
+            self._failures[sink] = message
+            self._warn(f"{sink.type}: {message}; no run waits for it: `rpg sync {self._run_id}` sends what is missing")
+
+    def _finish(self) -> None:
+        """Waits for the processes, and records which sinks lack something."""
+        state = read_json(self._home.run(self._run_id) / "state.json")
+        seconds = _END_SECONDS if state["status"] in ("finished", "failed") else _STOP_SECONDS
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(process.poll() is None for process in self._processes.values()):
+            time.sleep(_POLL_SECONDS)
+        self.look()
+        for sink, process in self._processes.items():
+            if process.poll() is None:
+                self._fail(sink, self._failures.get(sink) or f"not done {seconds:g} s after the run")
+            elif not process.poll():
+                self._failures.pop(sink, None)  # a later attempt sent all
+        if self._failures:
+            self._record_failures()
+
+    def _record_failures(self) -> None:
+        step = read_json(self._home.run(self._run_id) / "progress.json").get("step", 0)
+        writer = SegmentWriter(self._home.run(self._run_id), self._run_id, _NO_ATTEMPT)
+        for sink, message in self._failures.items():
+            writer.event(step, SINK_FAILED, f"{sink.type}: {message}")
+        with contextlib.suppress(FileExistsError):  # an earlier call that came no further has recorded as much
+            writer.flush()
+
+    def _log(self, sink: Sink) -> Path:
+        return self._home.run(self._run_id) / "logs" / f"sink-{sink.type}.log"

@@ -1,0 +1,100 @@
+"""MLflow: a run of ours is an MLflow run, found again by its tag `rpg.run_id`.
+
+MLflow takes no value back, so that it gets settled steps alone; which it has, it is asked when a session begins.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from mlflow.entities import Metric, Param, Run
+from mlflow.tracking import MlflowClient
+
+from pipelines.home import Home
+from pipelines.report.evidence import flatten
+from pipelines.sinks.record import EVALUATION, Ending, Point, SentRun
+from specs.schema.execution import MlflowSink
+
+_RUN_ID = "rpg.run_id"
+_AT_ONCE = 1000
+"""Metrics in one request at most; parameters: a tenth as many."""
+_LONGEST = 6000
+"""Characters of a parameter's value."""
+_STATUSES = {"finished": "FINISHED", "running": "RUNNING", "pending": "SCHEDULED", "cancelled": "KILLED"}
+
+
+class MlflowSession:
+    """An MLflow run."""
+
+    replaces: ClassVar[bool] = False
+
+    def __init__(self, sink: MlflowSink, run: SentRun, home: Home) -> None:
+        default = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.root / 'mlflow.db'}"
+        # Two sessions that begin at once would both make the database, or the experiment.
+        with home.locked("mlflow", waiting=lambda: None):
+            self._client = MlflowClient(sink.tracking_uri or default)
+            self._run = _find_run(self._client, _experiment_id(self._client, sink.experiment or run.experiment), run)
+        self._id = self._run.info.run_id
+        self._client.update_run(self._id, status="RUNNING")
+        self._send_params(run)
+
+    def held(self) -> tuple[set[int], set[int]]:
+        """The steps of all metrics that the run has."""
+        metrics: set[int] = set()
+        evaluations: set[int] = set()
+        for name in self._run.data.metrics:
+            steps = {metric.step for metric in self._client.get_metric_history(self._id, name)}
+            (evaluations if name.startswith(EVALUATION) else metrics).update(steps)
+        return metrics, evaluations
+
+    def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
+        """Sends the points; a step's figures go in one request, so that it arrives whole or not at all."""
+        batch: list[Metric] = []
+        for point in [*metrics, *evaluations]:
+            at = int(point.at.timestamp() * 1000)
+            figures = [Metric(_metric_name(name), value, at, point.step) for name, value in point.values.items()]
+            if len(batch) + len(figures) > _AT_ONCE:
+                self._client.log_batch(self._id, metrics=batch)
+                batch = []
+            batch += figures
+        if batch:
+            self._client.log_batch(self._id, metrics=batch)
+
+    def close(self, ending: Ending) -> None:
+        """Sets the run's status, and its results as tags."""
+        for name, value in {"reason": ending.reason, **ending.summary}.items():
+            self._client.set_tag(self._id, f"rpg.{name}", str(value))
+        self._client.set_terminated(self._id, _STATUSES.get(ending.status, "FAILED"))
+
+    def _send_params(self, run: SentRun) -> None:
+        """Sends the resolved spec, of which MLflow takes each value once."""
+        known = self._run.data.params
+        values = flatten({**run.spec, "seed": run.seed}).items()
+        params = [Param(name, _text(value)[:_LONGEST]) for name, value in values if name not in known]
+        for start in range(0, len(params), _AT_ONCE // 10):
+            self._client.log_batch(self._id, params=params[start : start + _AT_ONCE // 10])
+
+
+def _experiment_id(client: MlflowClient, name: str) -> str:
+    experiment = client.get_experiment_by_name(name)
+    return experiment.experiment_id if experiment else str(client.create_experiment(name))
+
+
+def _find_run(client: MlflowClient, experiment_id: str, run: SentRun) -> Run:
+    """The run that an earlier session made, or a new one."""
+    earlier = client.search_runs([experiment_id], filter_string=f"tags.`{_RUN_ID}` = '{run.run_id}'")
+    if earlier:
+        return earlier[0]
+    tags = {_RUN_ID: run.run_id, "rpg.experiment": run.experiment, "rpg.objective": run.objective}
+    description = {"mlflow.note.content": run.question} if run.question else {}
+    return client.create_run(experiment_id, run_name=run.title, tags={**tags, **description})
+
+
+def _metric_name(name: str) -> str:
+    """The name with no character that MLflow refuses: `mean@4` is `mean_at_4`."""
+    return name.replace("@", "_at_")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,171 @@
+"""What a sink is sent: what the record says of one run, in the words that every tracker has."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pipelines.home import Home
+from pipelines.runs import read_state, status_of
+from rpg.files import read_json
+from specs.secrets import hide
+from storage import Store
+
+EVALUATION = "evaluation/"
+"""The beginning of the names of what was evaluated."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentRun:
+    """What a run is. None of it changes while it is executed."""
+
+    run_id: str
+    experiment: str
+    name: str
+    """Its cell and seed, readable."""
+    question: str
+    objective: str
+    """The objective's type."""
+    seed: int
+    cell: dict[str, Any]
+    """Path in the spec -> the value that this run has of those that vary."""
+    spec: dict[str, Any]
+    """The resolved spec, without secrets."""
+
+    @property
+    def title(self) -> str:
+        """What a tracker calls the run, as the dashboard does."""
+        return f"{self.experiment}: {self.name}"
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What one filters runs by."""
+        return self.objective, f"seed:{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Figures of one step of training."""
+
+    step: int
+    at: datetime
+    """When they were recorded."""
+    values: dict[str, float]
+    """Name -> value. Of what was evaluated `evaluation/SET/METRIC`, and its interval's ends with `/low` and `/high`."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the record had beyond some step, at one moment."""
+
+    metrics: list[Point]
+    """Of the later steps, in order."""
+    evaluations: list[Point]
+    """Of all steps, in order."""
+    attempt: int
+    """Number of the trainer's last start; 0: it has not begun."""
+    resumed_from: int | None
+    """The earliest step that a start since the one asked about went back to; None: there was no such start."""
+    settled: int | None
+    """The newest checkpoint's step: no earlier one is trained again, unless a guard rolls back behind it. None:
+    training is done, and nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run stands."""
+
+    status: str
+    """finished, failed, cancelled, crashed, pending or running."""
+    reason: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """The run's results by name: `accuracy_before`, `accuracy_after`, and `answer`, the experiment's so far."""
+
+
+def describe(home: Home, run_id: str) -> SentRun:
+    """What a run is, from its documents."""
+    directory = home.run(run_id)
+    record = read_json(directory / "run.json")
+    spec: dict[str, Any] = json.loads(hide(json.dumps(read_json(directory / "spec.json"))))
+    return SentRun(
+        run_id=run_id,
+        experiment=record["experiment"],
+        name=record["name"],
+        question=record.get("question", ""),
+        objective=spec["objective"]["type"],
+        seed=record["seed"],
+        cell=record.get("values") or {},
+        spec=spec,
+    )
+
+
+def read_news(store: Store, run_id: str, *, after: int, attempt: int) -> News:
+    """What the record has of a run, as the store sees it now.
+
+    Args:
+        after: metrics of later steps are read.
+        attempt: number of a start of the trainer; later ones are looked at for `resumed_from`. 0: none is.
+    """
+    ((newest, resumed_from),) = store.query(
+        "select coalesce(max(attempt), 0), min(resumed_from_step) filter (attempt > $attempt and $attempt > 0)"
+        " from attempts where run_id = $run_id",
+        {"attempt": attempt, "run_id": run_id},
+    ).rows
+    ((checkpoint,),) = store.query(
+        "select coalesce(max(step), 0) from checkpoints where run_id = ? and kind = 'full'", (run_id,)
+    ).rows
+    trained = store.query(
+        "select 1 from stages where run_id = ? and stage = 'train' and status = 'finished'", (run_id,)
+    ).rows
+    metrics = store.query(
+        "select step, max(recorded_at), list(name order by name), list(value order by name) from metrics"
+        " where run_id = ? and step > ? group by step order by step",
+        (run_id, after),
+    ).rows
+    return News(
+        metrics=[Point(step, at, dict(zip(names, values, strict=True))) for step, at, names, values in metrics],
+        evaluations=_evaluations(store, run_id),
+        attempt=newest,
+        resumed_from=resumed_from,
+        settled=None if trained else checkpoint,
+    )
+
+
+def _evaluations(store: Store, run_id: str) -> list[Point]:
+    rows = store.query(
+        "select e.step, coalesce(max(m.recorded_at), any_value(r.started_at)), e.dataset, e.metric, any_value(e.value),"
+        " any_value(e.ci_low), any_value(e.ci_high) from evaluations as e join runs as r using (run_id)"
+        " left join metrics as m on m.run_id = e.run_id and m.step = e.step and m.name = 'reward/mean'"
+        " where e.run_id = ? group by e.step, e.dataset, e.metric order by e.step, e.dataset, e.metric",
+        (run_id,),
+    ).rows
+    points: dict[int, Point] = {}
+    for step, at, dataset, metric, value, low, high in rows:
+        name = f"{EVALUATION}{dataset}/{metric}"
+        point = points.setdefault(step, Point(step, at, {}))
+        point.values.update({name: value, f"{name}/low": low, f"{name}/high": high})
+    return list(points.values())
+
+
+def read_ending(home: Home, store: Store, run: SentRun) -> Ending:
+    """How the run stands now, and what it has come to."""
+    state = read_state(home, run.run_id)
+    query = "select accuracy_before, accuracy_after from run_summary where run_id = ?"
+    ((before, after),) = store.query(query, (run.run_id,)).rows
+    summary = {"accuracy_before": before, "accuracy_after": after, "answer": _answer(home, store, run.experiment)}
+    known = {name: value for name, value in summary.items() if value not in (None, "")}
+    return Ending(status_of(home, run.run_id), state.get("reason") or "", known)
+
+
+def _answer(home: Home, store: Store, experiment: str) -> str:
+    """The experiment's answer so far, in a few sentences; empty where nothing was evaluated."""
+    from pipelines.report.answer import outcomes
+    from pipelines.report.evidence import accuracies, experiment_groups, metric_curves
+    from pipelines.report.signal import whole_answer
+
+    groups = experiment_groups(home, experiment)
+    run_ids = [run.run_id for group in groups for run in group.runs]
+    evaluated = accuracies(store, run_ids)
+    if not evaluated:
+        return ""
+    return whole_answer(home, experiment, groups, outcomes(groups, evaluated), metric_curves(store, run_ids))

@@ -1,0 +1,43 @@
+"""What the trackers have in common: a session, in which a run's copy there is brought up to the record."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from pipelines.home import Home
+from pipelines.sinks.record import Ending, Point, SentRun
+from specs.schema.execution import MlflowSink, Sink, TensorboardSink
+
+
+class Session(Protocol):
+    """A run's copy at one tracker, while it is being written."""
+
+    replaces: ClassVar[bool]
+    """Whether a session begins the copy anew, so that what the record has taken back is gone from it. Else the copy
+    goes on, and gets settled steps alone."""
+
+    def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
+        """Adds points that the copy does not have, and waits until they are kept or in the hands of the library."""
+        ...
+
+    def close(self, ending: Ending) -> None:
+        """Says how the run stands, and returns when everything has arrived."""
+        ...
+
+    def held(self) -> tuple[set[int], set[int]]:
+        """The steps whose metrics and those whose evaluations the copy has, when the session begins."""
+        ...
+
+
+def open_session(sink: Sink, run: SentRun, home: Home) -> Session:
+    """Begins a session. Raises what the tracker's library does."""
+    if isinstance(sink, TensorboardSink):
+        from pipelines.sinks.tensorboard import TensorboardSession
+
+        return TensorboardSession(run, home)
+    if isinstance(sink, MlflowSink):
+        from pipelines.sinks.mlflow import MlflowSession
+
+        return MlflowSession(sink, run, home)
+    from pipelines.sinks.wandb import WandbSession
+
+    return WandbSession(sink, run, home)

@@ -1,0 +1,72 @@
+"""Weights & Biases: a run of ours is a W&B run of the same id, written whole in each session.
+
+An offline run cannot be gone on with: W&B gives each session a directory, and of those with one id the last that is
+synced replaces the others. So a session writes the whole run, and the directories of earlier ones go. The same holds
+online, where a run that begins with the id of another takes its place: so what the record took back is gone there too.
+"""
+
+import shutil
+from collections.abc import Sequence
+from typing import ClassVar
+
+import wandb
+
+from pipelines.home import Home
+from pipelines.sinks.record import Ending, Point, SentRun
+from specs.schema.execution import WandbSink
+
+_STEP = "step"
+"""The axis of every figure. W&B's own counts rows, and takes none that comes after a later one."""
+_EXIT_CODES = {"finished": 0, "running": 0, "pending": 0, "cancelled": 255}
+"""By which W&B shows a run as finished or killed; any other as failed."""
+
+
+class WandbSession:
+    """A W&B run."""
+
+    replaces: ClassVar[bool] = True
+
+    def __init__(self, sink: WandbSink, run: SentRun, home: Home) -> None:
+        home.wandb.mkdir(exist_ok=True)
+        self._earlier = home.offline_wandb(run.run_id)
+        self._run = wandb.init(
+            id=run.run_id,
+            project=sink.project,
+            entity=sink.entity or None,
+            group=run.experiment,
+            name=run.title,
+            notes=run.question or None,
+            tags=[*sink.tags, *run.tags],
+            config={**run.spec, "run_id": run.run_id, "seed": run.seed, "cell": run.cell},
+            dir=str(home.root),
+            reinit="create_new",
+            mode="offline" if sink.mode == "offline" else None,  # else WANDB_MODE may say so
+            # What W&B would gather by itself is about this process, not about training.
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                x_disable_stats=True,
+                x_disable_meta=True,
+                x_save_requirements=False,
+                disable_code=True,
+                disable_git=True,
+            ),
+        )
+        self._run.define_metric(_STEP, hidden=True)
+        self._run.define_metric("*", step_metric=_STEP)
+
+    def held(self) -> tuple[set[int], set[int]]:
+        """None: the run is written anew."""
+        return set(), set()
+
+    def send(self, metrics: Sequence[Point], evaluations: Sequence[Point]) -> None:
+        """Gives the points to W&B, which sends them from a process of its own."""
+        for point in [*metrics, *evaluations]:
+            self._run.log({_STEP: point.step, "_timestamp": point.at.timestamp(), **point.values})
+
+    def close(self, ending: Ending) -> None:
+        """Writes status and results into the run's summary, and waits until all is sent."""
+        self._run.summary.update({"status": ending.status, "reason": ending.reason, **ending.summary})
+        self._run.finish(exit_code=_EXIT_CODES.get(ending.status, 1))
+        for directory in self._earlier:
+            shutil.rmtree(directory, ignore_errors=True)
