@@ -139,7 +139,7 @@ def check_cells(
         return [_blame(issue, having, len(cells), experiment.matrix, positions) for issue, having in by_issue.items()]
 
     differing = warnings_of_cells(specs, experiment.matrix) if experiment.matrix else ()
-    return blamed(cells_with), [*blamed(cells_warned), *differing]
+    return blamed(cells_with), [*blamed(cells_warned), *differing, *_beside_nothing(experiment)]
 
 
 def _blame(
@@ -215,6 +215,25 @@ def _axis_issues(section: str, path: str, values: list[Any], source: Mapping[str
         for index, value in enumerate(values):
             if any(value == other and type(value) is type(other) for other in values[:index]):
                 yield Issue("the value is given twice", (*where, index), show(value))
+
+
+def _beside_nothing(experiment: Experiment) -> Iterator[Issue]:
+    """Figures of others that would stand beside none of ours. Without a matrix, as in a study, none are shown."""
+    if experiment.matrix is None:
+        return
+    labels = experiment.matrix.labels
+    datasets = [source.name for source in experiment.data.evaluation if source.name]
+    for index, table in enumerate(experiment.evaluation.literature):
+        where = ("evaluation", "literature", index)
+        for label in table.rows:
+            if label not in labels:
+                allowed = ", ".join(labels)
+                yield Issue("no row of matrix.zip has this label", (*where, "rows", label), label, allowed)
+        for place, dataset in enumerate(table.datasets):
+            if dataset not in datasets:
+                yield Issue(
+                    "no evaluation set has this name", (*where, "datasets", place), show(dataset), ", ".join(datasets)
+                )
 
 
 def _exclude_issues(matrix: Matrix) -> Iterator[Issue]:

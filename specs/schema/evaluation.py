@@ -1,11 +1,35 @@
 """How checkpoints are measured."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from specs.schema.base import Spec, addition
+from specs.schema.base import Spec, addition, execution
 from specs.schema.rollout import StopText
+
+
+class LiteratureTable(Spec):
+    """Accuracies that others report. Reports and comparisons show them beside ours, marked as theirs."""
+
+    source: str = Field(min_length=1)
+    """Where they stand: the paper and its table."""
+    measure: str = Field("mean@1", pattern=r"^mean@[1-9][0-9]*$")
+    """mean@k: the mean accuracy over so many responses to a problem."""
+    datasets: tuple[str, ...] = Field(min_length=1)
+    """Evaluation sets, by their names here."""
+    rows: dict[str, list[list[float]]] = Field(min_length=1)
+    """Label of a row of matrix.zip -> for each of the datasets, the accuracy of the last checkpoint and of the best, as
+    shares."""
+    remarks: str = ""
+    """What a reader has to know of the figures."""
+
+    @model_validator(mode="after")
+    def _pairs_of_shares(self) -> Self:
+        for label, row in self.rows.items():
+            pairs_of_shares = all(len(pair) == 2 and all(0 <= share <= 1 for share in pair) for pair in row)
+            if len(row) != len(self.datasets) or not pairs_of_shares:
+                raise ValueError(f"{label} needs [last, best], shares between 0 and 1, for each of the datasets")
+        return self
 
 
 class Evaluation(Spec):
@@ -34,3 +58,5 @@ class Evaluation(Spec):
     """Level of the intervals."""
     seed: int = Field(0, ge=0)
     """Seed of the sampling; apart from the run's seed."""
+    literature: tuple[LiteratureTable, ...] = execution(())
+    """Accuracies that others report, to be shown beside ours."""
