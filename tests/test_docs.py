@@ -27,6 +27,7 @@ NOT_RUN = {
     "installs": "CI does so on a bare machine, by .ci/run",
     "minutes": "the specs are trained in small by tests/rpg/test_sanity_checks.py and tests/pipelines/test_execute.py,"
     " models are measured by tests/pipelines/test_evaluated_models.py",
+    "many GPUs": "tests/rpg/test_paper_specs.py trains the specs in small",
     "a server": "tests/pipelines/test_server_profile.py and test_submit_to_server.py start one, at ports of their own",
     "several machines": "two homes stand for them in tests/pipelines/test_server_record.py",
     "Docker": "nothing: tests/pipelines/test_compose.py holds the file against Compose's schema, as the page says",

@@ -7,7 +7,7 @@ from typing import Any
 from pipelines.home import Home
 from pipelines.report import evidence
 from pipelines.report.answer import Outcome, outcomes, outcomes_of_other_measures
-from pipelines.report.endings import FinalMetric, final_metrics
+from pipelines.report.endings import Beside, FinalMetric, beside_literature, final_metrics, notes_of
 from pipelines.report.evidence import Group
 from pipelines.report.signal import incomplete, nothing_to_learn
 from storage import Store
@@ -24,6 +24,8 @@ class RunComparison:
     """Accuracy on the evaluation sets."""
     other_measures: tuple[Outcome, ...]
     """pass@k and maj@k on the evaluation sets."""
+    literature: tuple[Beside, ...]
+    """Accuracies beside those that others report."""
     measures: tuple[FinalMetric, ...]
     """Training metrics."""
     notes: tuple[str, ...]
@@ -45,6 +47,7 @@ class RunComparison:
             "spec": self.spec,
             "accuracy": [asdict(outcome) for outcome in self.outcomes],
             "measures": [asdict(outcome) for outcome in self.other_measures],
+            "literature": [asdict(figure) for figure in self.literature],
             "metrics": [asdict(measure) for measure in self.measures],
             "notes": list(self.notes),
         }
@@ -62,15 +65,22 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     with Store.open(home.root) as store:
         results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
         others = outcomes_of_other_measures(store, groups, results, confidence=confidence)
+        literature = beside_literature(store, groups)
         curves = evidence.metric_curves(store, run_ids)
     spec = evidence.differences([group.runs[0].spec for group in groups])
     if not all(run.trains for group in groups for run in group.runs):
         spec = {path: values for path, values in spec.items() if _measures(path)}
     metrics = final_metrics(groups, curves, confidence=confidence)
     missing = [f"{name}: {sentence}" for name in names if (sentence := incomplete(home, name))]
-    notes = [nothing_to_learn(groups, curves), *missing]
+    notes = [*notes_of(literature), nothing_to_learn(groups, curves), *missing]
     return RunComparison(
-        tuple(groups), spec, tuple(results), tuple(others), tuple(metrics), tuple(note for note in notes if note)
+        groups=tuple(groups),
+        spec=spec,
+        outcomes=tuple(results),
+        other_measures=tuple(others),
+        literature=tuple(literature),
+        measures=tuple(metrics),
+        notes=tuple(note for note in notes if note),
     )
 
 

@@ -1,7 +1,8 @@
-"""Where training ended: each metric over the last steps, by groups of seeds, with intervals."""
+"""Where training ended, by groups of seeds: each metric over the last steps, with intervals; the accuracy of the last
+checkpoint and of the best, as papers' tables have them, beside what others report."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,12 +10,19 @@ import numpy as np
 from pipelines.report.evidence import Curve, Curves, Group
 from pipelines.report.statistics import Interval, seed_difference, seed_mean
 from specs.metrics import CHARTED, Metric
+from specs.schema.evaluation import LiteratureTable
+from storage import Store
 
 LAST_STEPS = 10
 """A training metric is compared by its mean over so many last steps."""
 LEAST_SEEDS = 4
 """Whose mean of a metric gets an interval. Of fewer, Student's reaches far beyond anything that a seed gives: they are
 shown themselves, and nothing is claimed of others."""
+_CHECKPOINTS = """
+    SELECT run_id, dataset, any_value(metric), any_value(accuracy) FILTER (is_last),
+           any_value(accuracy) FILTER (is_best), count(*)
+    FROM accuracy_curves WHERE step > 0 AND list_contains($runs, run_id) GROUP BY run_id, dataset
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +71,93 @@ def _last_mean(curve: Curve) -> float:
     values = curve[-LAST_STEPS:, 1]
     values = values[np.isfinite(values)]
     return float(values.mean()) if values.size else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """One run's accuracy on one dataset after training began."""
+
+    measure: str
+    """mean@k."""
+    last: float
+    best: float
+    count: int
+    """Checkpoints from which the best was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A group's accuracies on one dataset, with those that others report of the same row."""
+
+    label: str
+    dataset: str
+    measure: str
+    """What ours is: mean@k; empty where nothing has been evaluated."""
+    last: float | None
+    """Ours at each run's last checkpoint, the mean over the seeds; None where nothing has been evaluated."""
+    best: float | None
+    """Ours at each run's best checkpoint, the mean over the seeds."""
+    num_checkpoints: int
+    """From which the best was taken: the most of any run."""
+    num_seeds: int
+    theirs_measure: str
+    theirs_last: float
+    theirs_best: float
+    source: str
+    """Where theirs stands."""
+    remarks: str
+
+
+def beside_literature(store: Store, groups: Sequence[Group]) -> list[Beside]:
+    """One entry for each figure of the literature that the groups' specs name, in the order of the groups."""
+    run_ids = [run.run_id for group in groups for run in group.runs]
+    rows = store.query(_CHECKPOINTS, {"runs": run_ids}).rows
+    evaluated = {(run_id, dataset): Checkpoints(*figures) for run_id, dataset, *figures in rows}
+    return [beside for group in groups for beside in _of_group(group, evaluated)]
+
+
+def _of_group(group: Group, evaluated: Mapping[tuple[str, str], Checkpoints]) -> Iterator[Beside]:
+    for written in group.runs[0].spec.get("evaluation", {}).get("literature", []):
+        table = LiteratureTable.model_validate(written)
+        row = next((row for label, row in table.rows.items() if _is_row(group.label, label)), None)
+        for dataset, (theirs_last, theirs_best) in zip(table.datasets, row or (), strict=row is not None):
+            of_runs = [found for run_id in group.run_ids if (found := evaluated.get((run_id, dataset)))]
+            yield Beside(
+                label=group.label,
+                dataset=dataset,
+                measure=of_runs[0].measure if of_runs else "",
+                last=_mean_of([of_run.last for of_run in of_runs]),
+                best=_mean_of([of_run.best for of_run in of_runs]),
+                num_checkpoints=max((of_run.count for of_run in of_runs), default=0),
+                num_seeds=len(of_runs),
+                theirs_measure=table.measure,
+                theirs_last=theirs_last,
+                theirs_best=theirs_best,
+                source=table.source,
+                remarks=table.remarks,
+            )
+
+
+def _is_row(label: str, row: str) -> bool:
+    """Whether a cell's label is the row's, alone or with what else varies."""
+    return label == row or label.startswith(f"{row}, ")
+
+
+def _mean_of(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def notes_of(figures: Sequence[Beside]) -> list[str]:
+    """Where the figures come from, and what to know of them, in sentences; none without figures."""
+    if not figures:
+        return []
+    theirs = dict.fromkeys(f"{figure.source} ({figure.theirs_measure})" for figure in figures)
+    ours = dict.fromkeys(figure.measure for figure in figures if figure.measure)
+    most = max(figure.num_checkpoints for figure in figures)
+    return [
+        f"Theirs: {'; '.join(theirs)}.",
+        f"Ours: {', '.join(ours) or 'not evaluated yet'}.",
+        f"The best of up to {most} checkpoints is chosen by the problems that it is measured on, so it is too high, the"
+        " more so the more checkpoints there are: compare the last.",
+        *dict.fromkeys(figure.remarks for figure in figures if figure.remarks),
+    ]

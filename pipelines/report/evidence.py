@@ -311,10 +311,14 @@ def flatten(tree: Any, path: str = "") -> JsonObject:
 def differences(
     specs: Sequence[JsonObject], *, ignore: Sequence[str] = ("name", "question", "seeds")
 ) -> dict[str, list[Any]]:
-    """The fields in which specs differ, by path: one value per spec, None where a spec has no such field."""
+    """The fields in which specs differ, by path: one value per spec, None where a spec has no such field.
+
+    What a spec tells of others' figures is none of its settings.
+    """
     flat = [flatten(spec) for spec in specs]
     paths = dict.fromkeys(path for leaves in flat for path in leaves)
-    rows = {path: [leaves.get(path) for leaves in flat] for path in paths if path not in ignore}
+    settings = [path for path in paths if path not in ignore and not path.startswith("evaluation.literature")]
+    rows = {path: [leaves.get(path) for leaves in flat] for path in settings}
     return {path: values for path, values in rows.items() if any(value != values[0] for value in values)}
 
 

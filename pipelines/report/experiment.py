@@ -21,7 +21,14 @@ from pipelines.report.answer import (
 )
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
 from pipelines.report.distributions import distributions
-from pipelines.report.endings import LAST_STEPS, LEAST_SEEDS, FinalMetric, final_metrics
+from pipelines.report.endings import (
+    LAST_STEPS,
+    LEAST_SEEDS,
+    FinalMetric,
+    beside_literature,
+    final_metrics,
+    notes_of,
+)
 from pipelines.report.evidence import Curves, Group, Run, trouble_of
 from pipelines.report.marks import step_marks
 from pipelines.report.page import publish, render
@@ -75,6 +82,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         trouble = trouble_of(store, run_ids)
         best, worst = evidence.sample_responses(store, run_ids)
         trained = trained_responses(store, home, runs)
+        literature = beside_literature(store, groups)
         unread = store.query("SELECT 1").warnings
     on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence), drawn, marks)
     charts, flat = learning_curves(drawn, curves, marks, confidence=confidence)
@@ -100,6 +108,8 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         as_is=not any(run.trains for run in runs),
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
+        literature=literature,
+        literature_notes=notes_of(literature),
         many=len(groups) > 1,
         other_measures=Listed.of(others, 100),
         measures=Listed.of(measures, 200),

@@ -243,3 +243,47 @@ def test_groups_that_were_evaluated_at_other_steps_are_shown_to_be(
     (row,) = (line.split() for line in shown.splitlines() if "evaluated at step" in line)
     assert row[-2:] == ["60", "30"]
     assert "evaluated at step" not in CliRunner().invoke(app, ["compare", "whole", "whole-s0"]).stdout
+
+
+def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, labels = Home(tmp_path), {}
+    theirs = {"RPG": [[0.4458, 0.4531]], "DAPO": [[0.4063, 0.4479]]}
+    table = {"source": "A paper, Table 5", "measure": "mean@32", "datasets": ["two-terms"], "rows": theirs}
+    for cell, label, levels in (
+        (0.1, "RPG, training.steps 60", {20: 0.9, 40: 0.3}),
+        (0.28, "DAPO", {20: 0.5}),
+        (0.3, "RPG-REINFORCE", {}),  # no row is called so, though one begins as it does
+    ):
+        for seed in range(2):
+            values = {"objective.clip.high": cell}
+            run_id = record_run(home, f"sums-{cell}-s{seed}", seed=seed, values=values, after=0.7, on_the_way=levels)
+            spec = json.loads((home.run(run_id) / "spec.json").read_text())
+            spec["evaluation"]["literature"] = [{**table, "remarks": "A misprint." if label == "DAPO" else ""}]
+            write(home.run(run_id) / "spec.json", spec)
+            labels[run_id] = label
+    record_experiment(home, list(labels))
+    record = home.experiment("sums") / "experiment.json"
+    write(record, json.loads(record.read_text()) | {"labels": labels})
+
+    comparison = compare(home, ["sums"])
+    assert list(comparison.spec) == ["objective.clip.high"], "figures of others are no setting"
+    rpg, dapo = comparison.literature
+    assert [rpg.label, dapo.label] == ["RPG, training.steps 60", "DAPO"]
+    assert (rpg.theirs_last, rpg.theirs_best, rpg.num_checkpoints, dapo.num_checkpoints) == (0.4458, 0.4531, 3, 2)
+    with Store.open(home.root) as store:
+        query = "select avg(value) from evaluations where run_id like 'sums-0.1-%' and step = ?"
+        assert [rpg.last, rpg.best] == [pytest.approx(store.query(query, (step,)).rows[0][0]) for step in (60, 20)]
+        view = "select last, best from last_and_best order by cell::varchar limit 1"
+        assert store.query(view).rows == [(pytest.approx(rpg.last), pytest.approx(rpg.best))]
+
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = CliRunner().invoke(app, ["compare", "sums"]).stdout
+    assert re.search(rf"last checkpoint two-terms, ours +{rpg.last:.4f} +{dapo.last:.4f} +- *\n", shown)
+    assert re.search(r"best checkpoint two-terms, theirs +0.4531 +0.4479 +- *\n", shown)
+    assert "Theirs: A paper, Table 5 (mean@32)." in shown
+    assert "Ours: mean@8." in shown
+    assert "The best of up to 3 checkpoints" in shown
+    page = write_experiment_report(home, "sums").read_text()
+    cells = re.findall(r'<td class="number(?: theirs)?">([\d.]+ %)</td>', page.split("Beside the literature")[1])
+    assert cells[:4] == [f"{100 * share:.1f} %" for share in (rpg.last, 0.4458, rpg.best, 0.4531)]
+    assert "A misprint." in page

@@ -83,6 +83,14 @@ def _result_table(comparison: RunComparison) -> Table:
         row[outcome.label] = _cell(outcome.after, outcome.against_first, mark=" *" if outcome.differs else "")
         if outcome.gain is not None:
             rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)
+    for figure in comparison.literature:
+        for place, ours, theirs in (
+            ("last", figure.last, figure.theirs_last),
+            ("best", figure.best, figure.theirs_best),
+        ):
+            row = rows.setdefault(f"{place} checkpoint {figure.dataset}, ours", {})
+            row[figure.label] = "-" if ours is None else f"{ours:.4f}"
+            rows.setdefault(f"{place} checkpoint {figure.dataset}, theirs", {})[figure.label] = f"{theirs:.4f}"
     for outcome in comparison.other_measures:
         row = rows.setdefault(f"{outcome.measure} {outcome.dataset}", {})
         row[outcome.label] = _cell(outcome.after, outcome.against_first)
