@@ -122,9 +122,13 @@ def _used_names(home: Home) -> Iterator[str]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of all files below a directory; what is deleted meanwhile has none."""
+    """Bytes of all files below a directory; what is deleted meanwhile has none.
+
+    A file of several names (hard links, as of training that one run takes from another) counts in equal parts at each.
+    """
     size = 0
     for file in path.rglob("*"):
         with contextlib.suppress(OSError):
-            size += file.lstat().st_size if file.is_file() else 0
+            status = file.lstat()
+            size += status.st_size // status.st_nlink if file.is_file() else 0
     return size

@@ -127,8 +127,10 @@ def _experiments_of(home: Home, run_ids: Collection[str]) -> Iterator[str]:
 
 
 def _forget(home: Home, name: str, run_ids: Sequence[str]) -> None:
-    """Takes runs out of an experiment's record; versions that have none left go, and the
-    others keep their numbers."""
+    """Takes runs out of an experiment's record, and deletes the pages that show them.
+
+    Versions that have no run left go; the others keep their numbers, and no later one gets a number again.
+    """
     with home.locked(f"experiment-{name}", waiting=lambda: None):
         path = home.experiment(name) / "experiment.json"
         record = read_json(path)
@@ -137,8 +139,12 @@ def _forget(home: Home, name: str, run_ids: Sequence[str]) -> None:
             for version in versions_in(record)
         ]
         left = [version for version in versions if version.runs]
-        for number in {version.number for version in versions} - {version.number for version in left}:
-            (home.experiment(name) / f"report@{number}.html").unlink(missing_ok=True)
+        before = versions_in(record)
+        pages = {f"report@{version.number}.html": version.runs for version in before}
+        pages |= {"report.html": before[-1].runs} if before else {}
+        for page, shown in pages.items():
+            if not set(shown).isdisjoint(run_ids):
+                (home.experiment(name) / page).unlink(missing_ok=True)
         record |= {
             "runs": [run_id for run_id in record.get("runs", []) if run_id not in run_ids],
             "current": list(left[-1].runs) if left else [],
@@ -147,4 +153,5 @@ def _forget(home: Home, name: str, run_ids: Sequence[str]) -> None:
         }
         if "versions" in record:
             record["versions"] = [version.to_json() for version in left]
+            record["last_version"] = max(record.get("last_version", 0), *(version.number for version in versions), 0)
         write_json(path, record)

@@ -51,20 +51,26 @@ def versions_in(record: Record) -> list[Version]:
 
 
 def with_runs(
-    versions: Sequence[Version], recipes: Collection[str], runs: Sequence[str], *, in_addition: bool
+    versions: Sequence[Version],
+    recipes: Collection[str],
+    runs: Sequence[str],
+    *,
+    in_addition: bool = False,
+    last_number: int = 0,
 ) -> list[Version]:
     """The versions after runs were executed; theirs is at the end.
 
     Args:
         recipes: of the runs' cells.
         in_addition: the runs join the last version, whatever their cells are, as a study's trials do.
+        last_number: the highest that a version has had, where such a one was deleted: its number names no other.
     """
     wanted = frozenset(recipes)
     if in_addition and versions:
         version = versions[-1]
     else:
         known = [version for version in versions if version.recipes == wanted]
-        number = max((version.number for version in versions), default=0) + 1
+        number = max(last_number, *(version.number for version in versions), 0) + 1
         version = known[0] if known else Version(number, wanted, ())
     others = [other for other in versions if other.number != version.number]
     return [*others, Version(version.number, version.recipes | wanted, tuple(dict.fromkeys([*version.runs, *runs])))]

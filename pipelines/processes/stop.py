@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -141,19 +141,26 @@ def cancel_grace(message: str | None) -> float:
     return float(chosen[1]) if chosen else GRACE_SECONDS
 
 
-def request_cancel(directory: Path, grace: float) -> None:
+def request_cancel(directory: Path, grace: float, run_ids: Sequence[str] = ()) -> None:
     """Asks a run to stop: leaves cancel.json where the run's flow looks for it.
 
     Args:
         directory: the run's; or an experiment's, for a command that goes through its runs, to begin no other.
         grace: seconds after which what still runs is killed.
+        run_ids: of an experiment, the runs that are meant: those of one of its versions; none: all.
     """
-    write_json(directory / "cancel.json", {"grace": grace, "requested_at": now()})
+    write_json(directory / "cancel.json", {"grace": grace, "requested_at": now(), "runs": list(run_ids)})
 
 
-def is_cancelled(directory: Path) -> bool:
-    """Whether a request lies in the directory of a run or an experiment."""
-    return (directory / "cancel.json").exists()
+def is_cancelled(directory: Path, run_ids: Iterable[str] = ()) -> bool:
+    """Whether a request lies in the directory of a run or an experiment.
+
+    Args:
+        run_ids: of an experiment, the runs that the caller goes through: one for others alone does not count.
+    """
+    path = directory / "cancel.json"
+    meant = read_json(path).get("runs") or ()
+    return path.exists() and (not meant or not set(meant).isdisjoint(run_ids))
 
 
 def clear_request(directory: Path) -> None:

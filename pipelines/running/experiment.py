@@ -97,7 +97,8 @@ def execute_plan(
         raise SpecError(_replaced(plan, home, only))
     if not only:
         register_experiment(home, plan.document, plan.runs, in_addition=in_study)
-        clear_request(home.experiment(plan.document.experiment.name))
+        if is_cancelled(home.experiment(plan.document.experiment.name), [run.run_id for run in runs]):
+            clear_request(home.experiment(plan.document.experiment.name))
     outcomes: list[RunOutcome] = []
     with contextlib.closing(execute(runs)) as ending:
         for outcome in ending:
@@ -151,7 +152,7 @@ def execute_in_turn(
     stop, progress = stop or Stop(), progress or Silent()
     left, begun = list(enumerate(runs, start=1)), 0
     while left:
-        if begun and is_cancelled(home.experiment(document.experiment.name)):
+        if begun and is_cancelled(home.experiment(document.experiment.name), [run.run_id for run in runs]):
             return
         entry = next_run(left, home) if shared else left[0]
         left.remove(entry)

@@ -80,7 +80,8 @@ def execute_in_parallel(
                 if outcome is not None:
                     progress.run_ended(outcome.run.run_id, outcome.status)
                     yield outcome
-                    if waiting and not is_cancelled(home.experiment(document.experiment.name)):
+                    run_ids = [run.run_id for run in runs]
+                    if waiting and not is_cancelled(home.experiment(document.experiment.name), run_ids):
                         begin()
         except KeyboardInterrupt:
             _send(workers, signal.SIGINT, signal.SIGTERM)  # two signals, whether or not the first was passed on

@@ -258,7 +258,10 @@ def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, 
     run_ids = [run.run_id for run in runs]
     listed = [run_id for run_id in before.get("runs", []) if run_id not in run_ids]
     recipes = {run.recipe for run in runs}
-    versions = with_runs(versions_known(home, before), recipes, run_ids, in_addition=in_addition)
+    last_number = before.get("last_version", 0)
+    versions = with_runs(
+        versions_known(home, before), recipes, run_ids, in_addition=in_addition, last_number=last_number
+    )
     record = {
         "name": experiment.name,
         "question": experiment.question,
@@ -269,6 +272,7 @@ def _register_experiment(home: Home, document: "Document", runs: tuple[RunPlan, 
         "created_at": before.get("created_at") or now(),
         "updated_at": now(),
         "fingerprint": _fingerprint(document),
+        **({"last_version": last_number} if last_number else {}),
     }
     write_json(directory / "experiment.json", record)
     write_json(directory / "spec.json", document.to_json())

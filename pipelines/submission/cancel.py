@@ -99,7 +99,7 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
     submitted = [run_id for run_id, state in states.items() if _is_submitted(state) and run_id not in running]
     if not running and not submitted:
         raise SpecError(Issue("no run of the experiment is running or waits on a server", given=name))
-    request_cancel(home.experiment(split_name(name)[0]), grace)
+    request_cancel(home.experiment(split_name(name)[0]), grace, list(states))
     for run_id in running:
         request_cancel(home.run(run_id), grace)
     unstopped: list[str] = []

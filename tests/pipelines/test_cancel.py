@@ -28,6 +28,7 @@ from pipelines.processes.stop import (
     cancel_message,
     clear_request,
     give_back_grace,
+    is_cancelled,
     request_cancel,
 )
 from pipelines.running.flow import execute_run
@@ -272,6 +273,14 @@ def test_an_experiments_runs_are_all_asked_at_once(tmp_path):
     assert not any(flow.is_alive() for flow in flows)
     with pytest.raises(SpecError, match="no run of the experiment is running or waits on a server"):
         next(cancel_experiment(home, "sums", 0.0))
+
+
+def test_a_request_for_one_version_of_an_experiment_is_none_for_another(tmp_path):
+    request_cancel(tmp_path, 0.5, ["first-s0", "first-s1"])
+    assert is_cancelled(tmp_path, ["first-s1", "first-s2"])
+    assert not is_cancelled(tmp_path, ["second-s0"])
+    request_cancel(tmp_path, 0.5)
+    assert is_cancelled(tmp_path, ["second-s0"])
 
 
 @pytest.mark.long

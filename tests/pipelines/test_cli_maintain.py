@@ -14,6 +14,7 @@ from pipelines.cli import main
 from pipelines.home import Home
 from pipelines.removal import removal_of, remove
 from pipelines.unrecorded import why_incomplete
+from pipelines.versions import versions_in, with_runs
 from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
@@ -138,6 +139,7 @@ def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alon
     other.start(1)
     other.steps(1, 2)
     record = home / "experiments" / "sums" / "experiment.json"
+    pages = [record.with_name(name) for name in ("report@1.html", "report@2.html", "report.html")]
     both = [run, other.run_id]
     versions = [{"version": 1, "recipes": ["a"], "runs": both[:1]}, {"version": 2, "recipes": ["b"], "runs": both[1:]}]
     write_json(record, {"name": "sums", "runs": both, "current": both[1:], "versions": versions})
@@ -145,6 +147,8 @@ def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alon
     assert (code, out) == (0, f"{run}\n")
     assert "nothing was deleted; --yes deletes without asking" in err
     assert (home / "runs" / run).is_dir()
+    for page in pages:
+        page.touch()
     code, _, err = call("rm", "aaaa", "--yes")
     assert (code, "deleted 1 run, " in err) == (0, True)
     assert "`rpg gc` frees 2 artifacts" in err
@@ -154,6 +158,7 @@ def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alon
     left = json.loads(record.read_text())
     assert (left["runs"], left["current"]) == ([other.run_id], [other.run_id])
     assert [version["version"] for version in left["versions"]] == [2]
+    assert [page.exists() for page in pages] == [False, True, True], "those that show the run are gone"
     assert call("db", "check") == (0, "all is well\n", "")
     assert call("rm", "sums", "--yes")[0] == 0
     assert not record.parent.exists()
@@ -166,11 +171,15 @@ def test_rm_of_a_version_leaves_the_others(call: Call, home: Path) -> None:
     versions = [{"version": number, "recipes": [str(number)], "runs": [run]} for number, run in enumerate(runs, 1)]
     record = home / "experiments" / "sums" / "experiment.json"
     write_json(record, {"name": "sums", "runs": runs, "current": runs[1:], "versions": versions})
-    page = record.with_name("report@2.html")
-    page.touch()
+    pages = [record.with_name(name) for name in ("report@2.html", "report.html")]
+    for page in pages:
+        page.touch()
     assert call("rm", "sums@2", "--yes")[1] == f"{runs[1]}\n"
-    assert json.loads(record.read_text())["current"] == runs[:1]
-    assert not page.exists()
+    left = json.loads(record.read_text())
+    assert left["current"] == runs[:1]
+    assert not any(page.exists() for page in pages)
+    again = with_runs(versions_in(left), ["2"], runs[1:], last_number=left["last_version"])
+    assert [version.number for version in again] == [1, 3], "the number of the deleted version names no other"
 
 
 def test_two_removals_of_the_same_and_one_that_was_killed_do_no_harm(home: Path) -> None:
@@ -225,11 +234,16 @@ def test_what_is_in_use_is_not_deleted(call: Call, home: Path) -> None:
 
 def test_runs_show_what_they_take_on_the_disk(call: Call, home: Path) -> None:
     small = RecordedRun(home, "small-s0-dddd4444")
+    (small.path / "weights").mkdir()
+    trained = home / "runs" / "sums-s0-aaaa1111" / "weights" / "step-000003" / "model.safetensors"
+    trained.write_bytes(bytes(2**20))
+    os.link(trained, small.path / "weights" / "taken")
     code, out, err = call("runs", "--disk")
     names = [line.split()[0] for line in out.splitlines() if "-s" in line]
     assert (code, names) == (0, [small.run_id, "sums-s0-aaaa1111"])
     assert "results that runs share: 3.0 MiB" in err
-    largest = json.loads(call("runs", "--disk", "--json")[1])[-1]
-    assert largest["weights"] == len(b"weights")
+    sizes = json.loads(call("runs", "--disk", "--json")[1])
+    assert [row["weights"] for row in sizes] == [2**19, 2**19], "what two runs share counts once"
+    largest = sizes[-1]
     assert largest["bytes"] > largest["rows"] > 0
     assert call("runs", "--disk", "--profile", "http://nowhere")[0] == 2
