@@ -142,6 +142,19 @@ def check_cells(
     return blamed(cells_with), [*blamed(cells_warned), *differing, *_beside_nothing(experiment)]
 
 
+def varied_place(matrix: Matrix | None, values: Mapping[str, Any], path: Path) -> Path | None:
+    """Where the matrix gives a cell what stands at a path of its spec; None where it does not vary.
+
+    Args:
+        values: of the cell.
+    """
+    related = [text for text in values if _related(split(text), path)]
+    if matrix is None or not related:
+        return None
+    varied = max(related, key=lambda text: len(split(text)))
+    return _place(matrix, varied, values)
+
+
 def _blame(
     issue: Issue, having: list[dict[str, Any]], num_cells: int, matrix: Matrix | None, positions: Positions
 ) -> Issue:
@@ -154,7 +167,7 @@ def _blame(
         return issue
     common = {path: value for path, value in values.items() if all(cell[path] == value for cell in having)}
     path = max(related or common or values, key=lambda text: len(split(text)))
-    place = nearest_position(_place(matrix, path, values[path]), positions)
+    place = nearest_position(_place(matrix, path, values), positions)
     if not related:
         cell = ", ".join(f"{name}={show(value)}" for name, value in (common or values).items())
         issue = replace(issue, message=f"{issue.message} (in the run with {cell})")
@@ -166,9 +179,13 @@ def _related(path: Path, other: Path) -> bool:
     return path[:length] == other[:length]
 
 
-def _place(matrix: Matrix, path: str, value: Any) -> Path:
-    section = "product" if path in matrix.product else "zip"
-    return ("matrix", section, path, (matrix.product | matrix.zip)[path].index(value))
+def _place(matrix: Matrix, path: str, values: Mapping[str, Any]) -> Path:
+    """Where the matrix has a cell's value of a path; rows of `zip` are told apart by all that they vary."""
+    if path in matrix.product:
+        return ("matrix", "product", path, matrix.product[path].index(values[path]))
+    rows = zip(*matrix.zip.values(), strict=True)
+    row = tuple(values[name] for name in matrix.zip)
+    return ("matrix", "zip", path, next(index for index, other in enumerate(rows) if other == row))
 
 
 def _matrix_issues(matrix: Matrix, source: Mapping[str, Any]) -> Iterator[Issue]:

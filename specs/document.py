@@ -1,11 +1,10 @@
 """A spec as read: the experiment, where each of its fields stands in a file, and the runs that it expands to."""
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from specs.cells import base_of, cell_label, cell_source, check_cells, combinations, with_values
+from specs.cells import base_of, cell_label, cell_source, check_cells, combinations, varied_place, with_values
 from specs.errors import (
     Issue,
     Path,
@@ -14,6 +13,7 @@ from specs.errors import (
     SpecError,
     in_file_order,
     locate,
+    nearest_position,
     plain_positions,
     read_issue,
     read_positions,
@@ -37,9 +37,15 @@ class Document:
     warnings: tuple[Issue, ...] = ()
     """What the experiment says without effect or can hardly mean, each at its place."""
 
-    def locate(self, issue: Issue) -> Issue:
-        """The issue with file, line and snippet, from its path or the nearest ancestor that stands in the file."""
-        return locate(issue, self.positions)
+    def locate(self, issue: Issue, values: Mapping[str, Any] | None = None) -> Issue:
+        """The issue with file, line and snippet, from its path or the nearest ancestor that stands in the file.
+
+        Args:
+            values: of the matrix in the run that has the issue: what these give is at the matrix's line.
+        """
+        place = None if issue.file else varied_place(self.experiment.matrix, values or {}, issue.path)
+        at = nearest_position(place, self.positions) if place else None
+        return replace(issue, file=at.file, line=at.line, snippet=at.snippet) if at else locate(issue, self.positions)
 
     def with_values(self, values: Mapping[str, Any], at: Position) -> "Document":
         """The document with fields set by their dotted paths, checked like a file. Raises SpecError.
@@ -53,7 +59,7 @@ class Document:
             around = {other: value for other, value in values.items() if other != path and _leads_to(other, parts)}
             source = with_values(self.source, around) if around else self.source
             if issue := unknown(Experiment, parts) or no_such_item(source, parts):
-                raise SpecError(dataclasses.replace(issue, file=at.file, line=at.line, snippet=at.snippet))
+                raise SpecError(replace(issue, file=at.file, line=at.line, snippet=at.snippet))
         changed = tuple(split(path) for path in values)
         positions = {
             path: place
@@ -68,7 +74,7 @@ class Document:
             "source": self.source,
             "experiment": self.experiment.model_dump(mode="json"),
             "positions": plain_positions(self.positions),
-            "warnings": [dataclasses.asdict(warning) for warning in self.warnings],
+            "warnings": [asdict(warning) for warning in self.warnings],
         }
 
     @classmethod

@@ -47,8 +47,9 @@ class EvaluatedRun(_Evaluated):
     run: str = Field(min_length=1)
     """The run's id, a part of it that no other run shares, or an experiment that has one run."""
     checkpoint: Literal["last", "best"] | Annotated[int, Field(ge=0)] = "last"
-    """last: of its last step; best: of the exported step that was evaluated best, by the mean of mean@k over its sets;
-    a number: of that step, which it must have exported (training.export_every_steps); 0: its base model."""
+    """last: of its last step; best: of the exported step with the highest accuracy, on the set that the run's
+    training.checkpoint.keep_best.accuracy_on names, else in the mean over its sets; a number: of that step, which it
+    must have exported (training.export_every_steps); 0: its base model."""
 
 
 def _with_source(value: Any) -> Any:
@@ -141,7 +142,7 @@ class Ranks(Training):
 _OF_TRAINING: Mapping[str, tuple[str, ...]] = {
     "data": ("train", "overlap"),
     "evaluation": ("checkpoints", "every_steps"),
-    "": ("seeds", "warm_up", "objective", "advantage", "reference", "record"),
+    "": ("seeds", "warm_up", "objective", "advantage", "reference", "record", "sinks"),
 }
 """Section -> its fields that say how a policy is trained."""
 

@@ -27,7 +27,7 @@ CREATE TABLE runs (
     steps INTEGER,                          -- how many there are to be
     cell JSON,                              -- the matrix cell: path in the spec -> value
     setting VARCHAR,                        -- digest of the resolved spec without its seed: runs that share it differ in the seed alone; NULL: never begun
-    objective VARCHAR,                      -- its type
+    objective VARCHAR,                      -- its type; NULL: a model that was measured as it is
     question VARCHAR,                       -- what the experiment answers
     created_at TIMESTAMP WITH TIME ZONE,    -- when it was frozen
     flow_run_id VARCHAR,                    -- of Prefect's flow run that executed it last

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from pipelines.home import Home
     from pipelines.planning.plan import RunPlan
-    from specs.document import Document
-    from specs.schema.experiment import Experiment
+    from specs.document import Cell, Document
 
 
 _READERS = ("data", "base", "train")
@@ -42,10 +41,9 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
         print(render(warnings, noun="warning"), file=sys.stderr)
 
 
-def unfinished(runs: Sequence[RunPlan]) -> list[Experiment]:
-    """The specs of the runs whose data, base model or training is still to be made."""
-    to_do = (any(stage.stage in _READERS and stage.action == "RUN" for stage in run.stages) for run in runs)
-    return [run.experiment for run, is_left in zip(runs, to_do, strict=True) if is_left]
+def unfinished(runs: Sequence[RunPlan]) -> list[RunPlan]:
+    """The runs whose data, base model or training is still to be made."""
+    return [run for run in runs if any(stage.stage in _READERS and stage.action == "RUN" for stage in run.stages)]
 
 
 def missing_for_sinks(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
@@ -57,20 +55,20 @@ def missing_for_sinks(document: Document, runs: Sequence[RunPlan]) -> list[Issue
     return [document.locate(issue) for issue in missing_packages(document.experiment.sinks)]
 
 
-def missing_for(document: Document, experiments: Sequence[Experiment]) -> list[Issue]:
+def missing_for(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
     """What a document's runs ask of the machine that executes them and this one lacks, each at its place."""
     from pipelines.running.gpu_slots import missing_here
 
-    return in_file_order(document.locate(issue) for each in experiments for issue in missing_here(each))
+    return in_file_order(document.locate(issue, run.values) for run in runs for issue in missing_here(run.experiment))
 
 
-def examined(document: Document, experiments: Sequence[Experiment]) -> tuple[list[Issue], list[Issue]]:
+def examined(document: Document, runs: Sequence[RunPlan] | Sequence[Cell]) -> tuple[list[Issue], list[Issue]]:
     """The errors and warnings of a look at the data and models of a document's runs, each at its place, each once."""
     from rpg.preflight import examine
 
     # Most cells of a matrix have the same data and model.
-    distinct = {each.model.model_dump_json() + each.data.model_dump_json(): each for each in experiments}
-    findings = [examine(experiment) for experiment in distinct.values()]
-    errors = [document.locate(issue) for each in findings for issue in each.errors]
-    warnings = [document.locate(issue) for each in findings for issue in each.warnings]
+    distinct = {run.experiment.model.model_dump_json() + run.experiment.data.model_dump_json(): run for run in runs}
+    findings = [(run.values, examine(run.experiment)) for run in distinct.values()]
+    errors = [document.locate(issue, values) for values, each in findings for issue in each.errors]
+    warnings = [document.locate(issue, values) for values, each in findings for issue in each.warnings]
     return in_file_order(errors), in_file_order(warnings)

@@ -10,8 +10,9 @@ from specs.errors import Issue, RpgError, SpecError
 from specs.evaluation_document import WeightsOf
 from specs.model_evaluation import EvaluatedRun
 
-_ACCURACIES = """
-    SELECT step FROM accuracy_curves WHERE run_id = ? AND list_contains(?, step)
+_MOST_ACCURATE = """
+    SELECT step FROM accuracy_curves
+    WHERE run_id = $run AND list_contains($steps, step) AND dataset = coalesce(nullif($dataset, ''), dataset)
     GROUP BY step ORDER BY avg(accuracy) DESC, step DESC LIMIT 1
 """
 
@@ -71,8 +72,10 @@ def _last(home: Home, run_id: str, fingerprint: str) -> int:
 def _best(home: Home, run_id: str, exported: list[int]) -> int:
     from storage import Store
 
+    kept = read_json(home.run(run_id) / "spec.json")["training"]["checkpoint"].get("keep_best") or {}
+    chosen_on = kept.get("accuracy_on", "")
     with Store.open(home.root) as store:
-        rows = store.query(_ACCURACIES, [run_id, exported]).rows
+        rows = store.query(_MOST_ACCURATE, {"run": run_id, "steps": exported, "dataset": chosen_on}).rows
     if not rows:
         message = f"none of the steps that {run_id} has exported was evaluated"
         raise SpecError(Issue(message, ("checkpoint",), "best", ", ".join(map(str, exported))))

@@ -7,6 +7,7 @@ from typing import Any
 from pipelines.home import Home
 from pipelines.runs import status_of
 from rpg.files import read_json
+from specs.model_evaluation import EVALUATION
 from storage import Store
 
 
@@ -22,7 +23,8 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
         return ""
     runs = [read_json(home.run(run_id) / "run.json") for run_id in run_ids]
     statuses = [status_of(home, run_id) for run_id in run_ids]
-    varied = list(dict.fromkeys(path for run in runs for path in run.get("values", {})))
+    trains = any(run.get("kind") != EVALUATION for run in runs)
+    varied = list(dict.fromkeys(path for run in runs for path in run.get("values", {}))) if trains else []
     accuracies = _accuracies(home, experiment)
     datasets = sorted({dataset for of_run in accuracies.values() for dataset in of_run})
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
@@ -30,14 +32,14 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
     lines += [f"{len(run_ids)} runs: {counts}", ""]
     if set(statuses) != {"pending"}:
         lines += [_report("Report of all runs", home.experiment(experiment), record_url), ""]
-    headings = ["run", "status", *varied, "seed", *datasets, "report"]
+    headings = ["run", "status", *varied, "seed" if trains else "model", *datasets, "report"]
     lines += [_row(headings), _row(["---"] * len(headings))]
     for run_id, run, status in zip(run_ids, runs, statuses, strict=True):
         cells = [
             _linked(run_id, read_json(home.run(run_id) / "state.json")),
             status,
             *(str(run.get("values", {}).get(path, "")) for path in varied),
-            str(run.get("seed", "")),
+            str(run.get("seed" if trains else "name", "")),
             *_shown(accuracies.get(run_id, {}), datasets),
             "" if status == "pending" else _report("report", home.run(run_id), record_url),
         ]

@@ -35,7 +35,7 @@ def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
         yield []
         return
     if issue := _too_few(experiment, stage, slots):
-        raise SpecError(execution.document.locate(issue))
+        raise SpecError(execution.document.locate(issue, execution.plan.values))
     waiting = _waiting(execution) if experiment.resources.when_taken == "wait" else None
     try:
         with leased(count, f"{execution.run_id} ({stage})", waiting=waiting, available=slots) as taken:

@@ -24,6 +24,7 @@ from pipelines.sinks.sending import is_behind
 from pipelines.state import Record, RunState, write_once
 from pipelines.versions import Version, versions_in, with_runs
 from rpg.files import now, read_json, replacing, write_json
+from specs.model_evaluation import EVALUATION
 from specs.origins import origins_of
 from storage.liveness import start_of
 
@@ -197,7 +198,7 @@ def register_runs(home: Home, document: "Document", plans: Iterable[RunPlan], *,
             "question": experiment.question,
             "created_at": now(),
             "fingerprints": {stage.stage: stage.fingerprint for stage in plan.stages},
-            "objective": experiment.objective.type if experiment.trains else None,
+            **({"objective": experiment.objective.type} if experiment.trains else {"kind": EVALUATION}),
         }
         directory = home.run(plan.run_id)
         write_once(directory / "run.json", record, durable=durable)

@@ -317,7 +317,8 @@ def _run_process(
     kills = count_oom_kills()
     code = supervise(child, stop=execution.stop_requested, tick=show_progress)
     if code != 0 and (issues := read_issues(problems)):
-        raise SpecError(*(execution.document.locate(issue) for issue in issues), done=_standing(execution, stage))
+        located = (execution.document.locate(issue, execution.plan.values) for issue in issues)
+        raise SpecError(*located, done=_standing(execution, stage))
     if code != 0:
         error = failure(stage.stage, code, child.log, since=log_start)
         output = log_tail(child.log, 60, since=log_start)

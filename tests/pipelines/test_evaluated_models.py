@@ -2,11 +2,21 @@
 
 import json
 import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from live import Lab
+from live import SPEC, Lab
+from recorded_home import SPEC as RECORDED
+from recorded_home import record_run, write
 
+from pipelines.cli import main
+from pipelines.home import Home
+from pipelines.planning.weights import weights_in
 from pipelines.report.compare import compare
+from specs.errors import SpecError
+from specs.model_evaluation import EvaluatedRun
 from storage import Store
 
 TINY = "{hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, head_dim: 16, max_position_embeddings: 64}"
@@ -30,13 +40,22 @@ evaluation: {{samples_per_problem: 2, max_response_length: 4}}
 """
 
 
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Lab]:
+    """An empty home, and beside the spec of a tiny run the file that measures it."""
+    lab = Lab(tmp_path / "home", tmp_path / "tiny.yaml")
+    lab.spec.write_text(SPEC)
+    lab.spec.with_name("models.yaml").write_text(FILE)
+    yield lab
+    lab.clean_up()
+
+
 @pytest.mark.long
-def test_two_models_on_two_sets_are_measured_compared_and_reported(lab: Lab) -> None:
-    trained = lab.rpg("run", str(lab.spec))
+def test_two_models_on_two_sets_are_measured_compared_and_reported(bare: Lab) -> None:
+    lab, file = bare, bare.spec.with_name("models.yaml")
+    trained = lab.rpg("run", str(lab.spec), overrides=("training.steps=2", "warm_up.steps=2"), timeout=600)
     assert trained.code == 0, trained.err
-    file = lab.spec.with_name("models.yaml")
-    file.write_text(FILE)
-    measured = lab.rpg("evaluate", str(file))
+    measured = lab.rpg("evaluate", str(file), timeout=600)
     assert measured.code == 0, measured.err
     assert re.search(r"trained  other  accuracy 0\.\d{3} \[.*\]  against the first", measured.out)
     for word in ("seed", "steps", "after", "learn"):
@@ -46,7 +65,7 @@ def test_two_models_on_two_sets_are_measured_compared_and_reported(lab: Lab) -> 
         runs = store.query("SELECT run_id, name, status, objective FROM runs WHERE experiment = 'side-by-side'").rows
         accuracies = store.query(
             "SELECT name, dataset, value, num_problems FROM evaluations JOIN runs USING (run_id)"
-            " WHERE experiment = 'side-by-side' AND metric = 'mean@2' AND step = 0"
+            " WHERE experiment = 'side-by-side' AND metric = 'mean@2' AND evaluations.step = 0"
         ).rows
         samples = store.query(
             "SELECT name, dataset, avg(correct::DOUBLE) FROM evaluation_samples JOIN runs USING (run_id)"
@@ -58,7 +77,7 @@ def test_two_models_on_two_sets_are_measured_compared_and_reported(lab: Lab) -> 
         nothing = store.query("SELECT 1 FROM metrics SEMI JOIN runs USING (run_id) WHERE experiment = 'side-by-side'")
         at_the_end = store.query(
             "SELECT value FROM evaluations JOIN runs USING (run_id)"
-            " WHERE experiment = 'tiny' AND metric = 'mean@2' AND step = 6"
+            " WHERE experiment = 'tiny' AND metric = 'mean@2' AND evaluations.step = 2"
         ).rows
     assert sorted((name, status, objective) for _, name, status, objective in runs) == [
         ("chance", "finished", None),
@@ -88,14 +107,61 @@ def test_two_models_on_two_sets_are_measured_compared_and_reported(lab: Lab) -> 
     assert {(each["label"], each["dataset"]): each["after"]["value"] for each in answer["accuracy"]} == by_set
 
 
-def test_what_is_not_there_is_named_before_anything_runs(lab: Lab) -> None:
-    file = lab.spec.with_name("models.yaml")
-    file.write_text(FILE)
-    for verb in ("evaluate", "plan", "validate"):
-        refused = lab.rpg(verb, str(file))
-        assert refused.code == 2
-        assert "models.yaml:7: models.1.run: there is no run `tiny`" in refused.err
-    wrong = lab.rpg("run", str(file))
-    assert wrong.code == 2
-    assert f"hint: `rpg evaluate {file}`" in wrong.err
-    assert not (lab.root / "runs").exists()
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("evaluate", "models.yaml:7: models.1.run: there is no run `tiny`"),
+        ("plan", "models.yaml:7: models.1.run: there is no run `tiny`"),
+        ("validate", "models.yaml:7: models.1.run: there is no run `tiny`"),
+        ("submit", "models.yaml:7: models.1.run: there is no run `tiny`"),
+        ("run", "hint: `rpg evaluate models.yaml`"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_runs(verb, said, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RPG_HOME", raising=False)
+    monkeypatch.setattr(sys, "argv", ["rpg", verb, "models.yaml"])
+    Path("models.yaml").write_text(FILE)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / ".rpg").exists()
+
+
+def test_a_runs_weights_are_found_by_step_and_as_the_last_and_the_best(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    run_id = record_run(home, "sums-s0-12345678", steps=60, before=0.4, after=0.5, on_the_way={20: 0.9, 40: 0.6})
+    exported = [export(home, run_id, step) for step in (20, 40, 60)]
+    write(home.run(run_id) / "spec.json", RECORDED | {"training": {"checkpoint": {"keep_best": None}}})
+    write(home.run(run_id) / "train.json", {"fingerprint": "f" * 64, "steps": 60, "files": {}})
+    write(
+        home.run(run_id) / "plan.json",
+        {"stages": {"train": {"fingerprint": "f" * 64}, "base": {"fingerprint": "b" * 64}}},
+    )
+    found = {
+        checkpoint: weights_in(home)(EvaluatedRun(run="1234", checkpoint=checkpoint))
+        for checkpoint in ("last", "best", 40, 0)
+    }
+    assert found == {
+        "last": str(exported[2]),
+        "best": str(exported[0]),
+        40: str(exported[1]),
+        0: str(home.artifact("base", "b" * 64)),
+    }
+    with pytest.raises(
+        SpecError, match=r"(?s)checkpoint: .* has no weights of that step.*allowed: last, best, 0, 20, 40, 60"
+    ):
+        weights_in(home)(EvaluatedRun(run=run_id, checkpoint=30))
+    (home.run(run_id) / "train.json").unlink()
+    with pytest.raises(SpecError, match=f"{run_id} is not trained to its end"):
+        weights_in(home)(EvaluatedRun(run=run_id))
+    write(home.run(run_id) / "plan.json", {"stages": {"evaluate": {"fingerprint": "e" * 64}}})
+    with pytest.raises(SpecError, match=r"run: .* has trained nothing"):
+        weights_in(home)(EvaluatedRun(run=run_id))
+
+
+def export(home: Home, run_id: str, step: int) -> Path:
+    weights = home.run(run_id) / "weights" / f"step-{step:06}"
+    weights.mkdir(parents=True)
+    return weights

@@ -138,3 +138,10 @@ def test_each_verb_names_the_one_for_a_file_of_another_kind():
             load_another(file)
     with pytest.raises(SpecError, match="this is an experiment, not an evaluation"):
         load_evaluation(write("name: x\n"), weights_of=in_a_home)
+
+
+def test_what_a_stage_finds_wrong_is_told_at_the_line_of_its_model():
+    document = load(GOOD)
+    first, *_, last = (cell.values for cell in expand(document))
+    places = [(last, ("model", "path")), (last, ("evaluation", "seed")), (first, ("evaluation", "temperature"))]
+    assert [document.locate(Issue("", path), values).line for values, path in places] == [5, 14, 7]

@@ -71,7 +71,7 @@ def _looked_at(document: Document | StudyDocument) -> list[Issue]:
     from specs.errors import SpecError
 
     experiment = document if isinstance(document, Document) else document.experiment
-    errors, warnings = examined(experiment, [cell.experiment for cell in expand(experiment)])
+    errors, warnings = examined(experiment, expand(experiment))
     if errors:
         raise SpecError(*errors)
     return warnings
