@@ -151,7 +151,8 @@ def varied_place(matrix: Matrix | None, values: Mapping[str, Any], path: Path) -
     related = [text for text in values if _related(split(text), path)]
     if matrix is None or not related:
         return None
-    varied = max(related, key=lambda text: len(split(text)))
+    above = [text for text in related if len(split(text)) <= len(path)]
+    varied = max(above or related, key=lambda text: len(split(text)))
     return _place(matrix, varied, values)
 
 

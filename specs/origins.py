@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specs.cells import cell_source
+from specs.cells import cell_source, varied_place
 from specs.document import Document
 from specs.errors import Path, Position, nearest_position
 from specs.schema.experiment import Experiment, with_published
@@ -14,6 +14,7 @@ from specs.schema.fields import says, split
 from specs.schema.objective import Rival
 
 _OVERRIDE = "--set"
+Kind = Literal["file", "set", "matrix", "published", "default"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Origin:
 
     path: Path
     """Of the value in the spec. A list of plain values is one value."""
-    kind: Literal["file", "set", "matrix", "published", "default"]
+    kind: Kind
     """file: a spec file, one that it extends or a study's; set: `--set`; matrix: the run's cell or seed; published: the
     setting that the objective was published with; default: the schema's."""
     file: str = ""
@@ -44,7 +45,8 @@ def origins_of(document: Document, values: Mapping[str, Any], experiment: Experi
     """
     given = cell_source(document.source, values)
     completed = with_published(given)
-    in_matrix = [(split(path), place) for path, place in _matrix_places(document).items() if path in values]
+    in_matrix = [(split(path), _matrix_place(document, values, split(path))) for path in values]
+    of_cells: Kind = "matrix" if experiment.trains else "file"  # an evaluation lists its models
     origins = []
     for path in _leaves(experiment.model_dump(mode="json", exclude={"matrix"}), ()):
         if not says(given, path):
@@ -57,7 +59,7 @@ def origins_of(document: Document, values: Mapping[str, Any], experiment: Experi
         if place.file.startswith(_OVERRIDE):
             origins.append(Origin(path, "set"))
         else:
-            origins.append(Origin(path, "matrix" if varies else "file", place.file, place.line))
+            origins.append(Origin(path, of_cells if varies else "file", place.file, place.line))
     return origins
 
 
@@ -66,11 +68,10 @@ def _is_rivals(experiment: Experiment, path: Path) -> bool:
     return path[0] == "objective" and isinstance(experiment.objective, Rival)
 
 
-def _matrix_places(document: Document) -> dict[str, Position | None]:
-    """Path that the matrix varies -> where the matrix says so."""
-    matrix = document.experiment.matrix
-    axes = {"product": matrix.product, "zip": matrix.zip} if matrix else {}
-    return {path: nearest_position(("matrix", axis, path), document.positions) for axis in axes for path in axes[axis]}
+def _matrix_place(document: Document, values: Mapping[str, Any], path: Path) -> Position | None:
+    """Where the matrix gives a cell's value of a path."""
+    place = varied_place(document.experiment.matrix, values, path)
+    return nearest_position(place, document.positions) if place else None
 
 
 def _leaves(value: Any, path: Path) -> Iterator[Path]:

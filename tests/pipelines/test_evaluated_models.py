@@ -19,7 +19,7 @@ from specs.errors import SpecError
 from specs.model_evaluation import EvaluatedRun
 from storage import Store
 
-TINY = "{hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, head_dim: 16, max_position_embeddings: 64}"
+TINY = "{hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 16}"
 SETS = "config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}"
 FILE = f"""\
 name: side-by-side
