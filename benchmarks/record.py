@@ -240,7 +240,7 @@ def copy_run(first: Path, number: int, tables: Mapping[Path, pa.Table]) -> Path:
     run = first.with_name(f"growth-s{number}-{number:08x}")
     write_documents(run, number, json.loads((first / "progress.json").read_text())["steps"])
     for path, rows in tables.items():
-        renamed = rows.set_column(0, rows.schema.field(0), pa.repeat(run.name, len(rows)))
+        renamed = other_values(rows.set_column(0, rows.schema.field(0), pa.repeat(run.name, len(rows))), number)
         directory = run / path.parent.relative_to(first)
         directory.mkdir(parents=True, exist_ok=True)
         aside, name = directory / f".{path.name}", parse_segment_name(path.name)
@@ -249,6 +249,16 @@ def copy_run(first: Path, number: int, tables: Mapping[Path, pa.Table]) -> Path:
             pq.write_table(renamed, file, write_statistics=["run_id", "step"], **options)
         aside.rename(directory / (path.name.replace(name.digest, file.digest) if name else path.name))
     return run
+
+
+def other_values(rows: pa.Table, number: int) -> pa.Table:
+    """The rows with the floats of single precision, which are the tokens', scaled at random: no run repeats another."""
+    draws = np.random.default_rng(number)
+    for index, field in enumerate(rows.schema):
+        if field.type == pa.float32():
+            factors = draws.uniform(0.9, 1.1, len(rows)).astype(np.float32)
+            rows = rows.set_column(index, field, pa.array(rows.column(index).to_numpy() * factors))
+    return rows
 
 
 def write_documents(run: Path, number: int, steps: int) -> None:

@@ -131,6 +131,15 @@ def read_groups(root: Path, segment: Segment) -> Iterator[pa.Table]:
         raise BadSegmentError(f"damaged: {_first_line(error)}") from error
 
 
+def is_damaged(root: Path, pack: str) -> bool:
+    """Whether a pack's content is not that of the digest in its name. `pack`: its path, relative to the home.
+
+    Raises:
+        FileNotFoundError: it was deleted meanwhile.
+    """
+    return content_digest(root / pack) != Path(pack).stem.rpartition("-")[2]
+
+
 def _require_columns(schema: pa.Schema, expected: pa.Schema) -> None:
     for name in ("run_id", "step"):
         if name not in schema.names:

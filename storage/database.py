@@ -29,6 +29,19 @@ def database_path(root: Path) -> Path:
     return root / "experiments.duckdb"
 
 
+def packs_path(root: Path) -> Path:
+    """Directory of the packs, which belong to the database: see `storage.merging.packs`."""
+    return root / "packs"
+
+
+def has_pack(root: Path, pack: str, num_bytes: int) -> bool:
+    """Whether a pack's file is there, in its size. `pack`: its path, relative to the home."""
+    try:
+        return (root / pack).stat().st_size == num_bytes
+    except OSError:
+        return False
+
+
 def working_path(root: Path) -> Path:
     """Path of the copy that an ingest works on."""
     return root / "experiments.duckdb.ingesting"

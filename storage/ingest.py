@@ -11,11 +11,12 @@ from filelock import FileLock
 
 from storage import catalogue, database
 from storage.columns import NATIVE, PARQUET, column_list
-from storage.compaction import KEEP_SECONDS, LARGEST_BYTES, Compacted, compact_run, delete_merged
 from storage.contents import read
 from storage.documentation import comment
+from storage.merging import packs
+from storage.merging.compaction import KEEP_SECONDS, LARGEST_BYTES, Compacted, compact_run, delete_merged
 from storage.provenance import unit_provenance
-from storage.relations import SUMMARY, in_segments, rewards, views
+from storage.relations import SUMMARY, in_segments, known_packs, rewards, views
 from storage.segments import BadSegmentError
 from storage.units import (
     ENDED,
@@ -67,8 +68,8 @@ def ingest(
         wait_seconds: how long to wait for another ingester; -1: as long as it takes.
         compact: a run whose segments are merged first, where they are many.
         whole: that run's trainer has ended: it is to have one file a table. One more run is merged so, if there is
-            any whose own flow ended before it was.
-        keep_seconds: how long merged segments stay for readers that know nothing newer.
+            any whose own flow ended before it was. Where many small files are in no pack yet, they are packed.
+        keep_seconds: how long merged segments and packs stay for readers that know nothing newer.
     Raises:
         filelock.Timeout: another ingester was at work all that time.
     """
@@ -79,22 +80,23 @@ def ingest(
             with contextlib.suppress(OSError):  # another's run may be of another user, or be deleted meanwhile
                 done.append(compact_run(root, left, whole=True, keep_seconds=keep_seconds))
         _delete_merged(root, keep_seconds)
-        return _ingest(root, done)
+        return _ingest(root, done, pack=whole, keep_seconds=keep_seconds)
 
 
 def rebuild(home_root: Path) -> Ingested:
     """Makes the database again from the run directories. The old one serves readers until the new one is whole."""
     root = Path(home_root).absolute()
     with _lock(root, -1):
-        return _ingest(root, from_scratch=True)
+        return _ingest(root, from_scratch=True, pack=True)
 
 
 def compact(home_root: Path, run_ids: Collection[str] = (), *, keep_seconds: float = KEEP_SECONDS) -> Ingested:
-    """Merges the segments of runs that have ended into one file a table and run, and deletes what was merged before.
+    """Merges the segments of runs that have ended into one file a table and run, packs the small ones of these, and
+    deletes what was merged before.
 
     Args:
         run_ids: of those runs; none: of all.
-        keep_seconds: how long merged segments stay for readers that know nothing newer.
+        keep_seconds: how long merged segments and packs stay for readers that know nothing newer.
     """
     root = Path(home_root).absolute()
     with _lock(root, -1):
@@ -108,7 +110,7 @@ def compact(home_root: Path, run_ids: Collection[str] = (), *, keep_seconds: flo
             for (run_id,) in ended
             if not run_ids or run_id in run_ids
         ]
-        return _ingest(root, done)
+        return _ingest(root, done, pack=True, keep_seconds=keep_seconds)
 
 
 def _lock(root: Path, wait_seconds: float) -> FileLock:
@@ -119,7 +121,14 @@ def _lock(root: Path, wait_seconds: float) -> FileLock:
     return FileLock(path, timeout=wait_seconds)
 
 
-def _ingest(root: Path, compacted: Sequence[Compacted] = (), *, from_scratch: bool = False) -> Ingested:
+def _ingest(
+    root: Path,
+    compacted: Sequence[Compacted] = (),
+    *,
+    from_scratch: bool = False,
+    pack: bool = False,
+    keep_seconds: float = KEEP_SECONDS,
+) -> Ingested:
     merged = sum(done.num_merged for done in compacted)
     damaged = {entry.segment.key: entry for done in compacted for entry in done.damaged}
     indexed = None if from_scratch else _indexed_stamps(root)
@@ -127,19 +136,24 @@ def _ingest(root: Path, compacted: Sequence[Compacted] = (), *, from_scratch: bo
     again = {f"runs/{entry.segment.run_id}" for entry in damaged.values()}
     changed = {u: s for u, s in stamps.items() if indexed is None or u in again or indexed.get(u) != s}
     gone = [unit for unit in indexed or () if unit not in stamps]
-    if indexed is not None and not changed and not gone:
+    if indexed is not None and not changed and not gone and not pack:
         return Ingested(merged=merged)
     connection = database.create(root) if indexed is None else database.open_copy(root)
     try:
         connection.execute("BEGIN")
         known = known_segments(connection, "recorded", of_units([*changed, *gone]))
+        before = packs.packs_in(connection)
         _remove(connection, [*changed, *gone])
         entries: list[KnownSegment] = []
         names = sorted(changed)
         for start in range(0, len(names), _UNITS_AT_ONCE):
             some = {name: changed[name] for name in names[start : start + _UNITS_AT_ONCE]}
             entries += _insert(connection, root, read_units(root, some, known | damaged))
+        packs.drop_outdated(connection, root)
+        if pack:
+            packs.write_packs(connection, root)
         _name_segments(connection, root)
+        named = packs.packs_in(connection)
         if indexed is None:
             _create_views(connection)
         connection.execute("COMMIT")
@@ -147,6 +161,7 @@ def _ingest(root: Path, compacted: Sequence[Compacted] = (), *, from_scratch: bo
     finally:
         connection.close()
     database.publish(root)
+    packs.delete_others(root, named, before, keep_seconds)
     read = {entry.segment.key for entry in entries if not entry.problem}
     left = known.keys() - {entry.segment.key for entry in entries}
     return Ingested(len(read - known.keys()), len(left), merged, tuple(problems(entries)))
@@ -271,10 +286,12 @@ def _name_segments(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
     resumed = connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()
     superseded = {run_id for (run_id,) in resumed}
     for table in PARQUET:
-        entries = known_segments(connection, "recorded", f"problem IS NULL AND table_name = '{table}'").values()
+        condition = f"problem IS NULL AND pack IS NULL AND table_name = '{table}'"
+        entries = known_segments(connection, "recorded", condition).values()
         current = [entry.segment for entry in entries if entry.current_columns]
         other = [entry.segment for entry in entries if not entry.current_columns]
-        rows = in_segments(table, root, current, other, superseded)
+        packed = known_packs(connection, "recorded", table, "true")
+        rows = in_segments(table, root, current, other, superseded, packed)
         connection.execute(f"CREATE OR REPLACE VIEW recorded.{table} AS {rows}")
 
 

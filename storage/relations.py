@@ -1,10 +1,12 @@
 """What the views of a connection read: each recorded table as a SELECT over its segments, and the views over those."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import duckdb
 
 from storage import database
 from storage.columns import NATIVE, PARQUET, column_list, columns
@@ -18,8 +20,6 @@ _NOT_SUPERSEDED = (
 )
 SUMMARY = "rewards"
 """The table that an ingest keeps of what it reads in the runs' metrics."""
-UNIT_OF_RUN = "'runs/' || run_id"
-"""SQL: the unit of the run that a row is of."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,42 @@ def views() -> dict[str, View]:
     return made | {"metric_names": View(metric_names(), (), frozenset())}
 
 
+@dataclass(frozen=True)
+class Pack:
+    """A file with the rows of many runs, and which of these count."""
+
+    key: str
+    """Path relative to the home directory."""
+    num_bytes: int
+    without: tuple[str, ...]
+    """Runs whose rows count no more: they were deleted, or have changed."""
+    has_resumed: bool
+    """Whether rows of some runs may be superseded."""
+
+
+def known_packs(connection: duckdb.DuckDBPyConnection, schema: str, table: str, unit_holds: str) -> list[Pack]:
+    """A table's packs in an index, those aside of which no row counts.
+
+    Args:
+        unit_holds: SQL: whether a row with a `run_id` is of a unit that is as the index says.
+    """
+    rows = connection.execute(
+        f"WITH listed AS (SELECT *, {unit_holds}"
+        f" AND (pack, run_id) IN (SELECT (pack, run_id) FROM {schema}.segments) AS counts FROM {schema}.packed)"
+        " SELECT pack, any_value(num_bytes), list(run_id ORDER BY run_id) FILTER (NOT counts),"
+        " bool_or(counts AND run_id IN (SELECT run_id FROM recorded.superseded))"
+        f" FROM listed WHERE table_name = '{table}' GROUP BY pack HAVING bool_or(counts) ORDER BY pack"
+    ).fetchall()
+    return [Pack(key, size, tuple(without or ()), has_resumed) for key, size, without, has_resumed in rows]
+
+
 def in_segments(
     table: str,
     root: Path,
     current: Collection[Segment],
     other: Collection[Segment],
     resumed: Collection[str] = (),
+    packs: Iterable[Pack] = (),
 ) -> str:
     """A table's rows that lie in segments, as a SELECT.
 
@@ -59,8 +89,9 @@ def in_segments(
         current: segments with exactly today's columns: one file's footer is enough to bind the query.
         other: segments of older or newer versions; missing columns are NULL, unknown ones left out.
         resumed: runs of which some rows may be superseded; those are left out.
+        packs: files with the rows of other segments.
     """
-    parts = []
+    parts = [*_read_packs(root, packs)]
     for segments, options in ((current, ""), (other, ", union_by_name = true")):
         whole = [segment for segment in segments if segment.run_id not in resumed]
         partly = [segment for segment in segments if segment.run_id in resumed]
@@ -68,12 +99,23 @@ def in_segments(
             parts.append(f"SELECT * FROM {_read(root, whole, options)}")
         if partly:
             parts.append(f"SELECT * FROM {_read(root, partly, options)} AS r WHERE {_NOT_SUPERSEDED}")
-    # One relation over files is read several times as fast as a union with it. Where all columns may not be there, a
-    # relation without rows gives them their place and type.
-    if other or len(parts) != 1:
+    # Where all columns may not be there, a relation without rows gives them their place and type.
+    if other or not parts:
         nulls = ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns(table))
         parts.insert(0, f"SELECT {nulls} WHERE false")
     return f"SELECT {column_list(table)} FROM ({' UNION ALL BY NAME '.join(parts)})"
+
+
+def _read_packs(root: Path, packs: Iterable[Pack]) -> Iterator[str]:
+    """A SELECT for all packs of which the same rows count."""
+    paths_where: dict[str, list[str]] = {}
+    for pack in packs:
+        conditions = [f"run_id NOT IN ({', '.join(map(database.quoted, pack.without))})"] if pack.without else []
+        conditions += [_NOT_SUPERSEDED] if pack.has_resumed else []
+        path = database.quoted(root / pack.key)
+        paths_where.setdefault(" AND ".join(conditions) or "true", []).append(path)
+    for condition, paths in paths_where.items():
+        yield f"SELECT * FROM read_parquet([{', '.join(paths)}], hive_partitioning = false) AS r WHERE {condition}"
 
 
 def rewards(metrics: str) -> str:

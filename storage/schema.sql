@@ -19,7 +19,17 @@ CREATE TABLE segments (
     modified_ns BIGINT NOT NULL,
     num_rows BIGINT NOT NULL,
     current_columns BOOLEAN NOT NULL,   -- false: written by an older or newer version of the row classes
-    problem VARCHAR                     -- why it is skipped; NULL: it is good
+    problem VARCHAR,                    -- why it is skipped; NULL: it is good
+    pack VARCHAR                        -- path of the pack that has its rows too, relative to the home; NULL: none has
+);
+
+-- One row per pack and run whose rows are in it. They count while as many segments of the run name the pack as here.
+CREATE TABLE packed (
+    pack VARCHAR NOT NULL,
+    table_name VARCHAR NOT NULL,
+    num_bytes BIGINT NOT NULL,          -- of the pack's file
+    run_id VARCHAR NOT NULL,
+    num_segments BIGINT NOT NULL        -- of the run, that the pack was made from
 );
 
 -- One row per run that could be read whole, see queries/rewards.sql; without rewards of NULLs.

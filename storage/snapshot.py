@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import duckdb
@@ -11,9 +12,18 @@ from storage import catalogue, database
 from storage.columns import NATIVE
 from storage.documentation import comment
 from storage.provenance import unit_provenance
-from storage.relations import SUMMARY, UNIT_OF_RUN, in_segments, rewards, views
+from storage.relations import SUMMARY, Pack, in_segments, known_packs, rewards, views
 from storage.segments import BadSegmentError, Segment
-from storage.units import KnownSegment, known_segments, known_stamps, of_units, problems, read_units, unit_stamps
+from storage.units import (
+    UNIT_OF_RUN,
+    KnownSegment,
+    known_segments,
+    known_stamps,
+    of_units,
+    problems,
+    read_units,
+    unit_stamps,
+)
 
 _log = logging.getLogger("storage")
 _ABOUT_TABLES = re.compile(
@@ -28,7 +38,7 @@ class Snapshot:
     Those whose rows lie in many files are made when a query first names them.
 
     Args:
-        damaged: keys of segments that turned out to be damaged, and how: they are left out.
+        damaged: keys of segments and packs that turned out to be damaged, and how: they are left out.
     """
 
     def __init__(self, root: Path, *, damaged: Mapping[str, str] | None = None) -> None:
@@ -82,6 +92,11 @@ class Snapshot:
         tables = {table for name in _views_in(sql) for table in views()[name].tables}
         return [entry.segment for table in sorted(tables) for entry in self._entries(table)]
 
+    def packs_of(self, sql: str) -> list[str]:
+        """The packs that a query may read: their paths, relative to the home."""
+        tables = {table for name in _views_in(sql) for table in views()[name].tables} - {SUMMARY}
+        return [pack.key for table in sorted(tables) for pack in self._packs(table)]
+
     def _create_catalogue(self, fresh: Collection[catalogue.Rows]) -> None:
         connection = self.connection
         database.create_tables(connection, "fresh")
@@ -119,27 +134,38 @@ class Snapshot:
         if table == SUMMARY:
             made = rewards(self._in_files("metrics", self._entries(SUMMARY)))
             return f"{self._stored(SUMMARY, UNIT_OF_RUN)} UNION ALL BY NAME ({made})" if self._attached else made
-        copied = table in NATIVE and self._attached
-        fresh = [entry for entry in self._fresh if entry.segment.table == table]
-        rows = self._in_files(table, fresh if copied else self._entries(table))
-        return f"{self._stored(table, UNIT_OF_RUN)} UNION ALL BY NAME {rows}" if copied else rows
+        if table in NATIVE and self._attached:
+            fresh = [entry for entry in self._fresh if entry.segment.table == table]
+            return f"{self._stored(table, UNIT_OF_RUN)} UNION ALL BY NAME {self._in_files(table, fresh)}"
+        packs = self._packs(table)
+        return self._in_files(table, self._entries(table, packs), packs)
 
-    def _in_files(self, table: str, entries: Iterable[KnownSegment]) -> str:
-        """The rows of a table in these segments, those that are damaged aside."""
+    def _packs(self, table: str) -> list[Pack]:
+        """A table's packs that can be read."""
+        if not self._attached:
+            return []
+        holds = f"{UNIT_OF_RUN} NOT IN (FROM fresh.outdated)"
+        packs = known_packs(self.connection, "store.recorded", table, holds)
+        return [p for p in packs if p.key not in self._damaged and database.has_pack(self.root, p.key, p.num_bytes)]
+
+    def _in_files(self, table: str, entries: Iterable[KnownSegment], packs: Iterable[Pack] = ()) -> str:
+        """The rows of a table in these segments, those that are damaged aside, and in these packs."""
         read = [entry for entry in entries if not entry.problem and entry.segment.key not in self._damaged]
         current = [entry.segment for entry in read if entry.current_columns]
         other = [entry.segment for entry in read if not entry.current_columns]
-        return in_segments(table, self.root, current, other, () if table in NATIVE else self._resumed())
+        return in_segments(table, self.root, current, other, () if table in NATIVE else self._resumed(), packs)
 
-    def _entries(self, table: str) -> list[KnownSegment]:
-        """A table's segments; of the summary those of the runs that the index has none of."""
+    def _entries(self, table: str, packs: Iterable[Pack] = ()) -> list[KnownSegment]:
+        """A table's segments that are in none of these packs; of the summary those of the runs that the index has none
+        of."""
         if table == SUMMARY:
             indexed = self._indexed(
                 "table_name = 'metrics' AND run_id NOT IN (SELECT run_id FROM store.recorded.rewards)"
             )
             table = "metrics"
         else:
-            indexed = self._indexed(f"table_name = '{table}'")
+            packed = database.quoted_list(pack.key for pack in packs)
+            indexed = self._indexed(f"table_name = '{table}' AND (pack IS NULL OR NOT list_contains({packed}, pack))")
         return [*indexed, *(entry for entry in self._fresh if entry.segment.table == table)]
 
     def _indexed(self, condition: str) -> list[KnownSegment]:
@@ -161,14 +187,21 @@ def _views_in(sql: str) -> set[str]:
 
 
 def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, str]:
-    """Which segments are damaged where a query failed over a file, by key: the one that the error names, or whichever
-    of all that the query reads. A file that is not there is not damaged."""
-    from storage.contents import read
+    """Which files are damaged where a query failed over one, by key: those that the error names, or whichever of all
+    that the query reads. A file that is not there is not damaged."""
+    from storage.contents import is_damaged, read
 
-    segments = snapshot.segments_of(sql)
+    packs, segments = snapshot.packs_of(sql), snapshot.segments_of(sql)
+    named_packs = [pack for pack in packs if pack in str(error)]
     named = [segment for segment in segments if segment.key in str(error)]
+    if named or named_packs:
+        packs, segments = named_packs, named
     damaged = {}
-    for segment in named or segments:
+    for pack in packs:
+        with suppress(FileNotFoundError):
+            if is_damaged(snapshot.root, pack):
+                damaged[pack] = "damaged; its rows are read from the runs' own files (`rpg db rebuild` makes it again)"
+    for segment in segments:
         try:
             read(snapshot.root, segment)
         except BadSegmentError as problem:

@@ -21,6 +21,8 @@ from storage.segments import BadSegmentError, Segment, entries, run_segments
 
 _SETTLED_NS = 2_000_000_000
 """A directory that changed less than so long ago may change again without its time showing it."""
+UNIT_OF_RUN = "'runs/' || run_id"
+"""SQL: the unit of the run that a row is of."""
 ENDED = ("finished", "failed", "cancelled")
 """Statuses of a run that nobody executes."""
 
@@ -34,6 +36,8 @@ class KnownSegment:
     current_columns: bool
     problem: str | None
     """Why it is skipped; None: it is good."""
+    pack: str | None = None
+    """Path of the pack that has its rows too, relative to the home; None: the index knows none."""
 
 
 @dataclass(frozen=True)
@@ -157,13 +161,13 @@ def known_stamps(connection: duckdb.DuckDBPyConnection, schema: str) -> dict[str
 
 def of_units(units: Iterable[str]) -> str:
     """SQL: whether a row with a `run_id` is of one of these units."""
-    return f"'runs/' || run_id IN (SELECT unnest({quoted_list(units)}))"
+    return f"{UNIT_OF_RUN} IN (SELECT unnest({quoted_list(units)}))"
 
 
 def known_segments(connection: duckdb.DuckDBPyConnection, schema: str, condition: str) -> dict[str, KnownSegment]:
     """The segments of an index that fulfil a condition in SQL, by key."""
     rows = connection.execute(
-        "SELECT key, table_name, run_id, num_bytes, modified_ns, num_rows, current_columns, problem"
+        "SELECT key, table_name, run_id, num_bytes, modified_ns, num_rows, current_columns, problem, pack"
         f" FROM {schema}.segments WHERE {condition}"
     ).fetchall()
     return {row[0]: KnownSegment(Segment(*row[:5]), *row[5:]) for row in rows}
@@ -181,4 +185,5 @@ def as_row(entry: KnownSegment) -> dict[str, Any]:
         "num_rows": entry.num_rows,
         "current_columns": entry.current_columns,
         "problem": entry.problem,
+        "pack": entry.pack,
     }

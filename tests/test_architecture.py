@@ -51,7 +51,7 @@ FLOORS = {
         {"store", "verify", "export"},
         {"statements"},
         {"ingest", "snapshot"},
-        {"compaction", "relations", "units"},
+        {"merging", "relations", "units"},
         {"provenance", "contents"},
         {"catalogue", "database", "documentation", "segments"},
         {"columns", "liveness", "errors"},

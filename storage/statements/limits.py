@@ -58,18 +58,19 @@ def memory_text(num_bytes: int) -> str:
 
 
 def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -> Callable[[], object]:
-    """Sets a connection's limits, and keeps it from files but the runs' own. Nothing can be set on it afterwards.
+    """Sets a connection's limits, and keeps it from files but the runs' and their packs. Nothing can be set on it
+    afterwards.
 
     What does not fit into memory goes to a directory that only this user can read. It is removed by the function that
     is returned, to be called once the connection is closed, and else with the connection.
     """
     scratch = tempfile.mkdtemp(prefix="rpg-query-")
     remove_scratch = weakref.finalize(connection, shutil.rmtree, scratch, ignore_errors=True)
-    runs = {root / "runs", (root / "runs").resolve()}  # which may be a link to another disk
+    places = {path for name in ("runs", "packs") for path in (root / name, (root / name).resolve())}  # links, perhaps
     connection.execute(
         f"SET memory_limit = '{limits.memory_bytes or default_memory()}B'; SET temp_directory = {quoted(scratch)};"
         " SET autoload_known_extensions = false; SET autoinstall_known_extensions = false;"
-        f" SET allowed_directories = [{', '.join(quoted(path) for path in sorted(runs))}];"
+        f" SET allowed_directories = [{', '.join(quoted(path) for path in sorted(places))}];"
         " SET enable_external_access = false; SET lock_configuration = true"
     )
     return remove_scratch

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import duckdb
 
-from storage import Store, check, compaction
+from storage import Store, check
 from storage.ingest import ingest
+from storage.merging import compaction
 from tests.storage.recording import RecordedRun
 
 ROLLOUTS, TOKENS = 2, 3

@@ -11,9 +11,9 @@ import pytest
 
 from specs.segment_names import content_digest, parse_segment_name
 from storage import Store, check, compact, rebuild
-from storage import compaction as module
-from storage.compaction import MOST_SMALL, compact_run
 from storage.ingest import ingest
+from storage.merging import compaction as module
+from storage.merging.compaction import MOST_SMALL, compact_run
 from tests.storage.recording import RecordedRun, segment, write_json
 
 TABLES = ("metrics", "rollouts", "tokens", "events", "evaluations", "evaluation_samples", "checkpoints")
@@ -202,7 +202,7 @@ def test_a_compaction_killed_at_any_call_loses_and_doubles_nothing(
         f"        if calls > {after}: os._exit(9)\n"
         "sys.addaudithook(hook)\n"
         "root = Path(sys.argv[1])\n"
-        "from storage.compaction import compact_run\n"
+        "from storage.merging.compaction import compact_run\n"
         "compact_run(root, 'sums-1', whole=True, keep_seconds=0.0)\n"
         "compact_run(root, 'sums-1', whole=True, keep_seconds=0.0)\n"
     )

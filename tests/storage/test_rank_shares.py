@@ -7,8 +7,8 @@ import pytest
 from rpg.recording.segments import SegmentWriter
 from specs.records import RolloutRow, TokenRow
 from storage import Store, check
-from storage.compaction import compact_run
 from storage.ingest import ingest
+from storage.merging.compaction import compact_run
 from tests.storage.recording import RecordedRun, rollout_columns, token_columns
 
 
@@ -91,7 +91,7 @@ def test_a_share_that_is_too_large_to_be_merged_counts_beside_the_merged_one(
     share(run, 2, 0)
     share(run, 2, 1, tokens=2000)
     (large,) = (run.path / "segments/tokens").glob("a0001-s000002-*-r0001of0002-*")
-    monkeypatch.setattr("storage.compaction.LARGEST_BYTES", large.stat().st_size)
+    monkeypatch.setattr("storage.merging.compaction.LARGEST_BYTES", large.stat().st_size)
     for _ in range(2):
         compact_run(tmp_path, "sums-1", whole=True, keep_seconds=0.0)
         assert counted(tmp_path) == [(1, 4, 12), (2, 4, 4006)]

@@ -30,6 +30,8 @@ LARGEST_BYTES = 1 << 30
 KEEP_SECONDS = 600.0
 """How long segments stay that were merged."""
 _ROWS_A_GROUP = 262_144
+_REPEATED = ["run_id", "name", "step", "position", "rollout_id", "attempt"]
+"""Columns whose values come again and again: as dictionaries they are read in half the time, and no larger."""
 _STALE_SECONDS = 86_400.0
 """After so long, what a killed writer left aside belongs to nobody."""
 
@@ -139,7 +141,7 @@ def _merge(root: Path, segments: Sequence[Segment]) -> None:
     aside = directory / f".c{generation:04}.{os.getpid()}.partial"
     try:
         with DigestedFile(aside) as file:
-            _write(file, schema, (rows for segment in in_order for rows in _rows(root, segment)))
+            write_rows(file, schema, (rows for segment in in_order for rows in _rows(root, segment)))
             os.fsync(file.fileno())
             name = SegmentName(True, generation, first, last, file.digest)
         aside.replace(directory / str(name))
@@ -155,10 +157,10 @@ def _rows(root: Path, segment: Segment) -> Iterator[pa.Table]:
         raise _DamagedError(segment, str(error)) from error
 
 
-def _write(file: DigestedFile, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+def write_rows(file: DigestedFile, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
     """Writes the rows in groups of one size, whatever the sizes of the tables."""
     with pq.ParquetWriter(
-        file, schema, compression="zstd", use_dictionary=["run_id", "name"], write_statistics=["run_id", "step"]
+        file, schema, compression="zstd", use_dictionary=_REPEATED, write_statistics=["run_id", "step"]
     ) as writer:
         pending: list[pa.Table] = []
         for table in tables:

@@ -1,0 +1,1 @@
+"""Merging of Parquet files: a run's segments into one file a table, and the small files of many runs into packs."""
