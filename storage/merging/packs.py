@@ -27,7 +27,7 @@ SMALL_BYTES = 8 << 20
 FEWEST = 32
 """Small files of a table that are in no pack yet, for a pack to be written."""
 LARGEST_BYTES = 256 << 20
-"""Of all files in a pack, about its own size."""
+"""Of all files in a pack together, which is about its own size."""
 
 
 def write_packs(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
@@ -51,7 +51,8 @@ def _to_pack(connection: duckdb.DuckDBPyConnection, table: str) -> Iterator[list
         return
     size = sum(entry.segment.num_bytes for entry in chosen)
     packs = connection.execute(
-        "SELECT DISTINCT num_bytes, pack FROM recorded.packed WHERE table_name = ? ORDER BY ALL", [table]
+        f"SELECT sum(num_bytes)::BIGINT, pack FROM recorded.segments WHERE table_name = {quoted(table)}"
+        " AND pack IS NOT NULL GROUP BY pack ORDER BY ALL"
     ).fetchall()
     for num_bytes, pack in packs:
         if num_bytes > 2 * size or num_bytes + size > LARGEST_BYTES:

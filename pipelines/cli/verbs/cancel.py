@@ -19,14 +19,13 @@ def cancel(
     import sys
 
     from pipelines.home import Home
-    from pipelines.runs import find_run
-    from pipelines.state import run_ids
+    from pipelines.runs import find_run, is_run
     from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_run
     from pipelines.versions import runs_of
 
     home = Home.from_environment()
     try:
-        if name not in run_ids(home) and runs_of(home, name):
+        if not is_run(home, name) and runs_of(home, name):
             for line in cancel_experiment(home, name, grace):
                 print(line, file=sys.stderr)
         else:

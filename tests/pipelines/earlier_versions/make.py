@@ -30,9 +30,12 @@ COMMITS = {
     "eb3c4af": "provenance is a table",
     "4fcc242": "the index knows which runs have merged segments to delete",
     "d27aabd": "runs have the digest of their setting",
+    "510f8a1": "the index sums up each run's rewards",
 }
 """The last commit of each version -> what was new in that version."""
-NEW = {f"rewards.{column}" for column in ("run_id", "last_step", "reward_first", "reward_last")}
+NEW = {"segments.pack"} | {
+    f"packed.{column}" for column in ("pack", "table_name", "num_bytes", "run_id", "num_segments")
+}
 """Columns that the version of today has and the last of these has not, or the other way round."""
 SPEC = """\
 name: sums
