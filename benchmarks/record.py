@@ -35,7 +35,9 @@ from rpg.recording.segments import SegmentWriter
 from specs.records import EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow
 from specs.segment_names import DigestedFile, parse_segment_name
 from storage import Store, compact, rebuild
+from storage.columns import arrow_schema
 from storage.ingest import ingest
+from storage.merging.compaction import REPEATED
 
 NUM_METRICS = 40
 ROLLOUTS = 4
@@ -164,7 +166,7 @@ def write_run(home: Path, steps: int, length: int) -> Path:
             for step in (0, steps)
             for number in range(1 if table == "evaluations" else 200)
         ]
-        pq.write_table(pa.Table.from_pylist(rows), path)
+        pq.write_table(pa.Table.from_pylist(rows, arrow_schema(table)), path)
     return run
 
 
@@ -245,7 +247,7 @@ def copy_run(first: Path, number: int, tables: Mapping[Path, pa.Table]) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         aside, name = directory / f".{path.name}", parse_segment_name(path.name)
         with DigestedFile(aside) as file:
-            options = {"compression": "zstd", "use_dictionary": ["run_id", "name"], "row_group_size": 262_144}
+            options = {"compression": "zstd", "use_dictionary": REPEATED, "row_group_size": 262_144}
             pq.write_table(renamed, file, write_statistics=["run_id", "step"], **options)
         aside.rename(directory / (path.name.replace(name.digest, file.digest) if name else path.name))
     return run

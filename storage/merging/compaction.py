@@ -30,7 +30,7 @@ LARGEST_BYTES = 1 << 30
 KEEP_SECONDS = 600.0
 """How long segments stay that were merged."""
 _ROWS_A_GROUP = 262_144
-_REPEATED = ["run_id", "name", "step", "position", "rollout_id", "attempt"]
+REPEATED = ["run_id", "name", "step", "position", "rollout_id", "attempt"]
 """Columns whose values come again and again: as dictionaries they are read in half the time, and no larger."""
 _STALE_SECONDS = 86_400.0
 """After so long, what a killed writer left aside belongs to nobody."""
@@ -160,7 +160,7 @@ def _rows(root: Path, segment: Segment) -> Iterator[pa.Table]:
 def write_rows(file: DigestedFile, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
     """Writes the rows in groups of one size, whatever the sizes of the tables."""
     with pq.ParquetWriter(
-        file, schema, compression="zstd", use_dictionary=_REPEATED, write_statistics=["run_id", "step"]
+        file, schema, compression="zstd", use_dictionary=REPEATED, write_statistics=["run_id", "step"]
     ) as writer:
         pending: list[pa.Table] = []
         for table in tables:

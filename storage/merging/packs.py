@@ -72,7 +72,7 @@ def _to_pack(connection: duckdb.DuckDBPyConnection, table: str) -> Iterator[list
 def _loose(connection: duckdb.DuckDBPyConnection, table: str) -> list[KnownSegment]:
     """A table's small files that are in no pack, of the runs that have ended; not those that are still to be merged."""
     condition = (
-        f"table_name = {quoted(table)} AND problem IS NULL AND pack IS NULL AND current_columns"
+        f"table_name = {quoted(table)} AND problem IS NULL AND pack IS NULL"
         f" AND num_bytes < {SMALL_BYTES}"
         f" AND {UNIT_OF_RUN} IN (SELECT unit FROM recorded.units WHERE stamp IS NOT NULL)"
         " AND (contains(key, '/evaluate/') OR run_id NOT IN (SELECT run_id FROM recorded.segments"
@@ -106,7 +106,7 @@ def _write_pack(connection: duckdb.DuckDBPyConnection, root: Path, table: str, m
 
 
 def _rows(root: Path, members: Sequence[KnownSegment], packed: list[str]) -> Iterator[pa.Table]:
-    """The members' rows, a table each, with the run's name from the path. Adds the keys to `packed`."""
+    """The members' rows, a table each, with today's columns and the run as the path names it. Adds keys to `packed`."""
     for segment in (entry.segment for entry in members):
         try:
             rows = read(root, segment)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from storage import Store, check, compact, rebuild
@@ -31,10 +32,12 @@ def few_and_settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Runs that have ended, one of them with superseded rows; nothing is indexed, merged or packed."""
+    """Runs that have ended, one with superseded rows, one with a file of earlier days; nothing is indexed or packed."""
     home = tmp_path / "home"
     for name in RUNS:
         record(home, name)
+    (earlier,) = (home / "runs/sums-3").glob("evaluate/*/segments/evaluation_samples/*")
+    pq.write_table(pq.read_table(earlier).drop_columns(["attempt", "reward_error"]), earlier)
     resumed = RecordedRun(home, "sums-resumed")
     resumed.start(1)
     resumed.steps(1, 2, reward=0.1)
