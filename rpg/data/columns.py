@@ -7,7 +7,7 @@ from typing import Any
 
 from rpg.data.problems import Message, SourceProblem
 from specs.errors import Issue, SpecError
-from specs.schema.base import Spec
+from specs.schema.base import Spec, addition
 from specs.schema.data import Source
 from specs.schema.fields import nearest
 
@@ -19,6 +19,8 @@ class Columns(Spec):
     """A list of chat messages ({role, content}) or plain text."""
     answer: str = "reward_model.ground_truth"
     """The gold answer."""
+    answer_list: bool = addition(False)
+    """The answer's column holds a list of texts: they are one answer, joined by commas."""
     data_source: str = ""
     """Column that names the problem's origin; empty: the set's own name."""
 
@@ -46,10 +48,10 @@ class TableSource(Source):
                 lacking.append(missing(column, role, names(row), where))
         if lacking:
             raise SpecError(*lacking)
-        origin = values.get("data_source")
+        origin, answer = values.get("data_source"), self.columns.answer
         return SourceProblem(
             _prompt(values["prompt"], self.columns.prompt, where),
-            _answer(values["answer"], self.columns.answer, where),
+            _answer(_joined(values["answer"]) if self.columns.answer_list else values["answer"], answer, where),
             dataset if origin is None else str(origin),
         )
 
@@ -68,7 +70,8 @@ class TableSource(Source):
 
     def _chosen(self) -> dict[str, str]:
         """Role -> column, those that are in use."""
-        return {role: column for role, column in self.columns.model_dump().items() if column}
+        columns = self.columns.model_dump(include={"prompt", "answer", "data_source"})
+        return {role: column for role, column in columns.items() if column}
 
 
 class MissingColumnError(LookupError):
@@ -134,6 +137,11 @@ def _prompt(value: Any, column: str, where: str) -> str | list[Message]:
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
+
+def _joined(value: Any) -> Any:
+    texts = isinstance(value, list) and all(isinstance(part, str) for part in value)
+    return ", ".join(value) if texts else value
 
 
 def _answer(value: Any, column: str, where: str) -> str:

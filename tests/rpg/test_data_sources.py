@@ -84,6 +84,55 @@ def test_a_hub_source_reads_a_local_directory(tmp_path: Path, monkeypatch: pytes
     assert problem.message == "the dataset cannot be loaded: Unknown split \"test\". Should be one of ['train']."
 
 
+@pytest.mark.parametrize(
+    ("name", "split", "row", "answer"),
+    [
+        ("aime24", "train", {"id": 60, "problem": "What is $1+1$?", "answer": "2", "url": "-", "year": "2024"}, "2"),
+        ("amc23", "test", {"id": 0, "question": "What is $1+1$?", "answer": "2", "url": "-"}, "2"),
+        ("olympiadbench", "test", {"question": "What is $1+1$?", "final_answer": ["$2$", "$3$"]}, "$2$, $3$"),
+    ],
+)
+def test_a_published_set_is_read_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, split: str, row: dict[str, Any], answer: str
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    directory = tmp_path / "copy"
+    directory.mkdir()
+    jsonl(directory / f"{split}.jsonl", row)
+    bare = read(source="suite", name=name, path=str(directory))
+    assert bare == [SourceProblem("What is $1+1$?", answer, name)]
+    (asked,) = read(source="suite", name=name, path=str(directory), instruction="answer_line")
+    assert asked.prompt == DAPO_PROMPT.format("What is $1+1$?")
+    (asked,) = read(source="suite", name=name, path=str(directory), instruction="boxed")
+    assert asked.prompt == "What is $1+1$?\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+DAPO_PROMPT = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer:"
+    " $Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\n"
+    'Remember to put your answer on its own line after "Answer:".'
+)
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the papers' evaluation files are not here")
+@pytest.mark.parametrize("file", ["aime-2024", "aime25", "amc-23"])
+def test_the_answer_line_is_that_of_the_papers_files(file: str) -> None:
+    for row in pq.read_table(SHARED / f"{file}.parquet").to_pylist():
+        assert row["prompt"][0]["content"] == DAPO_PROMPT.format(row["extra_info"]["raw_problem"])
+
+
+COLUMNS = {"prompt": "problem", "answer": "answer", "data_source": ""}
+
+
+def test_a_set_that_the_name_stands_for_is_part_of_what_makes_the_data() -> None:
+    known = Source.model_validate({"source": "suite", "name": "math500"}).identity()
+    dataset = {"path": "HuggingFaceH4/MATH-500", "split": "test", "columns": COLUMNS}
+    assert dataset.items() <= known.items()
+    with pytest.raises(ValueError, match="aime24"):
+        Source.model_validate({"source": "suite", "name": "aime23"})
+
+
 def test_a_hub_directory_that_holds_no_data(tmp_path: Path) -> None:
     problem = wrong(source="hub", path=str(tmp_path))
     assert problem.path == ("path",)
