@@ -161,7 +161,7 @@ class Keeper:
                 reference_version=reference_version,
             )
         if record.share:
-            table = dict(ledger.columns)
+            table = ledger.on_host()
             if self._parts.reference is None:
                 table["ref_logprobs"] = table["old_logprobs"]
             chosen = chosen_responses(self._writer.run_id, step, len(rollouts.lengths), record.share)

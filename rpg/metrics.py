@@ -46,21 +46,22 @@ _SQUARED = ("ratio", "weight")
 class UpdateMetrics:
     """Sums over the tokens of a step's updates; a token counts once for each update that trains on it.
 
-    Of an update that is skipped nothing counts: the caller goes on with a copy from before it.
+    They stay on the device of the passes until `reduce`, so that no pass waits for a copy. Of an update that is skipped
+    nothing counts: the caller goes on with a copy from before it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
         self._sums: dict[str, Tensor] = {}
-        self._tokens = torch.zeros((), dtype=torch.float64)
-        self._maxima = torch.zeros(len(_MAXIMA), dtype=torch.float64)
-        self._loss = torch.zeros((), dtype=torch.float64)
+        self._tokens = 0
+        self._maxima = torch.zeros(len(_MAXIMA), dtype=torch.float64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._grad_norms: list[float] = []
         self.num_skipped = 0
         """Updates that were not made."""
 
     @property
     def loss(self) -> float:
-        """The sum of this rank's parts of the updates' losses so far."""
+        """The sum of this rank's parts of the updates' losses so far. Waits for the device."""
         return float(self._loss)
 
     def add(self, batch: Microbatch, per_token: Mapping[str, Tensor], loss: Tensor) -> None:
@@ -71,7 +72,7 @@ class UpdateMetrics:
             loss: the pass's part of the update's loss.
         """
         counted = slice(None) if batch.counts else slice(0)
-        wide = {name: values[counted].to("cpu", torch.float64) for name, values in per_token.items()}
+        wide = {name: values[counted].to(torch.float64) for name, values in per_token.items()}
         for name, values in wide.items():
             self._sums[name] = self._sums.get(name, 0) + values.sum()
         for name in _SQUARED:
@@ -79,7 +80,7 @@ class UpdateMetrics:
         self._tokens += wide["ratio"].numel()
         if wide["ratio"].numel():
             self._maxima = torch.maximum(self._maxima, torch.stack([wide[name].max() for name in _MAXIMA.values()]))
-        self._loss += loss.detach().to("cpu", torch.float64)
+        self._loss += loss.detach()
 
     def update_done(self, grad_norm: float) -> None:
         """Ends an update, whose gradient had this global norm before clipping."""
@@ -100,10 +101,12 @@ class UpdateMetrics:
             largest = ranks.largest(torch.tensor(list(maxima.values()), dtype=torch.float64))
             return dict(zip(maxima, largest.tolist(), strict=True))
         names = sorted(self._sums)
-        totals = ranks.total(torch.stack([self._tokens, self._loss, *(self._sums[name] for name in names)]))
+        own = torch.stack([self._loss, *(self._sums[name] for name in names)]).cpu()
+        totals = ranks.total(torch.cat([torch.tensor([self._tokens], dtype=torch.float64), own]))
         tokens, loss = max(1.0, float(totals[0])), float(totals[1])
         sums = dict(zip(names, totals[2:].tolist(), strict=True))
-        largest = ranks.largest(torch.cat([self._maxima, torch.tensor(list(maxima.values()), dtype=torch.float64)]))
+        others = torch.tensor(list(maxima.values()), dtype=torch.float64)
+        largest = ranks.largest(torch.cat([self._maxima.cpu(), others]))
         return {
             **token_metrics(sums, tokens),
             **dict(zip([*_MAXIMA, *maxima], largest.tolist(), strict=True)),

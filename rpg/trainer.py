@@ -126,7 +126,7 @@ class Trainer:
             rollouts = hand_over(rollouts, plan.trainers(len(rollouts.lengths)))
             minibatches = cut(rollouts, plan, self.parts.device)
             self.largest_pass = max([self.largest_pass, *(part.largest_pass for part in minibatches)])
-            ledger = TokenLedger(len(rollouts.rollout_logprobs))
+            ledger = TokenLedger(len(rollouts.rollout_logprobs), self.parts.device)
             self.recompute(minibatches, ledger)
             advantage = self.advantages(rollouts, ledger)
         with clock("update"), self.parts.learner.updating():
@@ -193,8 +193,8 @@ class Trainer:
 
     def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
         """Of every sampled token that this rank holds. [M]"""
-        old_logprobs = ledger.columns["old_logprobs"]
-        ref_logprobs = ledger.columns["ref_logprobs"] if self.parts.reference else old_logprobs
+        old_logprobs = ledger.columns["old_logprobs"].cpu()
+        ref_logprobs = ledger.columns["ref_logprobs"].cpu() if self.parts.reference else old_logprobs
         return step_advantages(self.spec_now, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
 
     def signal(self, rollouts: StepRollouts) -> Bools:
@@ -208,26 +208,14 @@ class Trainer:
         self, minibatches: list[Minibatch], advantage: Tensor, ledger: TokenLedger
     ) -> tuple[UpdateMetrics, float]:
         """Makes minibatches x epochs optimizer updates. Returns their metrics and the last one's learning rate."""
-        metrics, rate = UpdateMetrics(), 0.0
+        metrics, rate = UpdateMetrics(self.parts.device), 0.0
+        advantage = advantage.to(self.parts.device)
         for epoch in range(self.training.epochs):
             for number, minibatch in enumerate(minibatches):
                 before = metrics.copy()
+                gives_old = epoch == number == 0 and self.spec.first_pass_gives_old_logprobs
                 for batch in minibatch.passes:
-                    logprobs, entropies = self.parts.learner.logprobs(batch)
-                    if epoch == number == 0 and self.spec.first_pass_gives_old_logprobs:
-                        ledger.write(batch, old_logprobs=logprobs)
-                    tokens = self.tokens(batch, logprobs, advantage, ledger)
-                    result = pass_loss(self.spec_now, minibatch, batch, tokens, entropies)
-                    self.parts.learner.backward(result.loss)
-                    per_token = {name: batch.pick(values) for name, values in result.diagnostics().items()}
-                    metrics.add(batch, {**per_token, "entropy": entropies.detach()}, result.loss)
-                    ledger.write(
-                        batch,
-                        logprobs=logprobs,
-                        entropies=entropies,
-                        ratios=per_token["ratio"],
-                        clipped=batch.pick(result.evaluation.clipped),
-                    )
+                    self.add_pass(minibatch, batch, advantage, ledger, metrics, gives_old=gives_old)
                 rate = self.next_learning_rate()
                 norm = self.parts.learner.update(learning_rate=rate)
                 self.state.updates += 1
@@ -243,6 +231,39 @@ class Trainer:
             which = f"{metrics.num_skipped} of {self.updates_per_step} updates were skipped"
             self.keeper.event(self.state.step, "updates_skipped", f"{which}: their gradients were not finite")
         return metrics, rate
+
+    def add_pass(
+        self,
+        minibatch: Minibatch,
+        batch: Microbatch,
+        advantage: Tensor,
+        ledger: TokenLedger,
+        metrics: UpdateMetrics,
+        *,
+        gives_old: bool,
+    ) -> None:
+        """Adds one pass's gradient to its update's, and what the pass shows to ledger and metrics.
+
+        Nothing here reads a value or copies one to the host, so that the next pass is under way before this one ends.
+
+        Args:
+            gives_old: its logprobs are the old ones as well.
+        """
+        logprobs, entropies = self.parts.learner.logprobs(batch)
+        if gives_old:
+            ledger.write(batch, old_logprobs=logprobs)
+        tokens = self.tokens(batch, logprobs, advantage, ledger)
+        result = pass_loss(self.spec_now, minibatch, batch, tokens, entropies)
+        self.parts.learner.backward(result.loss)
+        per_token = {name: batch.pick(values) for name, values in result.diagnostics().items()}
+        metrics.add(batch, {**per_token, "entropy": entropies.detach()}, result.loss)
+        ledger.write(
+            batch,
+            logprobs=logprobs,
+            entropies=entropies,
+            ratios=per_token["ratio"],
+            clipped=batch.pick(result.evaluation.clipped),
+        )
 
     def skip_update(self, reason: str) -> None:
         """Counts an update that was not made, since its gradient is not finite.

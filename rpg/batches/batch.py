@@ -191,7 +191,7 @@ class Microbatch:
     targets: Tensor
     """Those sampled tokens. [n]"""
     tokens: Tensor
-    """Where they stand among the M sampled tokens that this rank holds, on the host. [n]"""
+    """Where they stand among the M sampled tokens that this rank holds. [n]"""
     response_mask: Tensor
     """1 where the policy sampled and the token counts; 0 on given tokens and padding. [b, T]"""
     places: Tensor
@@ -205,9 +205,9 @@ class Microbatch:
 
     def look_up(self, values: Tensor) -> Tensor:
         """From [M] values of all sampled tokens held here, those of this pass, on its device; 0 where it does not
-        count. [n]"""
-        chosen = values[self.tokens] if self.counts else values.new_zeros(len(self.tokens))
-        return chosen.to(self.input_ids.device)
+        count. Values that are on that device already are looked up without waiting for it. [n]"""
+        values = values.to(self.tokens.device)
+        return values[self.tokens] if self.counts else values.new_zeros(len(self.tokens))
 
     def pick(self, values: Tensor) -> Tensor:
         """The sampled tokens' values of [b, T], as [n]."""
@@ -261,7 +261,7 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
         packed=tuple(_families(lengths, prompt_lengths, layout.prompt_owners)) if packed else (),
         sources=on_device(sources),
         targets=on_device(step.token_ids[tokens][sampled]),
-        tokens=torch.from_numpy(sampled_tokens),
+        tokens=on_device(sampled_tokens),
         response_mask=on_device(mask.reshape(len(index), longest)),
         places=on_device(cells),
         rollouts=torch.from_numpy(index),

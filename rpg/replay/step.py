@@ -124,15 +124,16 @@ def recorded_tokens(recorded: RecordedStep, batch: Microbatch, advantages: Tenso
     Args:
         advantages: of every token of the step. [M]
     """
+    places = batch.tokens.cpu()
     columns = {
-        name: recorded.ledger[name][batch.tokens] for name in ("logprobs", "old_logprobs", "ref_logprobs", "entropies")
+        name: recorded.ledger[name][places] for name in ("logprobs", "old_logprobs", "ref_logprobs", "entropies")
     }
     trained = _trained(columns)
     columns = {name: torch.where(trained, values, 0.0).to(batch.targets.device) for name, values in columns.items()}
     entropies = columns.pop("entropies")
     tokens = TokenBatch(
         **{name: batch.spread(values) for name, values in columns.items()},
-        advantages=batch.spread(advantages[batch.tokens].to(entropies)),
+        advantages=batch.spread(advantages[places].to(entropies)),
         response_mask=batch.spread(trained.to(entropies)),
     )
     return tokens, entropies
