@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -53,16 +55,24 @@ def _step(bench: Bench, *, zero_stage: int) -> Figures:
     return figures
 
 
-def measure_updates(bench: Bench, config: dict[str, Any], settings: Training, shape: BatchShape) -> Figures:
+def measure_updates(
+    bench: Bench,
+    config: dict[str, Any],
+    settings: Training,
+    shape: BatchShape,
+    *,
+    within: Callable[[], AbstractContextManager[object]] | None = None,
+) -> Figures:
     """Makes updates of a model of random weights as the trainer makes them, and measures them on this rank.
 
     Args:
         config: of the model, see `models`.
         settings: prompts_per_step, group_size and microbatch_tokens are used as they are.
         shape: lengths of prompts and responses.
+        within: surrounds the passes of one more update, which is not timed, as a profiler does.
     Returns:
-        Seconds of an update, tokens that this rank computes a second, and on a GPU the share of its peak, the most
-        memory that torch allocated, and the estimate of `rpg plan`, GiB.
+        Seconds of an update and of its passes, tokens that this rank computes a second, and on a GPU the share of its
+        peak, the most memory that torch allocated, and the estimate of `rpg plan`, GiB.
     """
     device, first = bench.device, ranks.rank() == 0
     if first:
@@ -74,18 +84,27 @@ def measure_updates(bench: Bench, config: dict[str, Any], settings: Training, sh
         torch.cuda.reset_peak_memory_stats(device)
     learner = Learner(bench.directory, settings, temperature=1.0, device=device, lends_weights=False)
     passes = cut(step, plan_step(step, settings, packed=learner.packs), device)[0].passes
-    seconds, norm = 0.0, 0.0
-    for update in range(1 + _UPDATES):
+    times, norm = [], 0.0
+    for _ in range(1 + _UPDATES):
         start = _now(device)
         add_gradient(learner, passes, step)
+        passed = _now(device)
         norm = learner.update(learning_rate=1e-6)
-        seconds += (_now(device) - start) if update else 0.0
+        times.append((passed - start, _now(device) - start))
+    if within:
+        with within():
+            add_gradient(learner, passes, step)
     if not math.isfinite(norm):
         raise CheckFailedError(f"the gradient's norm is {norm}")
     tokens = sum(batch.input_ids.numel() for batch in passes if batch.counts)
     sampled = sum(len(batch.targets) for batch in passes if batch.counts)
-    rate = _UPDATES / seconds
-    figures: Figures = {"update_seconds": 1 / rate, "tokens_per_second": tokens * rate}
+    of_passes, of_update = (min(seconds) for seconds in zip(*times[1:], strict=True))
+    rate = 1 / of_update
+    figures: Figures = {
+        "update_seconds": of_update,
+        "passes_seconds": of_passes,
+        "tokens_per_second": tokens * rate,
+    }
     if device.type == "cuda":
         model = shape_of_config(config)
         assert model is not None

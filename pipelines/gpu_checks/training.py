@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,32 +75,29 @@ def trained_and_resumed(bench: Bench) -> Figures:
 
     On a CPU the weights must then be those of a run without a pause, in every bit.
     """
-    import pyarrow.parquet as pq
     from safetensors.torch import load_file
 
-    _write_inputs(bench.directory)
-    paused = _write_run(bench, "paused")
-    _train(paused, until=_PAUSE)
-    _train(paused)
-    files = sorted((paused / "segments" / "metrics").glob("*.parquet"))
-    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
-    steps = sorted(row["step"] for row in rows if row["name"] == "grad_norm")
-    if steps != list(range(1, _STEPS + 1)):
-        raise CheckFailedError(f"steps {steps} are recorded for 1 to {_STEPS}")
+    write_inputs(bench.directory)
+    paused = write_run(bench, "paused")
+    train(paused, until=_PAUSE)
+    train(paused)
+    metrics = recorded(paused)
+    if list(metrics) != list(range(1, _STEPS + 1)):
+        raise CheckFailedError(f"steps {list(metrics)} are recorded for 1 to {_STEPS}")
     figures: Figures = {
-        f"{name}_seconds": max(row["value"] for row in rows if row["name"] == f"time/{name}" and row["step"] > 1)
+        f"{name}_seconds": max(metrics[step][f"time/{name}"] for step in metrics if step > 1)
         for name in ("step", "checkpoint")
     }
     if bench.device.type == "cpu":
-        straight = _write_run(bench, "straight")
-        _train(straight)
+        straight = write_run(bench, "straight")
+        train(straight)
         one, other = (load_file(next((run / "weights").rglob("*.safetensors"))) for run in (paused, straight))
         if not all(torch.equal(one[name], other[name]) for name in other):
             raise CheckFailedError("the weights after the pause are not those of a run without one")
     return figures
 
 
-def _write_inputs(directory: Path) -> None:
+def write_inputs(directory: Path) -> None:
     """A base model of random weights with a tokenizer of five tokens, and eight problems."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -123,8 +122,12 @@ def _write_inputs(directory: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), directory / "data" / "train.parquet")
 
 
-def _write_run(bench: Bench, name: str) -> Path:
-    """A run's directory for `rpg.train`."""
+def write_run(bench: Bench, name: str, **changes: dict[str, Any]) -> Path:
+    """A run's directory for `rpg.train`, beside what `write_inputs` has written.
+
+    Args:
+        changes: fields of sections of the spec that are to be others.
+    """
     spec: dict[str, Any] = {
         "name": name,
         "model": {"source": "pretrained", "path": "base"},
@@ -141,16 +144,40 @@ def _write_run(bench: Bench, name: str) -> Path:
         },
         "resources": {"device": bench.device.type},
     }
+    spec |= {section: {**spec.get(section, {}), **fields} for section, fields in changes.items()}
     run = bench.directory / name
     run.mkdir()
     (run / "spec.json").write_text(Experiment.model_validate(spec).model_dump_json())
     return run
 
 
-def _train(run: Path, *, until: int = 0) -> None:
+def train(run: Path, *, until: int = 0) -> None:
     """Trains to the end, or to the step at which it pauses."""
-    inputs = {"run_id": run.name, "fingerprint": "0" * 64, "data": "../data", "base": "../base", "until": until}
-    (run / "inputs.json").write_text(json.dumps(inputs))
-    code = subprocess.run([sys.executable, "-m", "rpg.train", str(run)], stdin=subprocess.DEVNULL).returncode
+    with started(run, until=until) as process:
+        code = process.wait()
     if code:
         raise CheckFailedError(f"`rpg.train` exited with {code}{f', pausing at step {until}' if until else ''}")
+
+
+@contextmanager
+def started(run: Path, *, until: int = 0) -> Iterator["subprocess.Popen[bytes]"]:
+    """The trainer's process, which is killed at the end of the block if it has not ended."""
+    inputs = {"run_id": run.name, "fingerprint": "0" * 64, "data": "../data", "base": "../base", "until": until}
+    (run / "inputs.json").write_text(json.dumps(inputs))
+    process = subprocess.Popen([sys.executable, "-m", "rpg.train", str(run)], stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def recorded(run: Path) -> dict[int, dict[str, float]]:
+    """Step -> its metrics by name, of all steps on record."""
+    import pyarrow.parquet as pq
+
+    steps: dict[int, dict[str, float]] = {}
+    for file in sorted((run / "segments" / "metrics").glob("*.parquet")):
+        for row in pq.read_table(file).to_pylist():
+            steps.setdefault(row["step"], {})[row["name"]] = row["value"]
+    return dict(sorted(steps.items()))

@@ -110,6 +110,13 @@ _QWEN3_0_6B = {
     "num_hidden_layers": 28,
     "num_attention_heads": 16,
 }
+_QWEN3_1_7B = {
+    **_QWEN3,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+}
 _QWEN3_4B = {
     **_QWEN3,
     "hidden_size": 2560,
@@ -131,6 +138,8 @@ _QWEN2_5_7B = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-0.6B": _QWEN3_0_6B,
     "Qwen/Qwen3-0.6B-Base": _QWEN3_0_6B,
+    "Qwen/Qwen3-1.7B": _QWEN3_1_7B,
+    "Qwen/Qwen3-1.7B-Base": _QWEN3_1_7B,
     "Qwen/Qwen3-4B": _QWEN3_4B,
     "Qwen/Qwen3-4B-Base": _QWEN3_4B,
     "Qwen/Qwen2.5-7B": _QWEN2_5_7B,
