@@ -73,7 +73,7 @@ def _exchange(bench: Bench, rollout: Rollout) -> Figures:
             move(learner, version)
             figures |= _load(sampler, sentinel, learner, version)
         if rollout.sleeps:
-            figures |= _memory_given_back(sampler, device)
+            figures |= _memory_given_back(sampler, learner, device)
         _check_sentinel_fires(sampler, sentinel, learner)
     finally:
         sampler.close()
@@ -116,12 +116,17 @@ def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
     return mean if math.isfinite(mean) else math.inf
 
 
-def _memory_given_back(sampler: Sampler, device: torch.device) -> Figures:
-    """What lies free while the engine sleeps beyond what does while it is awake. Sleep changes nothing it samples."""
+def _memory_given_back(sampler: Sampler, learner: PreTrainedModel, device: torch.device) -> Figures:
+    """What lies free while the engine sleeps beyond what does while it is awake; and with new weights, before it
+    samples. Sleep changes nothing it samples."""
     sampler.logprobs(_PROMPTS[-1], prompt_length=1)  # leaves it awake
     awake, whole = _free(device)
     first = _sampled(sampler)  # after which it sleeps
     sleeping, _ = _free(device)
+    sampler.load_weights(learner.named_parameters(), policy_version=sampler.policy_version + 1)
+    loaded, _ = _free(device)
+    if not loaded - awake > _GIVEN_BACK * whole:
+        raise CheckFailedError("a load of weights takes the cache's memory back as well")
     if _sampled(sampler) != first:
         raise CheckFailedError("an engine that has slept samples something else from the same seeds")
     if not sleeping - awake > _GIVEN_BACK * whole:

@@ -17,6 +17,8 @@ LOGITS = 2**26
 """Logits that the learner holds at once, of as many response tokens as that makes; in float32."""
 LIVE_PARAMETERS = 10**9
 """Most weights that DeepSpeed holds whole at ZeRO 3, by its default (stage3_max_live_parameters)."""
+TOKENS_ON_GPU = 2048
+"""On a GPU the logits of so many tokens at least."""
 REDUCED_PARAMETERS = 5 * 10**8
 """Gradients that ZeRO adds up over the ranks at once, by its default (reduce_bucket_size); room for all is taken at the
 start."""
@@ -113,7 +115,9 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // training.ranks))
     length = experiment.data.max_prompt_length + rollout.max_response_length
     cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
-    logits = _logits(shape, tokens, size, has_gradient=not adapters)
+    least = 1 if experiment.resources.device == "cpu" else TOKENS_ON_GPU
+    chunk = min(tokens, max(least, LOGITS // shape.vocab_size))
+    logits = _logits(shape, chunk, size, has_gradient=not adapters)
     share = engine_memory(experiment)
     elsewhere = rollout.gpus(training.ranks) > training.ranks
     return MemoryEstimate(
@@ -256,9 +260,9 @@ def _norm_activations(shape: ModelShape, width: int, size: int) -> int:
     return width * (4 + 2 * size if shape.is_gated else 2 * size)
 
 
-def _logits(shape: ModelShape, tokens: int, size: int, *, has_gradient: bool) -> int:
+def _logits(shape: ModelShape, chunk: int, size: int, *, has_gradient: bool) -> int:
     """Two blocks of a chunk; with the head's gradient, that in float32 and, where the weights are of another type, in
     theirs."""
-    chunk = min(tokens, max(1, LOGITS // shape.vocab_size)) * shape.vocab_size * 4 * 2
+    blocks = chunk * shape.vocab_size * 4 * 2
     head = shape.vocab_size * shape.hidden_size * (4 + (size if size < 4 else 0))
-    return chunk + (head if has_gradient else 0)
+    return blocks + (head if has_gradient else 0)

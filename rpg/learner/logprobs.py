@@ -9,6 +9,10 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = 2**26
 """Logits held at once by default: 256 MiB in float32."""
+CHUNK_ON_GPU = 2048
+"""Tokens at once at least on a GPU. There the head's gradient is read and written once a chunk: at a vocabulary of
+151,936 and a hidden size of 2,560 these 3.1 GB take an H100 about 0.9 ms, the chunk's product 0.6 ms of 441 tokens and
+2.7 ms of 2,048 at 600 TFLOP/s."""
 
 
 def token_logprobs(
@@ -29,7 +33,8 @@ def token_logprobs(
         targets: [tokens], int64 token ids.
         temperature: logits are divided by it, > 0.
         bias: [vocabulary] of the output head, or none. Differentiable.
-        chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32.
+        chunk: tokens whose logits are held at once; by default as many as fit 256 MiB in float32, on a GPU at least
+            CHUNK_ON_GPU.
         entropy_gradient: whether the entropy is differentiable too (for an entropy bonus).
     Returns:
         logprobs [tokens] and entropy [tokens], nats, float32 (float64 for float64 inputs). Logits are float32, of
@@ -48,7 +53,7 @@ def token_logprobs(
             f"hidden {list(hidden.shape)}, weight {list(weight.shape)} and targets {list(targets.shape)} "
             "must be [tokens, hidden size], [vocabulary, hidden size] and [tokens]"
         )
-    size = chunk if chunk is not None else max(1, CHUNK_ELEMENTS // weight.shape[0])
+    size = chunk or max(CHUNK_ON_GPU if hidden.is_cuda else 1, CHUNK_ELEMENTS // weight.shape[0])
     apply: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
     logprobs, entropy = apply(hidden, weight, bias, targets, temperature, size)
     return logprobs, entropy if entropy_gradient else entropy.detach()

@@ -18,12 +18,13 @@ from pipelines.planning.memory import (
     LOGITS,
     PREFETCHED_PARAMETERS,
     REDUCED_PARAMETERS,
+    TOKENS_ON_GPU,
     batch_algebra,
     memory_estimate,
     memory_warnings,
 )
 from pipelines.planning.model_shape import model_shape
-from rpg.learner.logprobs import CHUNK_ELEMENTS
+from rpg.learner.logprobs import CHUNK_ELEMENTS, CHUNK_ON_GPU
 from rpg.learner.packing import Packing
 from rpg.learner.policy import Policy, load_model
 from specs.document import expand
@@ -202,7 +203,17 @@ def test_activations_and_logits_are_those_of_a_pass_to_a_tenth(
 
 
 def test_the_plan_knows_how_many_logits_the_learner_holds() -> None:
-    assert LOGITS == CHUNK_ELEMENTS
+    assert (LOGITS, TOKENS_ON_GPU) == (CHUNK_ELEMENTS, CHUNK_ON_GPU)
+
+
+def test_on_a_gpu_more_tokens_of_a_large_vocabulary_have_their_logits_at_once(tmp_path: Path) -> None:
+    long = ("training.microbatch_tokens=8192", "training.group_size=4000")
+    on_gpu, on_cpu = (experiment(tmp_path, "qwen3", *long, f"resources.device={device}") for device in ("auto", "cpu"))
+    small = model_shape(on_gpu)
+    assert small is not None
+    shape = replace(small, vocab_size=151_936)
+    more = memory_estimate(on_gpu, shape).logits - memory_estimate(on_cpu, shape).logits
+    assert more == (2048 - 441) * 151_936 * 4 * 2
 
 
 def test_on_a_cpu_a_bucket_takes_the_room_that_is_written_to(tmp_path: Path) -> None:

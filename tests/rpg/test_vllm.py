@@ -168,3 +168,16 @@ def test_two_ranks_have_an_engine_each_and_keep_their_process_group(weights_dir:
         for process in ranks:
             process.kill()
             process.wait()
+
+
+@pytest.mark.vllm
+def test_a_load_wakes_the_weights_alone_and_sampling_all_of_the_engine(
+    engine: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[list[str] | None] = []
+    monkeypatch.setattr(engine._llm, "wake_up", lambda tags=None: woken.append(tags))  # a CPU has no sleep
+    monkeypatch.setattr(engine, "_asleep", True)
+    engine.load_weights(qwen3().named_parameters(), policy_version=engine.policy_version + 1)
+    assert woken == [["weights"]]
+    engine.generate([[5, 7, 3]], group_size=1, sampling=sampling(4), seeds=[1])
+    assert woken == [["weights"], None]

@@ -23,7 +23,7 @@ Reply = tuple[str, Any]
 what it returned), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
 
 METHODS = frozenset(
-    {"generate", "stream", "logprobs", "load_directory", "call_workers", "finish_load", "forget", "wake"}
+    {"generate", "stream", "logprobs", "load_directory", "call_workers", "finish_load", "forget", "wake_weights"}
 )
 """The methods of VllmSampler that may be called."""
 

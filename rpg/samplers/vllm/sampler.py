@@ -119,13 +119,13 @@ class VllmSampler:
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
         """Copies the weights in, packs again those that a kernel keeps packed, and drops what the old ones cached."""
-        self.wake()
+        self.wake_weights()
         self._reload(weights)
         self.finish_load(policy_version)
 
     def load_directory(self, weights_dir: str, *, policy_version: int) -> None:
         """The same, from the safetensors of a transformers directory."""
-        self.wake()
+        self.wake_weights()
         self.call_workers("reload_weights", {"weights_path": weights_dir})
         self.finish_load(policy_version)
 
@@ -237,6 +237,14 @@ class VllmSampler:
         """Gives the GPU's memory back; the weights wait in the host's."""
         self._llm.sleep(level=1)
         self._asleep = True
+
+    def wake_weights(self) -> None:
+        """Takes back the memory of the weights alone, if the engine is asleep: while new ones come in, which the
+        learner may hold gathered or merged beside its own, there is no cache yet. The engine wakes as a whole before it
+        samples.
+        """
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
 
     def wake(self) -> None:
         """Takes the memory back, if the engine is asleep."""

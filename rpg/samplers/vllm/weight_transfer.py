@@ -92,7 +92,7 @@ class VllmTransfer:
         Raises:
             EngineProcessError: the engine failed or is gone. The broadcast that it would have taken part in is aborted.
         """
-        self._call("wake")
+        self._call("wake_weights")
         self._source.take(weights)
         # vLLM reads the weights on streams of its own, which do not wait for the one that has written them.
         torch.cuda.synchronize()
