@@ -1,7 +1,7 @@
 """matrix x seeds -> runs, and what can be wrong with a matrix."""
 
 import pytest
-from spec_text import GOOD, changed, message, write
+from spec_text import GOOD, changed, message, warnings, write
 
 from specs import load_document
 from specs.document import expand
@@ -47,6 +47,30 @@ def test_the_rows_of_zip_may_have_labels():
         "long, objective.kl_coef 0.1",
     ]
     assert {run.label for run in cells("seeds: [0]\n")} == {""}
+
+
+def beside(rows: str, dataset: str = "held_out") -> str:
+    table = f"{{source: a paper, datasets: [{dataset}], rows: {rows}}}"
+    matrix = "matrix: {zip: {training.steps: [2, 3]}, labels: [short, long]}\n"
+    return f"{GOOD}{matrix}evaluation: {{literature: [{table}]}}\n"
+
+
+def test_figures_of_others_that_stand_beside_nothing_are_told():
+    assert warnings(beside("{long: [[0.2, 0.31]]}")) == "0 warnings"
+    shown = warnings(beside("{long: [[0.2, 0.31]], lung: [[0.2, 0.3]]}", "held-out"))
+    assert "evaluation.literature.0.rows.lung: no row of matrix.zip has this label" in shown
+    assert "allowed: short, long" in shown
+    assert "evaluation.literature.0.datasets.0: no evaluation set has this name" in shown
+    for row in ("[[0.2]]", "[[0.2, 30]]", "[[0.2, 0.3], [0.1, 0.2]]", "[]"):
+        told = message(beside(f"{{long: {row}}}"))
+        assert "long needs [last, best], shares between 0 and 1, for each of the datasets" in told
+
+
+def test_figures_of_others_are_in_no_fingerprint():
+    with_figures = cells("", beside("{long: [[0.2, 0.31]]}"))
+    without = cells("", beside("{long: [[0.2, 0.31]]}").partition("evaluation: {lit")[0])
+    identities = [[run.experiment.evaluation.identity() for run in runs] for runs in (with_figures, without)]
+    assert identities[0] == identities[1]
 
 
 def test_a_section_that_only_the_matrix_gives_need_not_be_said_twice():
