@@ -74,7 +74,7 @@ def test_two_models_on_two_sets_are_measured_compared_and_reported(bare: Lab) ->
         ranked = store.query(
             "SELECT rank FROM leaderboard WHERE experiment = 'side-by-side' AND metric = 'mean@2'"
         ).rows
-        nothing = store.query("SELECT 1 FROM metrics SEMI JOIN runs USING (run_id) WHERE experiment = 'side-by-side'")
+        nothing = store.query("SELECT 1 FROM metrics JOIN runs USING (run_id) WHERE experiment = 'side-by-side'")
         at_the_end = store.query(
             "SELECT value FROM evaluations JOIN runs USING (run_id)"
             " WHERE experiment = 'tiny' AND metric = 'mean@2' AND evaluations.step = 2"
@@ -95,7 +95,8 @@ def test_two_models_on_two_sets_are_measured_compared_and_reported(bare: Lab) ->
     page = (lab.root / "experiments/side-by-side/report.html").read_text()
     for model in ("chance", "trained"):
         assert f"<td>{model}</td><td>other</td>" in page
-    for word in ("before training", "after training", "Training<", "gain, points", "<th>train"):
+    of_training = ("before training", "after training", "Training<", "gain, points", ">train<", "train fingerprint")
+    for word in of_training:
         assert word not in page
     beside = lab.rpg("compare", "side-by-side", "tiny")
     assert beside.code == 0, beside.err
