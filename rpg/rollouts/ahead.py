@@ -30,6 +30,8 @@ class Waiting:
     """Problems taken since the run began, this batch's included."""
     sampling_seconds: float = 0.0
     """How long this rank sampled it."""
+    seen: torch.Tensor | None = None
+    """The lengths seen up to it, see `SeenLengths.state`; None: none. A checkpoint has its last batch's alone."""
 
 
 MakeBatch = Callable[[int, Stopwatch], Waiting]
@@ -99,7 +101,7 @@ def plain_waiting(batches: Sequence[Waiting]) -> list[dict[str, Any]]:
     return [{"step": batch.step, "position": batch.position, "rollouts": _plain(batch.rollouts)} for batch in batches]
 
 
-def load_waiting(directory: Path) -> list[Waiting]:
+def load_waiting(directory: Path, *, seen: torch.Tensor | None = None) -> list[Waiting]:
     """The batches in a checkpoint. The ranks that saved it may have been more or fewer: what each of them held goes to
     one of those that there are now."""
     saved = count_values(directory, WAITING)
@@ -112,6 +114,7 @@ def load_waiting(directory: Path) -> list[Waiting]:
             record["step"],
             holding(_rollouts(record["rollouts"]), [_rollouts(share[number]["rollouts"]) for share in mine]),
             position=record["position"],
+            seen=seen,
         )
         for number, record in enumerate(known)
     ]

@@ -9,11 +9,13 @@ from typing import Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rpg.advantages import overlong_penalties
 from rpg.batches.batch import StepRollouts, collate, join, select
+from rpg.batches.packing_plan import Integers
 from rpg.batches.shares import without_contents
-from rpg.checkpoints.pieces import StateCopy
+from rpg.checkpoints.pieces import StateCopy, load_values
 from rpg.data.order import seed_of
 from rpg.parts import Parts
 from rpg.processes import ranks
@@ -21,12 +23,16 @@ from rpg.rewards import Score
 from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
 from rpg.rollouters.scoring import Scoring
 from rpg.rollouts.ahead import WAITING, Ahead, Waiting, load_waiting, plain_waiting
+from rpg.rollouts.dealing import SeenLengths
 from rpg.rollouts.dynamic_sampling import refill
 from rpg.rollouts.stream import Admission, RankStream
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.stopwatch import Stopwatch
 from rpg.types import Rollout, RolloutGroup, Sampling
 from specs.schema.rollout import DynamicSampling
+
+LENGTHS = "lengths"
+"""Stem of the file in a checkpoint that says how long responses have been."""
 
 
 class RolloutSource:
@@ -53,6 +59,9 @@ class RolloutSource:
         self._ahead = Ahead(self._make, parts.device) if self._staleness else None
         self._gather = ranks.Channel().gather if self._ahead else ranks.gather
         self._position = parts.order.position
+        self._lengths = SeenLengths(len(parts.problems))
+        self._seen: Tensor | None = None
+        """The lengths seen up to the batch that was taken last; None: none."""
 
     def go_on(self, step: int) -> None:
         """Starts sampling the batches that need the weights after this step, which the sampler holds."""
@@ -77,34 +86,42 @@ class RolloutSource:
             with clock("rollout"):
                 batch = self._ahead.take(step)
             clock.sampling_took(batch.sampling_seconds)
-        self._position = batch.position
+        self._position, self._seen = batch.position, batch.seen
         return batch.rollouts
 
     def save(self, step: int, copied: StateCopy) -> int:
-        """Copies the batches that wait for the steps after this one, once those under way are done. All ranks call.
+        """Copies the batches that wait for the steps after this one, once those under way are done, and the lengths
+        seen up to the last of them. All ranks call.
 
         Returns the data cursor that goes with them: problems taken up to the last of them.
         """
-        if self._ahead is None:
-            return self._position
-        waiting = self._ahead.waiting(step + self._staleness)
-        copied.values(WAITING, plain_waiting(waiting))
-        return waiting[-1].position if waiting else self._position
+        position, seen = self._position, self._seen
+        if self._ahead:
+            waiting = self._ahead.waiting(step + self._staleness)
+            copied.values(WAITING, plain_waiting(waiting))
+            if waiting:
+                position, seen = waiting[-1].position, waiting[-1].seen
+        if ranks.world_size() > 1 and ranks.rank() == 0:
+            copied.values(LENGTHS, seen)
+        return position
 
     def load(self, directory: Path, position: int) -> None:
         """Takes back what `save` copied and returned; what is sampled for steps after that is forgotten."""
+        self._seen = load_values(directory, LENGTHS, rank=0)
         if self._ahead:
-            self._ahead.start_over(load_waiting(directory))
+            self._ahead.start_over(load_waiting(directory, seen=self._seen))
+        self._lengths.restore(self._seen)
         self._position = self._parts.order.position = position
 
     def _make(self, step: int, clock: Stopwatch) -> Waiting:
         """The batch of a step, refilled until every group's scores vary where the spec asks for it."""
 
         def sample(taken: int, count: int) -> StepRollouts:
-            share = partial(self._share, step, taken, count, clock)
-            return self._together(
-                ranks.gather_made(share, what="rollouts", gather=self._gather, for_others=_known_to_others)
-            )
+            problems = self._parts.order.take(count)
+            places = self._lengths.deal(problems, ranks.world_size())
+            share = partial(self._share, step, taken, problems, places[ranks.rank()], clock)
+            shares = ranks.gather_made(share, what="rollouts", gather=self._gather, for_others=_known_to_others)
+            return self._together(shares, places)
 
         groups, surplus_tokens = self._training.prompts_per_step, 0
         if self._dynamic is None:
@@ -116,7 +133,7 @@ class RolloutSource:
             rollouts = refill(
                 sample, groups=groups, max_batches=self._dynamic.max_batches, surplus_tokens=surplus_tokens
             )
-        return Waiting(step, rollouts, self._parts.order.position, clock.seconds("rollout"))
+        return Waiting(step, rollouts, self._parts.order.position, clock.seconds("rollout"), self._lengths.state())
 
     def _stream(self, step: int, dynamic: DynamicSampling, clock: Stopwatch) -> tuple[StepRollouts, int]:
         """Takes and streams the prompts that a step needs. Returns their groups, in their order, and the tokens that
@@ -132,15 +149,22 @@ class RolloutSource:
             shares = exchange(lambda: share, for_others=lambda made: (_known_to_others(made[0]), made[1]))
         assert admission.needed is not None
         order.position = before + admission.needed
-        places = np.concatenate([range(rank, admission.needed, len(shares)) for rank in range(len(shares))])
-        whole = self._together([share for share, _ in shares])
-        return select(whole, np.argsort(places).tolist()), sum(tokens for _, tokens in shares)
+        places = [np.arange(rank, admission.needed, len(shares)) for rank in range(len(shares))]
+        return self._together([share for share, _ in shares], places), sum(tokens for _, tokens in shares)
 
-    def _together(self, shares: Sequence[StepRollouts | None]) -> StepRollouts:
-        """The shares of all ranks as one batch; those of the others come without prompts."""
+    def _together(self, shares: Sequence[StepRollouts | None], places: Sequence[Integers]) -> StepRollouts:
+        """The shares of all ranks as one batch in the order of its prompts; those of the others come without prompts.
+
+        Args:
+            places: of each share the places of its groups in the batch.
+        """
         whole = join([share for share in shares if share])
         prompts = (np.array(self._parts.prompts[problem], dtype=np.int64) for problem in whole.problems)
-        return replace(whole, prompts=tuple(prompts))
+        batch, order = replace(whole, prompts=tuple(prompts)), np.argsort(np.concatenate(places)).tolist()
+        if order != sorted(order):
+            batch = select(batch, order)
+        self._lengths.note(batch)
+        return batch
 
     def _streamed_share(
         self, step: int, problems: list[int], admission: Admission, exchange: ranks.Exchange, clock: Stopwatch
@@ -169,18 +193,18 @@ class RolloutSource:
         share = self._scored(groups, needed, [problems[place] for place in places[: len(needed)]], scoring, clock)
         return share, unfinished_tokens + stream.sampled_tokens(after=len(needed))
 
-    def _share(self, step: int, taken: int, count: int, clock: Stopwatch) -> StepRollouts | None:
-        """Takes the next `count` prompts of the step; samples and scores those of this rank, if there are any.
+    def _share(
+        self, step: int, taken: int, problems: Sequence[int], places: Integers, clock: Stopwatch
+    ) -> StepRollouts | None:
+        """Samples and scores the prompts of this rank, if there are any: those at these places among the problems.
 
-        A prompt's seed follows from the run's seed, the step and the prompt's place in it, so the responses do not
-        depend on the number of ranks.
+        The problems follow `taken` others of the step. A prompt's seed follows from the run's seed, the step and the
+        prompt's place in it, so the responses do not depend on the number of ranks.
         """
-        indices = self._parts.order.take(count)
-        mine = np.array_split(np.arange(count), ranks.world_size())[ranks.rank()]
-        if not len(mine):
+        if not len(places):
             return None
-        problems = [indices[place] for place in mine]
-        prompts = self._prompts(step, problems, [taken + int(place) for place in mine])
+        mine = [problems[place] for place in places]
+        prompts = self._prompts(step, mine, [taken + int(place) for place in places])
         scoring = self._scoring(prompts)
 
         def begin(index: int, rollout: Rollout) -> None:
@@ -196,7 +220,7 @@ class RolloutSource:
                 sampling=self._sampling,
                 on_response=begin,
             )
-        return self._scored(groups, prompts, problems, scoring, clock)
+        return self._scored(groups, prompts, mine, scoring, clock)
 
     def _prompts(self, step: int, problems: Sequence[int], places: Sequence[int]) -> list[SeededPrompt]:
         """The prompts of problems that have these places in the step."""
