@@ -1,10 +1,10 @@
 """What `rpg gc` frees: artifacts, the published results that several runs share, once no run uses them any more, and
-token rows of runs that are to keep them for some days only.
+token rows and checkpoints of runs that are to keep them for some days only.
 """
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -92,13 +92,49 @@ def free_tokens(home: Home, expired: list[TokenRows]) -> list[TokenRows]:
 
 def _expired(run: Path) -> TokenRows | None:
     keep_days = (read_json(run / "spec.json").get("record") or {}).get("keep_days", 0)
-    state = read_json(run / "state.json")
-    if not keep_days or state.get("status") not in _ENDED or not state.get("ended_at"):
-        return None
-    if datetime.fromisoformat(state["ended_at"]) + timedelta(days=keep_days) > datetime.now(UTC):
+    if not _is_over(run, keep_days, _ENDED):
         return None
     num_bytes = size_of(run / "segments" / "tokens")
     return TokenRows(run, keep_days, num_bytes) if num_bytes else None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStates:
+    """The checkpoints of a finished run, whose time is over."""
+
+    path: Path
+    """The directory that they lie in."""
+    num_bytes: int
+
+
+def expired_checkpoints(home: Home) -> list[SavedStates]:
+    """Checkpoints of runs that finished more than their `training.checkpoint.keep_days` ago."""
+    runs = [run for run in sorted(home.root.glob("runs/*")) if _has_expired_checkpoints(run)]
+    return [SavedStates(run / "checkpoints", size_of(run / "checkpoints")) for run in runs]
+
+
+def free_checkpoints(expired: list[SavedStates]) -> list[SavedStates]:
+    """Deletes checkpoints. Returns those of runs that have not been begun again meanwhile."""
+    freed = [states for states in expired if _has_expired_checkpoints(states.path.parent)]
+    for states in freed:
+        aside = states.path.with_name(".checkpoints.removed")
+        shutil.rmtree(aside, ignore_errors=True)
+        states.path.rename(aside)
+        shutil.rmtree(aside)
+    return freed
+
+
+def _has_expired_checkpoints(run: Path) -> bool:
+    saved = (read_json(run / "spec.json").get("training") or {}).get("checkpoint") or {}
+    return _is_over(run, saved.get("keep_days", 0), ("finished",)) and any(run.glob("checkpoints/step-*"))
+
+
+def _is_over(run: Path, keep_days: float, statuses: Collection[str]) -> bool:
+    """Whether a run ended so, and longer ago. `keep_days`: 0 is no limit."""
+    state = read_json(run / "state.json")
+    if not keep_days or state.get("status") not in statuses or not state.get("ended_at"):
+        return False
+    return datetime.fromisoformat(state["ended_at"]) + timedelta(days=keep_days) <= datetime.now(UTC)
 
 
 class _InUseError(Exception):

@@ -89,6 +89,9 @@ class Checkpoint(Spec):
     """Steps: checkpoints of its multiples are kept for good. A multiple of every_steps; 0: none is kept for that."""
     keep_best: KeepBest | None = execution(None)
     """The best so far by a metric is kept as well."""
+    keep_days: float = execution(0.0, ge=0)
+    """Days from a run's finish until `rpg gc` frees its checkpoints; exported weights stay. 0: they are kept. Without
+    them more steps begin anew, and no step can be trained again."""
 
     @model_validator(mode="after")
     def _keeps_what_is_saved(self) -> Self:

@@ -120,6 +120,24 @@ def test_gc_frees_token_rows_whose_days_are_over_and_the_record_says_so(call: Ca
     assert call("gc", "--yes") == (0, "", "every artifact is in use\n")
 
 
+def test_gc_frees_the_checkpoints_of_finished_runs_whose_days_are_over_and_leaves_their_weights(
+    call: Call, home: Path
+) -> None:
+    run = home / "runs" / "sums-s0-aaaa1111"
+    write_json(run / "checkpoints/step-000003/manifest.json", {"files": {}})
+    for keep_days, status, expired in ((0, "finished", 0), (1e5, "finished", 0), (1, "failed", 0), (1, "finished", 1)):
+        write_json(run / "spec.json", {"name": "sums", "training": {"checkpoint": {"keep_days": keep_days}}})
+        state = json.loads((run / "state.json").read_text()) | {"status": status}
+        write_json(run / "state.json", state)
+        listed = json.loads(call("gc", "--json")[1])
+        assert [row["path"].endswith("/checkpoints") for row in listed] == [False] * 2 + [True] * expired
+    code, _, err = call("gc", "--yes")
+    assert (code, err.partition(",")[0]) == (0, "removed 2 artifacts and the checkpoints of 1 run")
+    assert sorted(path.name for path in run.glob("*checkpoints*")) == []
+    assert (run / "weights/step-000003/model.safetensors").read_bytes() == b"weights"
+    assert call("gc", "--yes") == (0, "", "every artifact is in use\n")
+
+
 def test_gc_lists_what_no_run_refers_to_and_removes_it_when_told(call: Call, home: Path) -> None:
     code, out, err = call("gc")
     assert code == 0

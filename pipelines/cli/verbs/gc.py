@@ -1,4 +1,4 @@
-"""`rpg gc`: frees artifacts that nothing refers to, and token rows whose time is over."""
+"""`rpg gc`: frees artifacts that nothing refers to, token rows and checkpoints whose time is over."""
 
 from __future__ import annotations
 
@@ -9,40 +9,50 @@ import typer
 from pipelines.cli.options import AsJson, Yes
 
 if TYPE_CHECKING:
-    from pipelines.garbage import Artifact, TokenRows
+    from pipelines.garbage import Artifact, SavedStates, TokenRows
 
 
 def gc(yes: Yes = False, as_json: AsJson = False) -> None:
-    """Frees artifacts that no run refers to, and token rows that `record.keep_days` keeps no longer.
+    """Frees artifacts that no run refers to, token rows that `record.keep_days` keeps no longer, and checkpoints that
+    `training.checkpoint.keep_days` does not.
 
     Lists them and asks first.
     """
     import sys
 
     from pipelines.cli.output import print_rows
-    from pipelines.garbage import expired_tokens, free_tokens, remove, unreferenced
+    from pipelines.garbage import (
+        expired_checkpoints,
+        expired_tokens,
+        free_checkpoints,
+        free_tokens,
+        remove,
+        unreferenced,
+    )
     from pipelines.home import Home
 
     home = Home.from_environment()
-    unused, expired = unreferenced(home), expired_tokens(home)
-    if unused or expired or as_json:
+    unused, tokens, states = unreferenced(home), expired_tokens(home), expired_checkpoints(home)
+    if unused or tokens or states or as_json:
         rows = [[artifact.stage, str(artifact.path), artifact.num_bytes] for artifact in unused]
-        rows += [["train", str(tokens.path), tokens.num_bytes] for tokens in expired]
+        rows += [["train", str(each.path), each.num_bytes] for each in tokens]
+        rows += [["train", str(each.path), each.num_bytes] for each in states]
         print_rows(["stage", "path", "bytes"], rows, as_json=as_json)
-    if not unused and not expired:
+    if not unused and not tokens and not states:
         typer.echo("every artifact is in use", err=True)
         return
-    total = _total(unused, expired)
+    total = _total(unused, tokens, states)
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove {total}?", err=True)):
         typer.echo("nothing was removed" + ("" if sys.stdin.isatty() else "; --yes removes without asking"), err=True)
         return
     removed, kept = remove(home, unused)
-    freed = free_tokens(home, expired)
-    typer.echo(f"removed {_total(removed, freed)}" + (f"; {len(kept)} in use" if kept else ""), err=True)
+    freed = _total(removed, free_tokens(home, tokens), free_checkpoints(states))
+    typer.echo(f"removed {freed}" + (f"; {len(kept)} in use" if kept else ""), err=True)
 
 
-def _total(artifacts: list[Artifact], tokens: list[TokenRows]) -> str:
-    sizes = [artifact.num_bytes for artifact in artifacts] + [rows.num_bytes for rows in tokens]
-    parts = [f"{len(artifacts)} artifacts"] if artifacts or not tokens else []
-    parts += [f"the token rows of {len(tokens)} run{'s' if len(tokens) > 1 else ''}"] if tokens else []
-    return f"{' and '.join(parts)}, {sum(sizes) / 2**20:.1f} MiB"
+def _total(artifacts: list[Artifact], tokens: list[TokenRows], states: list[SavedStates]) -> str:
+    listed: list[Artifact | TokenRows | SavedStates] = [*artifacts, *tokens, *states]
+    parts = [f"{len(artifacts)} artifacts"] if artifacts or not (tokens or states) else []
+    for what, num_runs in (("token rows", len(tokens)), ("checkpoints", len(states))):
+        parts += [f"the {what} of {num_runs} run{'s' if num_runs > 1 else ''}"] if num_runs else []
+    return f"{' and '.join(parts)}, {sum(each.num_bytes for each in listed) / 2**20:.1f} MiB"
