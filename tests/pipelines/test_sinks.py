@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sqlite3
 import struct
 import subprocess
@@ -20,6 +21,7 @@ from pipelines.home import Home
 from rpg.recording.segments import SegmentWriter
 from specs.records import CheckpointRow, EvaluationRow, MetricRow
 from storage import Store
+from storage.liveness import start_of
 
 RUN = "sums-s0-1234abcd"
 Figures = list[tuple[int, str, float]]
@@ -83,6 +85,24 @@ def test_a_tensorboard_that_is_open_drops_what_was_trained_again(tmp_path):
     assert [(event.step, event.value) for event in shown.Scalars("reward/mean")] == [
         (step, np.float32(figure(2 if step > 4 else 1, step))) for step in range(1, 9)
     ]
+
+
+@needs("tensorboard")
+def test_what_a_run_trains_again_while_it_is_followed_is_there_once(tmp_path):
+    home = Home(tmp_path)
+    begin(home, pid=os.getpid(), pid_started=start_of(os.getpid()), host=socket.gethostname())
+    record_steps(home, attempt=1, steps=range(1, 7), checkpoint=4)
+    following = subprocess.Popen(command("tensorboard"), env=os.environ | {"RPG_HOME": str(home.root)})
+    try:
+        wait_for(lambda: home.tensorboard(RUN).is_dir() and len(tensorboard_figures(home)) == 12)
+        go_on(home)
+        record_steps(home, attempt=2, steps=range(5, 9), checkpoint=8)
+        end(home)
+        assert following.wait(60) == 0
+    finally:
+        following.kill()
+        following.wait()
+    assert tensorboard_figures(home) == in_sql(home, "tensorboard")
 
 
 @needs("wandb")
@@ -157,13 +177,13 @@ def figure(attempt: int, step: int) -> float:
     return attempt + step / 7
 
 
-def begin(home: Home) -> None:
-    """The documents of a run that trains, and that nobody executes any more."""
+def begin(home: Home, **executed_by: Any) -> None:
+    """The documents of a run that trains; without `executed_by` one that nobody executes any more."""
     directory = home.run(RUN)
     known = {"run_id": RUN, "experiment": "sums", "name": "seed 0", "seed": 0, "values": {}, "objective": "rpg"}
     write(directory / "run.json", known | {"question": SPEC["question"], "created_at": START.isoformat()})
     write(directory / "spec.json", SPEC)
-    write(directory / "state.json", {"status": "running", "started_at": START.isoformat(), "stages": {}})
+    write(directory / "state.json", {"status": "running", "started_at": START.isoformat(), "stages": {}, **executed_by})
     write(directory / "attempts/0001.json", {"attempt": 1, "resumed_from_step": 0, "started_at": START.isoformat()})
     record_experiment(home, [RUN])
 
@@ -195,11 +215,14 @@ def end(home: Home, steps: int = 8) -> None:
     write(home.run(RUN) / "state.json", {**ended, "started_at": START.isoformat(), "stages": stages})
 
 
+def command(name: str) -> list[str]:
+    return [sys.executable, "-m", "pipelines.sinks", RUN, json.dumps(SINKS[name])]
+
+
 def send(home: Home, name: str) -> None:
     """As the flow does, in a process of its own."""
-    command = [sys.executable, "-m", "pipelines.sinks", RUN, json.dumps(SINKS[name])]
     environment = os.environ | {"RPG_HOME": str(home.root)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command(name), env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 
