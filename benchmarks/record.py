@@ -3,9 +3,10 @@
     python benchmarks/record.py [--runs 10 100 1000 5000] [--steps 500] [--tokens 10_000_000 100_000_000] [--dir DIR]
 
 The first run of a home is written by the trainer's own writer, a segment a table and step, and compacted; the others
-are copies of its compacted files under other names. `--tokens` is their number in the whole home, so that responses are
-short where runs are many. Commands are timed as a user calls them, in a process of their own, queries in a store that
-is open; each is the median of three, in brackets the CPU seconds, which say more where other work shares the machine.
+are copies of its compacted files under other names, with other numbers for the tokens. `--tokens` is their number in
+the whole home, so that responses are short where runs are many. Commands are timed as a user calls them, in a process
+of their own, queries in a store that is open; each is the median of three, in brackets the CPU seconds, which say more
+where other work shares the machine.
 What is compared is measured in turns. 100 M tokens take 6 GB of disk.
 """
 
