@@ -62,6 +62,7 @@ def test_every_check_is_a_function_that_is_there(name: str) -> None:
     assert check.load().__doc__
 
 
+@pytest.mark.long
 def test_a_check_that_hangs_is_killed_and_the_next_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, packing = (check for check in CHECKS if check.name in ("machine", "packing"))
     monkeypatch.setattr(rank, "CHECKS", (replace(packing, limit_seconds=0.3), machine))  # torch is not up by then

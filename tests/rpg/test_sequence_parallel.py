@@ -57,6 +57,7 @@ def estimate(size: int) -> int:
     return memory.activations + memory.logits
 
 
+@pytest.mark.long
 def test_two_ranks_share_a_row_give_the_gradients_of_one_and_hold_half_each(base: Path) -> None:
     for rank in measured(base, ranks=2, size=2):
         assert rank["logprobs"] < 1e-5

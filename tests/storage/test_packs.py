@@ -164,7 +164,7 @@ def test_packs_grow_so_that_a_row_is_written_again_a_few_times() -> None:
     written, most = 0, 0
     with duckdb.connect() as index:
         create_tables(index, "recorded")
-        for number in range(300):
+        for number in range(120):
             index.execute(
                 f"INSERT INTO recorded.units VALUES ('runs/{number}', '1', false);"
                 " INSERT INTO recorded.segments"
@@ -180,9 +180,10 @@ def test_packs_grow_so_that_a_row_is_written_again_a_few_times() -> None:
             assert few_loose
             most = max(most, num_packs)
     assert 2 <= most <= 6
-    assert written <= 300 * 6
+    assert written <= 120 * 6
 
 
+@pytest.mark.long
 def test_packs_are_cut_at_a_size_between_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = rows(home)
     monkeypatch.setattr(module, "LARGEST_BYTES", 1)
@@ -195,7 +196,7 @@ def test_packs_are_cut_at_a_size_between_runs(home: Path, monkeypatch: pytest.Mo
     assert rows(home) == of_others(home) == before
 
 
-@pytest.mark.parametrize("place", [2, -2, 60])
+@pytest.mark.parametrize("place", [-2, *(pytest.param(place, marks=pytest.mark.long) for place in (2, 60))])
 def test_a_damaged_pack_is_left_out_and_named_and_nothing_is_missing(home: Path, place: int) -> None:
     before = rows(home)
     compact(home, keep_seconds=0.0)
@@ -219,6 +220,7 @@ def test_a_damaged_file_of_a_run_comes_into_no_pack(home: Path) -> None:
     assert packed_runs(home) == {*RUNS, "sums-resumed"} - {"sums-2"}
 
 
+@pytest.mark.long
 def test_a_copied_home_and_one_that_cannot_be_written_answer_as_before(home: Path, tmp_path: Path) -> None:
     compact(home, keep_seconds=0.0)
     before = rows(home)
@@ -233,7 +235,8 @@ def test_a_copied_home_and_one_that_cannot_be_written_answer_as_before(home: Pat
     assert not packs(home)
 
 
-@pytest.mark.parametrize("after", [1, *(pytest.param(after, marks=pytest.mark.long) for after in range(2, 12))])
+@pytest.mark.long
+@pytest.mark.parametrize("after", range(1, 12))
 def test_an_ingest_killed_while_it_packs_loses_and_doubles_nothing(home: Path, after: int) -> None:
     compact(home, keep_seconds=0.0)
     for number in range(5, 9):
@@ -264,6 +267,7 @@ def test_an_ingest_killed_while_it_packs_loses_and_doubles_nothing(home: Path, a
     assert check(home, full=True) == []
 
 
+@pytest.mark.long
 def test_a_reader_of_an_earlier_moment_keeps_its_packs_for_a_while(home: Path) -> None:
     compact(home, keep_seconds=0.0)
     before = rows(home)
