@@ -12,7 +12,6 @@ from typing import Any
 from specs.document import Document, checked
 from specs.errors import Issue, Path, Position, Positions, SpecError, refuse
 from specs.model_evaluation import (
-    EVALUATION,
     EvaluatedModel,
     EvaluatedPretrained,
     EvaluatedRun,
@@ -21,6 +20,7 @@ from specs.model_evaluation import (
 )
 from specs.reading.files import misplaced
 from specs.reading.validate import parse
+from specs.records import EVALUATION
 
 WeightsOf = Callable[[EvaluatedRun], str]
 """The directory with the weights that a run has exported. Raises SpecError, its paths relative to the model."""

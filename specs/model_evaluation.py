@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
+from specs.records import EVALUATION
 from specs.schema.base import Spec, execution
 from specs.schema.data import Data, Prompt, Source
 from specs.schema.evaluation import Evaluation
@@ -17,9 +18,6 @@ from specs.schema.objective import Objective, Rloo
 from specs.schema.reward import Reward
 from specs.schema.rollout import Rollout, StopText, TransformersRollout
 from specs.schema.training import Training
-
-EVALUATION = "evaluation"
-"""The kind of a run that measures a model as it is."""
 
 
 class _Evaluated(Spec):

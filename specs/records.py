@@ -13,6 +13,9 @@ from typing import NewType
 Float32 = NewType("Float32", float)
 Int32 = NewType("Int32", int)
 
+EVALUATION = "evaluation"
+"""The `kind` in the documents of a run that measures a model as it is; those of a run that trains have none."""
+
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:

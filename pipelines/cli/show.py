@@ -10,7 +10,7 @@ from pipelines.launchers import read_launch
 from pipelines.report.evidence import trouble_of
 from pipelines.runs import log_files, status_of
 from rpg.files import read_json
-from specs.model_evaluation import EVALUATION
+from specs.records import EVALUATION
 from specs.secrets import HIDDEN, looks_secret
 
 if TYPE_CHECKING:

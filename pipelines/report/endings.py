@@ -10,7 +10,6 @@ import numpy as np
 from pipelines.report.evidence import Curve, Curves, Group
 from pipelines.report.statistics import Interval, seed_difference, seed_mean
 from specs.metrics import CHARTED, Metric
-from specs.schema.evaluation import LiteratureTable
 from storage import Store
 
 LAST_STEPS = 10
@@ -117,6 +116,8 @@ def beside_literature(store: Store, groups: Sequence[Group]) -> list[Beside]:
 
 
 def _of_group(group: Group, evaluated: Mapping[tuple[str, str], Checkpoints]) -> Iterator[Beside]:
+    from specs.schema.evaluation import LiteratureTable  # not at the top: the schema is slow to load, and few need it
+
     for written in group.runs[0].spec.get("evaluation", {}).get("literature", []):
         table = LiteratureTable.model_validate(written)
         row = next((row for label, row in table.rows.items() if _is_row(group.label, label)), None)

@@ -19,7 +19,7 @@ from rpg.evaluation.measures import majority_at_k, pass_at_k, sizes
 from rpg.files import read_json
 from specs.errors import Issue, SpecError
 from specs.metrics import CHARTED
-from specs.model_evaluation import EVALUATION
+from specs.records import EVALUATION
 from storage import Store
 from storage.provenance import provenance_rows
 

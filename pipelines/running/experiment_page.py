@@ -7,7 +7,7 @@ from typing import Any
 from pipelines.home import Home
 from pipelines.runs import status_of
 from rpg.files import read_json
-from specs.model_evaluation import EVALUATION
+from specs.records import EVALUATION
 from storage import Store
 
 

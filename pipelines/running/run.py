@@ -24,8 +24,8 @@ from pipelines.sinks.sending import is_behind
 from pipelines.state import Record, RunState, write_once
 from pipelines.versions import Version, versions_in, with_runs
 from rpg.files import now, read_json, replacing, write_json
-from specs.model_evaluation import EVALUATION
 from specs.origins import origins_of
+from specs.records import EVALUATION
 from storage.liveness import start_of
 
 if TYPE_CHECKING:
