@@ -17,10 +17,9 @@ from pipelines.running.experiment import RunOutcome
 from pipelines.running.failures import cause_of_error
 from pipelines.running.time_left import duration
 from pipelines.studies import conditions, confirmation, measures, proposals, rungs, space
-from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.record import study_record
 from pipelines.studies.storage import StudyStorage, open_storage
-from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial, signs_of_life
+from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial, seconds_left, signs_of_life
 from pipelines.studies.warm_start import foreign_results
 from rpg.files import now, write_json
 from rpg.processes.exit_cause import Cause
@@ -551,7 +550,7 @@ class _StudyWorker:
 
     def _left(self) -> str:
         """How long the trials will take, for the end of a line; empty where nothing is known yet."""
-        seconds = StudyRecord.of(self.record).seconds_left(self.study.parallel) if self.record else 0.0
+        seconds = self._transaction(lambda: seconds_left(self._trials(), self.study.trials))
         return f"  (all trials: about {duration(seconds)} left)" if seconds else ""
 
 

@@ -8,10 +8,11 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from rpg.files import now
@@ -151,6 +152,19 @@ def read_trial(frozen: "FrozenTrial", restore: Callable[[Mapping[str, Any]], dic
         sampler_notes=frozen.system_attrs,
         about=about,
     )
+
+
+def seconds_left(trials: Sequence[Trial], wanted: int) -> float:
+    """What the trials that have not ended still take, as many at a time as are under way now, if each takes what those
+    that have ended took on average; 0 where none has.
+
+    Args:
+        trials: those of the search that have begun.
+        wanted: how many are wanted in all.
+    """
+    took = [float(trial.about.get("seconds", 0.0)) for trial in trials if trial.ended]
+    at_once = max(1, sum(trial.state == "running" for trial in trials))
+    return fmean(took) * max(0, wanted - len(took)) / at_once if took else 0.0
 
 
 def _state(frozen: "FrozenTrial", work: Work) -> State:

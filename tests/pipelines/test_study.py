@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pipelines.planning.plan import make_plan
 from pipelines.processes.supervisor import StageError
 from pipelines.running.experiment import RunOutcome
 from pipelines.studies.study import StudyInterruptedError, run_study
+from pipelines.studies.trials import State, Trial, Work, seconds_left
 from specs import SpecError, load_study_document
 from specs.document import Document
 from specs.errors import Issue
@@ -47,6 +49,36 @@ def test_a_study_runs_its_trials_and_keeps_them_in_sql(home: Home, tmp_path: Pat
     assert [row[0] for row in rows] == list(range(8))
     assert all(home.run(row[2]).is_dir() and 0 < row[3] < 1 and row[5] <= row[6] for row in rows)
     assert set(json.loads(rows[0][4])) == set(document.study.parameters)
+
+
+def test_each_line_says_what_is_left_by_the_times_of_all_trials_that_have_ended(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, took, said = [0.0], iter((60.0, 180.0, 600.0, 600.0)), []
+    monkeypatch.setattr("pipelines.studies.study.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    evaluate = Evaluator(home)
+
+    def slower(trial: Document, until: int) -> tuple[RunOutcome, ...]:
+        clock[0] += next(took)
+        return evaluate(trial, until)
+
+    document = load_study_document(write_study(tmp_path / "specs", ("trials: 8", "trials: 4")))
+    run_study(document, home, slower, say=said.append)
+    left = [line.partition("(all trials: ")[2] for line in said if line.startswith("trial ")]
+    assert left == ["", "about 3 min left)", "about 4 min left)", "about 5 min left)"]
+
+
+def test_trials_that_are_under_way_share_what_is_left() -> None:
+    def trial(number: int, state: State, **about: float) -> Trial:
+        return Trial(number, number, state, {}, False, Work(), {}, None, {}, about)
+
+    ended = [trial(0, "finished", seconds=40.0), trial(1, "pruned", seconds=80.0)]
+    under_way = [trial(2, "running"), trial(3, "running", seconds=9.0)]
+    assert seconds_left([*ended, under_way[0]], wanted=6) == 4 * 60
+    assert seconds_left([*ended, *under_way], wanted=6) == 2 * 60
+    assert seconds_left([*ended, trial(2, "paused", seconds=20.0)], wanted=3) == 60
+    assert seconds_left(ended, wanted=2) == 0
+    assert seconds_left(under_way, wanted=6) == 0
 
 
 def test_the_first_trial_has_the_experiments_own_values(home: Home, tmp_path: Path) -> None:

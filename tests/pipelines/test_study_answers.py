@@ -283,12 +283,3 @@ def load_text(text: str) -> Any:
     node = parse_text(text, lambda line: Position("text", line, ""))
     assert node is not None
     return node.plain()
-
-
-def test_what_is_left_of_a_study_takes_what_its_ended_trials_took() -> None:
-    took = [{**trial(number, 0.5), "seconds": seconds} for number, seconds in enumerate((40.0, 80.0))]
-    under_way = {**trial(2, None), "state": "running", "seconds": 0.0}
-    assert of([*took, under_way], trials_wanted=6).seconds_left(1) == 4 * 60
-    assert of([*took, under_way], trials_wanted=6).seconds_left(2) == 2 * 60
-    assert of(took, trials_wanted=2).seconds_left(1) == 0
-    assert of([under_way], trials_wanted=6).seconds_left(1) == 0

@@ -258,12 +258,6 @@ class StudyRecord:
         """Trials that nothing more will come of."""
         return sum(trial.state in _ENDED for trial in self.trials)
 
-    def seconds_left(self, parallel: int) -> float:
-        """What the trials that are still wanted take, `parallel` at a time, if each takes what those that have ended
-        took on average; 0 where none has. What confirms comes after them."""
-        took = [trial.seconds for trial in self.trials if trial.state in _ENDED]
-        return statistics.fmean(took) * max(0, self.trials_wanted - len(took)) / parallel if took else 0.0
-
     def count(self, state: str) -> int:
         """Trials in a state."""
         return sum(trial.state == state for trial in self.trials)
