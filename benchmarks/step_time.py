@@ -1,6 +1,6 @@
 """Seconds of one training step: this trainer with either sampler, TRL, and the floor, alternating in one run.
 
-    python benchmarks/step_time.py [--lengths tailed equal] [--rounds 5] [--steps 4] [--json FILE]
+    python benchmarks/step_time.py [--lengths tailed equal] [--rounds 5] [--steps 4] [--busy 1] [--json FILE]
 
 The same work for all: Qwen3 architecture with 4.85 M parameters and random weights, float32, 2 threads, the same 8
 prompts of 10 to 30 tokens x 8 responses, temperature 1, one update of AdamW a step, no second model. tailed: 11 of the
@@ -14,6 +14,7 @@ together, without padding beyond that; no trainer. Threads wait as each way has 
 the trainer's spin shortly and sleep, so that other runs get the cores, which costs it 5 to 10 % on an idle machine.
 Here every group is trained on: the divergence gives it a gradient. A second table takes the divergence away, so that
 groups whose rewards do not vary, about half, have no gradient: with them computed, and with `skip_zero_advantage`.
+`--busy 1`: one other process computes all the while, as on a machine that is shared; the second table is left out.
 """
 
 import argparse
@@ -23,6 +24,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -56,6 +59,18 @@ def measure(way: str, lengths: str, *, seed: int, steps: int, home: Path, signal
         "peak_gib": found["peak_gib"],
         "mean_length": statistics.mean(mean_lengths),
     }
+
+
+@contextmanager
+def computing_beside(count: int) -> Iterator[None]:
+    """So many processes that never wait, while the block runs."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def rounds_of(ways: tuple[str, ...], lengths: str, arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
@@ -107,15 +122,17 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="counted steps of each process")
+    parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile")
     parser.add_argument("--json", type=Path, help="write every measurement there")
     parser.add_argument("--home", type=Path, default=Path(tempfile.gettempdir()))
     arguments = parser.parse_args()
     console, everything = Console(highlight=False, width=120), {}
     for lengths in arguments.lengths:
-        everything[lengths] = found = rounds_of(tuple(arguments.ways), lengths, arguments)
-        console.print(table(f"{lengths} lengths", found))
+        with computing_beside(arguments.busy):
+            everything[lengths] = found = rounds_of(tuple(arguments.ways), lengths, arguments)
+        console.print(table(f"{lengths} lengths, {arguments.busy} other processes computing", found))
     engines = [way for way in arguments.ways if way in ("transformers", "vllm")]
-    if engines:
+    if engines and not arguments.busy:
         ways = tuple(f"{way}+{signal}" for way in engines for signal in ("half", "skipped"))
         everything["signal"] = found = rounds_of(ways, arguments.lengths[0], arguments)
         console.print(table(f"half of the groups without signal, {arguments.lengths[0]}", found))
