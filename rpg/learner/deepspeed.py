@@ -173,10 +173,15 @@ class Learner:
 
         Where the norm is not finite, nothing is updated: weights and optimizer state stay, and the gradients are gone.
         """
-        for group in self._engine.optimizer.param_groups:
+        zero = self._engine.optimizer
+        for group in zero.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
-        return self._norm if clips_itself(self._training) else float(self._engine.get_global_grad_norm())
+        norm = self._norm if clips_itself(self._training) else float(self._engine.get_global_grad_norm())
+        if not math.isfinite(norm) and self._training.deepspeed_stage == 2:
+            # With the optimizer offloaded DeepSpeed keeps them, and would add all later ones to them.
+            zero.averaged_gradients = dict.fromkeys(zero.averaged_gradients)
+        return norm
 
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

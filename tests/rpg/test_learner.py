@@ -15,7 +15,7 @@ ALONE = [
     *["0:float32:60:recomputed", "2:float32:60:offloaded", "3:float32:60:all_offloaded"],
     *["plain:lora", "0:float32:60:lora", "3:bfloat16:60:all_offloaded:recomputed:lora"],
     *["plain:free", "0:float32:60:free", "1:float32:60:free", "3:bfloat16:60:free"],
-    *["plain:poisoned", "0:float32:60:poisoned"],
+    *["plain:poisoned", "0:float32:60:poisoned", "2:bfloat16:60:offloaded:poisoned"],
 ]
 TOGETHER = [*STAGES, "1:bfloat16:60", "3:float32:60:lora", "2:float32:60:free", "3:float32:60:free"]
 TOGETHER += ["2:float32:60:poisoned", "0:float32:60:shared"]
