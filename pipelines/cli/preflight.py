@@ -33,6 +33,7 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
         missing = [*missing_for_sinks(document, runs), *missing_for(document, to_do)]
     if to_do and home is not None:
         home.check_space()
+    if to_do:
         print("looking at the data and the model", file=sys.stderr)
     errors, warnings = examined(document, to_do) if to_do else ([], [])
     if errors := in_file_order([*missing, *errors]):

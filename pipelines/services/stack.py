@@ -50,7 +50,7 @@ def up(home: Home, wanted: Wanted, *, say: Callable[[str], None] = lambda _: Non
     Returns when the dashboards answer. Without that of studies it returns too.
 
     Args:
-        say: is given a message where there is no dashboard of studies: why.
+        say: is given a line before each thing that takes a while, and one where there is no dashboard of studies: why.
     Raises:
         RpgError: the port that is asked for is taken. Nothing has been written.
         ServiceError: a program does not come up, or something else is up than what was asked for.
@@ -109,17 +109,21 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
     services.write(home)
     try:
         if server:
+            say("starting PostgreSQL and Redis")
             server.start_backends(supervisor)
             services = replace(services, record_url=f"http://127.0.0.1:{record_port}")
+        say(f"starting the Prefect server at {url}")
         for program in (api, *beside, *studies):
             supervisor.run(program.name)
         for program in (api, *beside):
             supervisor.wait_for_address(program)
+        say("registering the flows and starting the worker" + "s" * (worker.processes != 1))
         renew_deployments(home, url)
         if services.record_url:
             name_record(home, url, services.record_url)
         supervisor.run(worker.name)
         for page in studies:
+            say("waiting for the dashboard of studies")
             services = replace(services, studies_url=_wait_for_page(supervisor, page, say))
         services.write(home)
     except BaseException:

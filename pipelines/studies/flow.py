@@ -97,13 +97,14 @@ def submit_study(
         profile: an API's URL or the name of a Prefect profile; empty: what `rpg up` started.
         workers: flow runs that share the study's trials.
         pool: the work pool; empty: the one that the study's experiment names, else that of `rpg up`.
-        say: is given a message where no worker takes from the pool at present.
+        say: is given a line before what takes a while, and one where no worker takes from the pool at present.
     Raises:
         SpecError: no server is meant, it does not answer, or it refuses.
     """
     url = api_url(home, profile)
     pool = pool or document.experiment.experiment.launcher.pool or POOL
     name = f"study {document.study.name}"
+    say(f"submitting {name} to {url}")
     with prefect_client(home, url) as client:
         deployment = ensure_deployment(client, STUDIES, pool)
         digest = frozen.send(client, document.to_json(), f"Frozen {name}")

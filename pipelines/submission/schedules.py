@@ -79,6 +79,7 @@ def schedule_document(
     experiment = document.experiment.name
     url = api_url(home, profile)
     pool = pool or document.experiment.launcher.pool or POOL
+    say(f"scheduling {experiment} at {url}")
     with prefect_client(home, url) as client:
         deployment = ensure_deployment(client, SCHEDULES, pool)
         digest = frozen.send(client, document.to_json(), f"Frozen spec of {experiment}")

@@ -73,13 +73,14 @@ def submit_document(
         pool: the work pool; empty: the one that the spec names, else that of `rpg up`.
         priority: which of the pool's work queues the flow runs wait in.
         scheduled: a schedule submits it: runs of which all is done are left out, and notices stay as they are.
-        say: is given a message where no worker takes from the pool at present.
+        say: is given a line for each thing that takes a while, and one where no worker takes from the pool at present.
     Raises:
         SpecError: there is no such server, it does not answer, or it refuses.
     """
     url = api_url(home, profile)
     pool = pool or document.experiment.launcher.pool or POOL
     plan = make_plan(document, home)
+    say(f"submitting {document.experiment.name} to {url}")
     with prefect_client(home, url) as client:
         deployment = ensure_deployment(client, EXPERIMENTS, pool)
         queue = ensure_queue(client, pool, priority)
@@ -100,6 +101,7 @@ def submit_document(
                     state.submitted(flow_run_id, url)
                 link = flow_run_link(home, url, flow_run_id)
                 submitted.append(Submitted(run.run_id, flow_run_name(run), flow_run_id, link))
+            say(f"  {len(submitted)} of {len(wanted)} runs submitted")
         _publish_page(client, home, document.experiment.name)
         note_idle_pool(client, pool, say)
     return submitted

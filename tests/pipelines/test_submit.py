@@ -24,7 +24,13 @@ def stack(lab: Lab):
     """A home with the dashboard stack up, and its API's address."""
     result = lab.rpg("up", "--json")
     assert result.code == 0, result.err
-    yield lab, json.loads(result.out)["api"]
+    api = json.loads(result.out)["api"]
+    assert result.err.splitlines() == [
+        f"starting the Prefect server at {api}",
+        "registering the flows and starting the worker",
+        "waiting for the dashboard of studies",
+    ]
+    yield lab, api
     lab.rpg("down")
 
 
@@ -46,7 +52,10 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     def page() -> str:
         return str(call(f"{api}/artifacts/tiny/latest")["data"])
 
-    submitted = json.loads(lab.rpg("submit", str(lab.spec), "--json", overrides=LONG).out)
+    submitting = lab.rpg("submit", str(lab.spec), "--json", overrides=LONG)
+    begun = ["looking at the data and the model", f"submitting tiny to {api}", "  2 of 2 runs submitted"]
+    assert submitting.err.splitlines() == begun
+    submitted = json.loads(submitting.out)
     first, second = submitted
     assert first["link"].endswith(f"/v2/runs/flow-run/{first['flow_run_id']}")
     assert lab.state(second["run_id"])["status"] == "pending"
@@ -131,7 +140,10 @@ def test_where_optuna_dashboard_is_not_installed_the_rest_starts_and_says_so(lab
     result = finished(lab.start_program(uninstalled, "up"))
     try:
         assert result.code == 0
-        assert result.err == "no dashboard of studies: pip install 'rpg-experiments[dashboard]'\n"
+        begun = ["no dashboard of studies: pip", "starting the Prefect server at", "registering the flows and starting"]
+        assert [line.startswith(start) for line, start in zip(result.err.splitlines(), begun, strict=True)] == [
+            True
+        ] * 3
         assert result.out.count("http://") == 1
     finally:
         lab.rpg("down")
