@@ -77,7 +77,7 @@ class Trainer:
         self.clock: Stopwatch | None = None
         """Of the step under way."""
         self.largest_pass = 0
-        """Tokens of the largest forward pass so far, padding included."""
+        """Tokens of the largest forward pass so far on any rank, padding included."""
 
     def train(self, stop: StopAfterStep) -> bool:
         """Trains to the last step. Returns False where it paused or was asked to stop; its state is then saved."""
@@ -125,7 +125,8 @@ class Trainer:
             )
             rollouts = hand_over(rollouts, plan.trainers(len(rollouts.lengths)))
             minibatches = cut(rollouts, plan, self.parts.device)
-            self.largest_pass = max([self.largest_pass, *(part.largest_pass for part in minibatches)])
+            own = torch.tensor([self.largest_pass, *(part.largest_pass for part in minibatches)]).max()
+            self.largest_pass = int(ranks.largest(own))  # a rank that helps another has none of its own
             ledger = TokenLedger(len(rollouts.rollout_logprobs), self.parts.device)
             self.recompute(minibatches, ledger)
             advantage = self.advantages(rollouts, ledger)

@@ -10,9 +10,10 @@ import pytest
 from pipelines.planning.memory import memory_estimate
 from pipelines.planning.model_shape import model_shape
 from rpg.learner.sequence_parallel import check_heads
+from rpg.processes.exit_cause import noted_exits
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
-from tests.rpg.tiny_run import SPEC, finish, free_port, start
+from tests.rpg.tiny_run import SPEC, finish, free_port, make_inputs, make_run, start
 
 CONFIG = {
     **{"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
@@ -81,6 +82,37 @@ def test_four_ranks_in_one_group_or_in_two_do_too(base: Path, size: int) -> None
 def test_in_bfloat16_a_shared_row_differs_as_little_as_rounding_does(base: Path) -> None:
     for rank in measured(base, ranks=2, size=2, precision="bfloat16"):
         assert rank["gradients"] < 0.03
+
+
+WITHOUT_MEMORY = """
+import sys
+from pathlib import Path
+import torch
+from rpg.learner.deepspeed import Learner
+from rpg.processes import ranks
+from rpg.train import main
+
+def backward(self, loss):
+    if ranks.rank() == 1:
+        raise torch.OutOfMemoryError("no room for the gradient")
+    return add_gradient(self, loss)
+
+add_gradient, Learner.backward = Learner.backward, backward
+sys.exit(main(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.long
+def test_a_helping_rank_without_memory_notes_the_row_that_it_shared(tmp_path: Path) -> None:
+    """Half of what is noted becomes the next attempt's budget."""
+    make_inputs(tmp_path)
+    run_dir = make_run(tmp_path, tmp_path / "run", training={"ranks": 2, "sequence_parallel_size": 2})
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-c", WITHOUT_MEMORY, str(run_dir)]
+    finish(*(start(command, {**meeting, "RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(2)), expect=1)
+    leading, helping = noted_exits(run_dir)
+    assert helping.cause == "out_of_memory"
+    assert helping.microbatch_tokens == leading.microbatch_tokens > 30
 
 
 def test_heads_that_cannot_be_shared_out_are_named_with_the_sizes_that_can() -> None:
