@@ -62,6 +62,7 @@ def with_runs(
 
     Args:
         recipes: of the runs' cells.
+        runs: in the order of the experiment's file, which the version takes where it has no others.
         in_addition: the runs join the last version, whatever their cells are, as a study's trials do.
         last_number: the highest that a version has had, where such a one was deleted: its number names no other.
     """
@@ -73,7 +74,8 @@ def with_runs(
         number = max(last_number, *(version.number for version in versions), 0) + 1
         version = known[0] if known else Version(number, wanted, ())
     others = [other for other in versions if other.number != version.number]
-    return [*others, Version(version.number, version.recipes | wanted, tuple(dict.fromkeys([*version.runs, *runs])))]
+    all_runs = runs if set(version.runs) <= set(runs) else dict.fromkeys([*version.runs, *runs])
+    return [*others, Version(version.number, version.recipes | wanted, tuple(all_runs))]
 
 
 def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]:

@@ -244,7 +244,7 @@ def _beside_nothing(experiment: Experiment) -> Iterator[Issue]:
     for index, table in enumerate(experiment.evaluation.literature):
         where = ("evaluation", "literature", index)
         for label in table.rows:
-            if label not in labels:
+            if not any(known == label or known.startswith(f"{label}, ") for known in labels):
                 allowed = ", ".join(labels)
                 yield Issue("no row of matrix.zip has this label", (*where, "rows", label), label, allowed)
         for place, dataset in enumerate(table.datasets):

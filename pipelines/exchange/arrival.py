@@ -134,7 +134,9 @@ def _join_experiment(home: Home, export: Export) -> None:
         if export.run_id in before.get("runs", []):
             return
         known, recipes = versions_in(before), export.experiment.get("recipes") or [export.run_id]
-        versions = with_runs(known, recipes, [export.run_id], last_number=before.get("last_version", 0))
+        here = {export.run_id, *(run_id for version in known for run_id in version.runs)}
+        runs = [run_id for run_id in export.experiment.get("runs", [export.run_id]) if run_id in here]
+        versions = with_runs(known, recipes, runs, last_number=before.get("last_version", 0))
         if known:
             versions.sort(key=lambda version: version.number == known[-1].number)
         record = {

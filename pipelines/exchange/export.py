@@ -92,7 +92,7 @@ def _names(home: Home, run_id: str) -> Iterator[str]:
 
 
 def _of_experiment(home: Home, run_id: str, name: str) -> dict[str, Any]:
-    """The experiment's record, as if it had this run alone."""
+    """What the experiment's record says of the run: the cells of its version, and all runs of that in their order."""
     record = read_json(home.experiment(name) / "experiment.json") if name else {}
     versions = [version for version in versions_known(home, record) if run_id in version.runs]
     label = record.get("labels", {}).get(run_id)
@@ -100,6 +100,7 @@ def _of_experiment(home: Home, run_id: str, name: str) -> dict[str, Any]:
         **{key: record[key] for key in ("question", "created_at", "fingerprint") if key in record},
         "name": name,
         "recipes": sorted(versions[-1].recipes) if versions else [],
+        "runs": list(versions[-1].runs) if versions else [run_id],
         "labels": {run_id: label} if label else {},
     }
 

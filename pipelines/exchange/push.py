@@ -9,14 +9,13 @@ from typing import Any, NoReturn
 
 from pipelines.exchange.account import Account, account_of, render
 from pipelines.home import Home
+from pipelines.planning.weights import most_accurate
 from rpg.files import files_under, read_json
 from rpg.manifests import find_damage
 from specs.errors import RpgError
-from storage import Store
 
 _DENIED = (401, 403)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_BEST = "SELECT step FROM accuracy_curves WHERE run_id = ? ORDER BY dataset, accuracy DESC, step DESC"
 
 
 class PushError(RpgError):
@@ -100,8 +99,8 @@ def model_of(home: Home, run_id: str, checkpoint: str) -> Model:
     """The model of a run.
 
     Args:
-        checkpoint: `last`; `best`, the exported step of the highest accuracy on the first evaluation set by name; or an
-            exported step's number.
+        checkpoint: `last`; `best`, the most accurate of the exported steps, as `most_accurate` chooses; or an exported
+            step's number.
     Raises:
         PushError: the run has exported no such weights, or they are damaged.
     """
@@ -118,17 +117,28 @@ def model_of(home: Home, run_id: str, checkpoint: str) -> Model:
     return Model(account_of(home, run_id, step=step), weights, _license(home, run_id))
 
 
+def check_name(repo: str) -> None:
+    """Raises PushError where no repository of a Hub can have the name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise PushError(f"--to {repo}: {error}") from error
+
+
 def send(model: Model, repo: str, *, private: bool) -> Pushed:
     """Pushes a model in one commit, to a repository that is made where there is none. HF_ENDPOINT names another Hub.
 
     Weights of an earlier push that this one does not replace are deleted in the same commit: a loader would take them.
 
     Raises:
-        PushError: there is no token, the Hub denies it or the name, or the repository's visibility is the other one.
+        PushError: there is no token, the Hub denies the repository, or its visibility is the other one.
         NotSentError: the Hub cannot be reached, or fails. Its repository holds what it held.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi(library_name="rpg-experiments")
     if get_token() is None:
@@ -151,8 +161,6 @@ def send(model: Model, repo: str, *, private: bool) -> Pushed:
             commit_message=f"{model.account.run.run_id}, step {model.account.step}",
             parent_commit=known.sha,
         )
-    except HFValidationError as error:
-        raise PushError(f"--to {repo}: {error}") from error
     except HfHubHTTPError as error:
         _refused(error, api.endpoint, repo)
     except PushError:
@@ -168,11 +176,9 @@ def _step(home: Home, run_id: str, checkpoint: str, exported: list[int]) -> int:
     if checkpoint == "last":
         return exported[-1]
     if checkpoint == "best":
-        with Store.open(home.root) as store:
-            measured = [step for (step,) in store.query(_BEST, [run_id]).rows if step in exported]
-        if not measured:
+        if (step := most_accurate(home, run_id, exported)) is None:
             raise PushError(f"--checkpoint best: no exported step of {run_id} was evaluated; `last` is {exported[-1]}")
-        return int(measured[0])
+        return step
     if checkpoint.isdecimal() and int(checkpoint) in exported:
         return int(checkpoint)
     steps = ", ".join(map(str, exported))

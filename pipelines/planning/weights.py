@@ -1,5 +1,6 @@
 """The weights that a run has exported, for an evaluation that measures them: by step, the last, the best."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from pipelines.home import Home
@@ -24,6 +25,20 @@ def weights_in(home: Home) -> WeightsOf:
         return str(_directory(home, model).absolute())
 
     return weights_of
+
+
+def most_accurate(home: Home, run_id: str, steps: Collection[int]) -> int | None:
+    """Of some steps of a run the one with the highest accuracy, of equal ones the latest; None: none was evaluated.
+
+    On the set that `training.checkpoint.keep_best.accuracy_on` of its spec names, else in the mean over its sets.
+    """
+    from storage import Store
+
+    saved = (read_json(home.run(run_id) / "spec.json").get("training") or {}).get("checkpoint") or {}
+    chosen_on = (saved.get("keep_best") or {}).get("accuracy_on", "")
+    with Store.open(home.root) as store:
+        rows = store.query(_MOST_ACCURATE, {"run": run_id, "steps": list(steps), "dataset": chosen_on}).rows
+    return int(rows[0][0]) if rows else None
 
 
 def _directory(home: Home, model: EvaluatedRun) -> Path:
@@ -70,13 +85,7 @@ def _last(home: Home, run_id: str, fingerprint: str) -> int:
 
 
 def _best(home: Home, run_id: str, exported: list[int]) -> int:
-    from storage import Store
-
-    kept = read_json(home.run(run_id) / "spec.json")["training"]["checkpoint"].get("keep_best") or {}
-    chosen_on = kept.get("accuracy_on", "")
-    with Store.open(home.root) as store:
-        rows = store.query(_MOST_ACCURATE, {"run": run_id, "steps": exported, "dataset": chosen_on}).rows
-    if not rows:
+    if (step := most_accurate(home, run_id, exported)) is None:
         message = f"none of the steps that {run_id} has exported was evaluated"
         raise SpecError(Issue(message, ("checkpoint",), "best", ", ".join(map(str, exported))))
-    return int(rows[0][0])
+    return step

@@ -10,6 +10,7 @@ from typing import Any
 from specs.errors import Issue, Position, SpecError
 from specs.loader import with_objective
 from specs.reading.yaml import parse_text
+from specs.records import EVALUATION
 from specs.schema.experiment import Experiment
 
 MOST_OBJECTIVES = 100
@@ -72,8 +73,10 @@ def alternatives(
         overrides: `objective.kl_coef=0.1`, laid over each.
         sweeps: `objective.clip.low=0.1,0.2,0.3`: a list of values, its brackets may be left out.
     Raises:
-        SpecError: an objective or a sweep is wrong, or there are more than MOST_OBJECTIVES.
+        SpecError: nothing was trained, an objective or a sweep is wrong, or there are more than MOST_OBJECTIVES.
     """
+    if spec.get("kind") == EVALUATION:
+        raise SpecError(Issue("the run measured a model as it is: there is no training to replay"))
     swept: dict[str, list[Any]] = {}
     for sweep in sweeps:
         path, each = _sweep(sweep)

@@ -65,7 +65,7 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     with Store.open(home.root) as store:
         results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
         others = outcomes_of_other_measures(store, groups, results, confidence=confidence)
-        literature = beside_literature(store, groups)
+        literature = beside_literature(home, store, groups)
         curves = evidence.metric_curves(store, run_ids)
     spec = evidence.differences([group.runs[0].spec for group in groups])
     if not all(run.trains for group in groups for run in group.runs):

@@ -4,13 +4,19 @@ checkpoint and of the best, as papers' tables have them, beside what others repo
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.report.evidence import Curve, Curves, Group
+from pipelines.home import Home
+from pipelines.report.evidence import Curve, Curves, Group, Run
 from pipelines.report.statistics import Interval, seed_difference, seed_mean
+from rpg.files import read_json
 from specs.metrics import CHARTED, Metric
 from storage import Store
+
+if TYPE_CHECKING:
+    from specs.schema.evaluation import LiteratureTable
 
 LAST_STEPS = 10
 """A training metric is compared by its mean over so many last steps."""
@@ -19,8 +25,9 @@ LEAST_SEEDS = 4
 shown themselves, and nothing is claimed of others."""
 _CHECKPOINTS = """
     SELECT run_id, dataset, any_value(metric), any_value(accuracy) FILTER (is_last),
-           any_value(accuracy) FILTER (is_best), count(*)
-    FROM accuracy_curves WHERE step > 0 AND list_contains($runs, run_id) GROUP BY run_id, dataset
+           any_value(accuracy) FILTER (is_best OR step = 0), count(*)
+    FROM accuracy_curves WHERE list_contains($trained, run_id) AND step > 0 OR list_contains($as_they_are, run_id)
+    GROUP BY run_id, dataset
 """
 
 
@@ -74,7 +81,7 @@ def _last_mean(curve: Curve) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """One run's accuracy on one dataset after training began."""
+    """One run's accuracy on one dataset after training began. Of a model as it is, last and best are one."""
 
     measure: str
     """mean@k."""
@@ -107,19 +114,34 @@ class Beside:
     remarks: str
 
 
-def beside_literature(store: Store, groups: Sequence[Group]) -> list[Beside]:
-    """One entry for each figure of the literature that the groups' specs name, in the order of the groups."""
-    run_ids = [run.run_id for group in groups for run in group.runs]
-    rows = store.query(_CHECKPOINTS, {"runs": run_ids}).rows
+def beside_literature(home: Home, store: Store, groups: Sequence[Group]) -> list[Beside]:
+    """One entry for each figure of the literature that the groups' experiments name, in the order of the groups."""
+    runs = [run for group in groups for run in group.runs]
+    by_kind = {
+        "trained": [run.run_id for run in runs if run.trains],
+        "as_they_are": [run.run_id for run in runs if not run.trains],
+    }
+    rows = store.query(_CHECKPOINTS, by_kind).rows
     evaluated = {(run_id, dataset): Checkpoints(*figures) for run_id, dataset, *figures in rows}
-    return [beside for group in groups for beside in _of_group(group, evaluated)]
+    return [beside for group in groups for beside in _of_group(group, _tables(home, group.runs[0]), evaluated)]
 
 
-def _of_group(group: Group, evaluated: Mapping[tuple[str, str], Checkpoints]) -> Iterator[Beside]:
+def _tables(home: Home, run: Run) -> "list[LiteratureTable]":
+    """The figures that a run's experiment names, as its file was when it was last run: they may be added when all runs
+    are done. Those of the run's own spec where the experiment has no record."""
+    frozen = read_json(home.experiment(run.experiment) / "spec.json").get("experiment") if run.experiment else None
+    written = (frozen or run.spec).get("evaluation", {}).get("literature", [])
+    if not written:
+        return []
     from specs.schema.evaluation import LiteratureTable  # not at the top: the schema is slow to load, and few need it
 
-    for written in group.runs[0].spec.get("evaluation", {}).get("literature", []):
-        table = LiteratureTable.model_validate(written)
+    return [LiteratureTable.model_validate(table) for table in written]
+
+
+def _of_group(
+    group: Group, tables: "Sequence[LiteratureTable]", evaluated: Mapping[tuple[str, str], Checkpoints]
+) -> Iterator[Beside]:
+    for table in tables:
         row = next((row for label, row in table.rows.items() if _is_row(group.label, label)), None)
         for dataset, (theirs_last, theirs_best) in zip(table.datasets, row or (), strict=row is not None):
             of_runs = [found for run_id in group.run_ids if (found := evaluated.get((run_id, dataset)))]
@@ -155,10 +177,13 @@ def notes_of(figures: Sequence[Beside]) -> list[str]:
     theirs = dict.fromkeys(f"{figure.source} ({figure.theirs_measure})" for figure in figures)
     ours = dict.fromkeys(figure.measure for figure in figures if figure.measure)
     most = max(figure.num_checkpoints for figure in figures)
+    optimism = (
+        f"The best of up to {most} checkpoints is chosen by the problems that it is measured on, so it is too high, the"
+        " more so the more checkpoints there are: compare the last."
+    )
     return [
         f"Theirs: {'; '.join(theirs)}.",
         f"Ours: {', '.join(ours) or 'not evaluated yet'}.",
-        f"The best of up to {most} checkpoints is chosen by the problems that it is measured on, so it is too high, the"
-        " more so the more checkpoints there are: compare the last.",
+        *([optimism] if most > 1 else []),
         *dict.fromkeys(figure.remarks for figure in figures if figure.remarks),
     ]

@@ -82,7 +82,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         trouble = trouble_of(store, run_ids)
         best, worst = evidence.sample_responses(store, run_ids)
         trained = trained_responses(store, home, runs)
-        literature = beside_literature(store, groups)
+        literature = beside_literature(home, store, groups)
         unread = store.query("SELECT 1").warnings
     on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence), drawn, marks)
     charts, flat = learning_curves(drawn, curves, marks, confidence=confidence)

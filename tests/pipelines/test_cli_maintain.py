@@ -200,6 +200,12 @@ def test_rm_of_a_version_leaves_the_others(call: Call, home: Path) -> None:
     assert [version.number for version in again] == [1, 3], "the number of the deleted version names no other"
 
 
+def test_a_version_has_its_runs_in_the_order_of_the_file_that_was_run_last() -> None:
+    (version,) = with_runs([], ["1", "2"], ["one", "two"])
+    assert with_runs([version], ["1", "2"], ["two", "one"])[0].runs == ("two", "one")
+    assert with_runs([version], ["1", "2"], ["two", "of another seed"])[0].runs == ("one", "two", "of another seed")
+
+
 def test_two_removals_of_the_same_and_one_that_was_killed_do_no_harm(home: Path) -> None:
     run = "sums-s0-aaaa1111"
     write_json(home / "experiments" / "sums" / "experiment.json", {"name": "sums", "runs": [run], "current": [run]})

@@ -287,3 +287,22 @@ def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, mon
     cells = re.findall(r'<td class="number(?: theirs)?">([\d.]+ %)</td>', page.split("Beside the literature")[1])
     assert cells[:4] == [f"{100 * share:.1f} %" for share in (rpg.last, 0.4458, rpg.best, 0.4531)]
     assert "A misprint." in page
+
+
+def test_figures_of_others_stand_beside_models_as_they_are_too_and_may_be_written_down_later(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    run_id = record_run(home, "models-a", before=0.4, steps=0, experiment="models")
+    record_experiment(home, [run_id], "models")
+    spec = json.loads((home.run(run_id) / "spec.json").read_text()) | {"kind": "evaluation"}
+    write(home.run(run_id) / "spec.json", spec)
+    record = home.experiment("models") / "experiment.json"
+    write(record, json.loads(record.read_text()) | {"labels": {run_id: "Qwen, greedy"}})
+    table = {"source": "A paper", "datasets": ["two-terms"], "rows": {"Qwen": [[0.47, 0.47]]}}
+    today = spec | {"evaluation": spec["evaluation"] | {"literature": [table]}}
+    write(home.experiment("models") / "spec.json", {"experiment": today})
+    (figure,) = (comparison := compare(home, ["models"])).literature
+    (measured,) = comparison.outcomes
+    assert (figure.last, figure.best) == (measured.after.value, measured.after.value)
+    assert (figure.label, figure.theirs_last) == ("Qwen, greedy", 0.47)
+    assert "Ours: mean@8." in comparison.notes
+    assert not any("The best of" in note for note in comparison.notes)

@@ -13,7 +13,7 @@ from recorded_home import record_run, write
 
 from pipelines.cli import main
 from pipelines.home import Home
-from pipelines.planning.weights import weights_in
+from pipelines.planning.weights import most_accurate, weights_in
 from pipelines.report.compare import compare
 from specs.errors import SpecError
 from specs.model_evaluation import EvaluatedRun
@@ -150,6 +150,10 @@ def test_a_runs_weights_are_found_by_step_and_as_the_last_and_the_best(tmp_path:
         40: str(exported[1]),
         0: str(home.artifact("base", "b" * 64)),
     }
+    assert most_accurate(home, run_id, (40, 60)) == 40
+    chosen_elsewhere = {"checkpoint": {"keep_best": {"accuracy_on": "another set"}}}
+    write(home.run(run_id) / "spec.json", RECORDED | {"training": chosen_elsewhere})
+    assert most_accurate(home, run_id, (20, 40, 60)) is None
     with pytest.raises(
         SpecError, match=r"(?s)checkpoint: .* has no weights of that step.*allowed: last, best, 0, 20, 40, 60"
     ):

@@ -203,6 +203,11 @@ def test_a_wrong_sweep_is_said_with_its_place(objectives: list[str], sweeps: lis
     assert str(error.value).startswith(message)
 
 
+def test_a_model_that_was_measured_as_it_is_has_no_training_to_replay() -> None:
+    with pytest.raises(SpecError, match="the run measured a model as it is: there is no training to replay"):
+        alternatives({"kind": "evaluation", "training": {"ranks": 1}}, ["{type: grpo}"])
+
+
 EACH_STEP = TRAINING | {"minibatches": 1, "checkpoint": {"every_steps": 1, "keep_last": 3}}
 """One update a step, at the weights of a checkpoint."""
 

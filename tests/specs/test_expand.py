@@ -57,6 +57,8 @@ def beside(rows: str, dataset: str = "held_out") -> str:
 
 def test_figures_of_others_that_stand_beside_nothing_are_told():
     assert warnings(beside("{long: [[0.2, 0.31]]}")) == "0 warnings"
+    with_more_that_varies = beside("{long: [[0.2, 0.31]]}").replace("short, long]", "short, 'long, greedy']")
+    assert warnings(with_more_that_varies) == "0 warnings"
     shown = warnings(beside("{long: [[0.2, 0.31]], lung: [[0.2, 0.3]]}", "held-out"))
     assert "evaluation.literature.0.rows.lung: no row of matrix.zip has this label" in shown
     assert "allowed: short, long" in shown

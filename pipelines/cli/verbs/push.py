@@ -29,11 +29,12 @@ def push(
     import sys
 
     from pipelines.cli.disk import size_text
-    from pipelines.exchange.push import NotSentError, model_of, send
+    from pipelines.exchange.push import NotSentError, check_name, model_of, send
     from pipelines.home import Home
     from pipelines.runs import find_run
     from specs.errors import RpgError
 
+    check_name(to)
     home = Home.from_environment()
     model = model_of(home, find_run(home, run), checkpoint)
     kind = "private" if private else "public"
