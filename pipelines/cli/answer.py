@@ -63,12 +63,13 @@ def outcome_line(outcome: "Outcome", *, several: bool) -> str:
     parts.append(f"{'accuracy' if outcome.as_is else 'after'} {_interval(outcome.after)}")
     if outcome.gain is not None:
         parts.append(f"gain {_interval(outcome.gain, sign='+')}")
+    problems = f"{outcome.num_problems} problem{'' if outcome.num_problems == 1 else 's'}"
     if outcome.as_is:
         if outcome.against_first is not None:
             parts.append(f"against the first {_interval(outcome.against_first, sign='+')}")
-        return "  ".join([*parts, f"({outcome.num_problems} problems)"])
+        return "  ".join([*parts, f"({problems})"])
     seeds = f"{outcome.num_seeds} seed{'' if outcome.num_seeds == 1 else 's'}"
-    parts.append(f"({outcome.num_problems} problems, {seeds}, {outcome.step} steps)")
+    parts.append(f"({problems}, {seeds}, {outcome.step} steps)")
     return "  ".join([*parts, outcome.after.holds_for] if outcome.num_seeds == 1 else parts)
 
 

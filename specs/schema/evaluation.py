@@ -18,8 +18,8 @@ class LiteratureTable(Spec):
     datasets: tuple[str, ...] = Field(min_length=1)
     """Evaluation sets, by their names here."""
     rows: dict[str, list[list[float]]] = Field(min_length=1)
-    """Label of a row of matrix.zip -> for each of the datasets, the accuracy of the last checkpoint and of the best, as
-    shares."""
+    """Label of a row of matrix.zip, or name of an evaluation's model -> for each of the datasets, the accuracy of the
+    last checkpoint and of the best, as shares; of a model as it is, the same twice."""
     remarks: str = ""
     """What a reader has to know of the figures."""
 
