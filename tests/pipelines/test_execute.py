@@ -115,11 +115,14 @@ def test_a_users_mistake_found_by_a_stage_is_shown_with_its_line_and_exit_code_2
 
 
 def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_grace(lab):
-    run = lab.start("run", str(lab.spec), overrides=LONG)
+    run = lab.start("run", str(lab.spec), overrides=(*LONG, "resources.device=cpu"))
     wait_for(lab.training_pid, what="the trainer")
     (run_id,) = lab.run_ids()
     wait_for(lambda: lab.progress(run_id) >= 3 or run.poll() is not None, what="step 3")
     assert run.poll() is None, finished(run).err
+    log = (lab.home.run(run_id) / "logs" / "train.log").read_text()
+    assert "train: begins at step 0" in log
+    assert "WARNING" not in log, "where the spec names the CPU, nobody warns that there is no GPU"
     run.send_signal(signal.SIGINT)
     interrupted = finished(run)
     assert interrupted.code == 130, interrupted.err
