@@ -43,9 +43,6 @@ def train_data_identity(experiment: Experiment) -> Identity:
     if data.overlap == "drop":
         parts["overlap"] = "drop"
         parts["evaluation"] = [_source(source) for source in data.evaluation]
-        if data.compares_questions:
-            # Earlier versions compared prompts alone: what they staged may hold problems that are dropped now.
-            parts["overlap_of"] = "questions"
     return flatten({"data": parts})
 
 

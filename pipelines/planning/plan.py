@@ -95,6 +95,17 @@ def recipe_of(record: dict[str, Any]) -> str:
     return fp.fingerprint("train", without_seed, train["inputs"])[:16]
 
 
+def overlap_warnings(run: RunPlan) -> list[Issue]:
+    """A warning where the training problems were staged by a version that found fewer of those to drop."""
+    data, staged = run.experiment.data, run.stage("data")
+    compared = staged.action != "CACHED" or "overlap_of" in read_json(staged.output / "summary.json")
+    if data.overlap != "drop" or not data.compares_questions or compared:
+        return []
+    message = "staged before questions were compared word for word: training may hold evaluation problems"
+    hint = "`rpg rm` of the runs and `rpg gc` let the data be staged and trained on anew"
+    return [Issue(message, ("data", "overlap"), given="drop", hint=hint)]
+
+
 def make_plan(document: "Document", home: Home) -> Plan:
     """Resolves a document into runs and stages and decides, stage by stage, whether its result is there already."""
     planner = _Planner(document, home)

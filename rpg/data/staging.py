@@ -20,6 +20,10 @@ SPLITS = ("train", "evaluation")
 SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "answer", "dataset", "metadata")])
 
 
+QUESTIONS = "questions"
+"""In a summary's `overlap_of`: questions were compared, as they are since. Earlier versions compared prompts alone."""
+
+
 @dataclass(slots=True)
 class StagedSet:
     """One set and what became of its problems."""
@@ -54,7 +58,8 @@ def stage(data: Data, out: FilePath) -> None:
     _separate(sets["train"], sets["evaluation"], drop=data.overlap == "drop")
     for split in SPLITS:
         _write(list(itertools.chain.from_iterable(each.problems for each in sets[split])), out / f"{split}.parquet")
-    (out / "summary.json").write_text(json.dumps(_summary(sets), indent=1))
+    summary = {"overlap_of": QUESTIONS, **_summary(sets)}
+    (out / "summary.json").write_text(json.dumps(summary, indent=1))
 
 
 def _read_set(source: Source, data: Data, path: Path) -> StagedSet:

@@ -11,7 +11,7 @@ from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.planning.fingerprint import base_identity, data_identity, evaluate_identity, fingerprint, flatten
 from pipelines.planning.gpu_hours import precision_warnings
-from pipelines.planning.plan import Plan, RunPlan, make_plan, plan_run
+from pipelines.planning.plan import Plan, RunPlan, make_plan, overlap_warnings, plan_run
 from pipelines.results import manifest_of
 from pipelines.running.run import register_run
 from rpg.manifests import NOTES, list_files
@@ -145,16 +145,24 @@ def test_dropping_overlap_makes_training_depend_on_the_evaluation_sets(spec: Pat
     assert before["train"] != after["train"]
 
 
-def test_where_questions_are_compared_data_is_other_data_than_earlier_versions_staged(tmp_path: Path) -> None:
+def test_data_of_a_version_that_compared_prompts_alone_stays_and_a_warning_says_what_it_may_hold(
+    tmp_path: Path, home: Home
+) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "1", "answer": "1"}\n')
-    drops = SPEC.replace("data:\n", "data:\n  overlap: drop\n")
-    one_written = drops.replace("reasoning_gym, task: chain_sum, size: 50, seed: 1", "jsonl, path: a.jsonl")
-    both_written = one_written.replace("reasoning_gym, task: chain_sum, size: 20, seed: 90001", "jsonl, path: a.jsonl")
-    marked = {}
-    for text in (drops, one_written, both_written, both_written.replace("drop", "error")):
-        (tmp_path / "file.yaml").write_text(text)
-        marked[text] = data_identity(load_document(tmp_path / "file.yaml").experiment).get("data.overlap_of")
-    assert list(marked.values()) == [None, None, "questions", None]
+    text = SPEC.replace("data:\n", "data:\n  overlap: drop\n")
+    for generated in ("size: 50, seed: 1", "size: 20, seed: 90001"):
+        text = text.replace(f"reasoning_gym, task: chain_sum, {generated}", "jsonl, path: a.jsonl")
+    spec = tmp_path / "file.yaml"
+    spec.write_text(text)
+    document = load_document(spec)
+    before = make_plan(document, home).runs[0].stage("data")
+    assert before.action == "RUN"
+    finish(make_plan(document, home).runs[0], home)
+    for summary, count in (({}, 1), ({"overlap_of": "questions"}, 0)):
+        (before.output / "summary.json").write_text(json.dumps(summary))
+        run = make_plan(document, home).runs[0]
+        assert (run.stage("data").fingerprint, run.stage("data").action) == (before.fingerprint, "CACHED")
+        assert len(overlap_warnings(run)) == count
 
 
 def test_a_data_file_enters_by_its_content(tmp_path: Path, home: Home) -> None:

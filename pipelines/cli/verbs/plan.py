@@ -39,7 +39,7 @@ def plan(
     from pipelines.home import Home
     from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory import memory_warnings
-    from pipelines.planning.plan import make_plan
+    from pipelines.planning.plan import make_plan, overlap_warnings
     from pipelines.planning.weights import weights_in
     from specs.errors import SpecError, render
     from specs.loader import load_any
@@ -66,7 +66,11 @@ def plan(
         warning
         for run in made.runs
         if run.experiment.trains
-        for warning in (*memory_warnings(run.experiment), *precision_warnings(run.experiment))
+        for warning in (
+            *memory_warnings(run.experiment),
+            *precision_warnings(run.experiment),
+            *overlap_warnings(run),
+        )
     }
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     to_do = unfinished(made.runs)
