@@ -1,7 +1,8 @@
 """Homes for tests that run real experiments: data, base model and the Prefect database are made once a session."""
 
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,21 @@ def lab(prepared_home: Path, tmp_path: Path) -> Iterator[Lab]:
     lab.spec.write_text(SPEC)
     yield lab
     lab.clean_up()
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Calls `rpg` in this process; the exit code, stdout and stderr."""
+    from pipelines.cli import main
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,12 @@
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.cli import main
 from pipelines.home import Home
 from pipelines.removal import removal_of, remove
 from pipelines.unrecorded import why_incomplete
@@ -42,18 +40,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Path) -> Call:  # noqa: ARG001
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
-
-
 def test_rebuild_says_what_it_loaded_and_check_finds_nothing(call: Call, home: Path) -> None:
     assert call("db", "rebuild") == (0, "18 segments\n", "")
     assert (home / "experiments.duckdb").is_file()
@@ -82,6 +68,7 @@ def test_check_names_every_problem_and_exits_with_1(call: Call, home: Path) -> N
     assert f"skipped {name}: not a whole Parquet file" in err
 
 
+@pytest.mark.usefixtures("home")
 def test_export_writes_the_rows_that_count_spec_and_weights(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "out" / "run"
     code, said, _ = call("export", "aaaa", str(out))
@@ -94,6 +81,7 @@ def test_export_writes_the_rows_that_count_spec_and_weights(call: Call, tmp_path
     assert not (out / "checkpoints.parquet").exists()
 
 
+@pytest.mark.usefixtures("home")
 def test_export_overwrites_nothing(call: Call, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 from unpacked_home import unpack
 
-from pipelines.cli import app, main
+from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.planning.plan import make_plan
 from specs.loader import load_document
@@ -34,16 +33,12 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls `rpg` with a home."""
 
     def run(home: Path, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setenv("RPG_HOME", str(home))
-        monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
+        return call(*arguments)
 
     return run
 

@@ -13,7 +13,6 @@ from huggingface_hub import ModelCard
 from local_hub import READ_ONLY, TOKEN, LocalHub, local_hub
 from unpacked_home import unpack
 
-from pipelines.cli import main
 from specs.loader import load_document
 
 # huggingface_hub hands files to its client in a way that the client finds outdated.
@@ -50,18 +49,6 @@ def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setenv("RPG_HOME", str(place / "home"))
         yield hub
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rpg", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def test_a_model_arrives_with_its_card_in_one_commit(place: Path, hub: LocalHub, call: Call, tmp_path: Path) -> None:

@@ -186,10 +186,10 @@ def test_a_run_that_was_stopped_over_a_batch_goes_on_as_if_it_was_not(runs: dict
 def test_a_run_is_set_back_to_its_newest_whole_checkpoint_and_comes_to_the_same_end(runs: dict[str, Path]) -> None:
     run_dir = runs["set_back"]
     before, not_found, found = json.loads((run_dir / "set_back.json").read_text())
-    at_7 = {"step": 7, "updates": 14, "policy_version": 7, "loaded": 7}
+    at_7 = {"step": 7, "updates": 14, "skipped_in_a_row": 0, "policy_version": 7, "loaded": 7}
     assert before == {**at_7, "checkpoints": [3, 6, 7], "recorded": [*range(1, 8)], "attempts": 1}
     assert not_found == {**before, "found": 0}
-    at_3 = {"step": 3, "updates": 6, "policy_version": 3, "loaded": 3}
+    at_3 = {"step": 3, "updates": 6, "skipped_in_a_row": 0, "policy_version": 3, "loaded": 3}
     assert found == {**at_3, "checkpoints": [3], "recorded": [1, 2, 3], "attempts": 2, "found": 3}
     broken = "step-000006 is broken (trainer.json has 2 bytes instead of "
     assert broken in ending(run_dir, "set_back")[1]

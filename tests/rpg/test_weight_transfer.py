@@ -45,7 +45,7 @@ def test_the_weights_are_written_before_vllm_reads_them_on_its_own_streams(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: happened.append("synchronize"))
     way = weight_transfer.open_transfer(settings(tmp_path, transfer), lambda method, **_: happened.append(method))
     way.send(qwen3().named_parameters(), 1)
-    assert happened == ["wake", "synchronize", "send_weights", "finish_load"]
+    assert happened == ["wake_weights", "synchronize", "send_weights", "finish_load"]
     (init_info,) = given
     assert init_info.packed, "else all gathered or merged weights would live at once"
 
