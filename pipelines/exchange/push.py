@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipelines.exchange.account import Account, account_of, render
 from pipelines.home import Home
@@ -13,8 +13,14 @@ from pipelines.planning.weights import most_accurate
 from rpg.files import files_under, read_json
 from rpg.manifests import find_damage
 from specs.errors import RpgError
+from specs.records import EVALUATION
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 _DENIED = (401, 403)
+_OF_AN_EMPTY_REPOSITORY = {".gitattributes"}
+"""What the Hub puts into one that it makes."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -106,6 +112,8 @@ def model_of(home: Home, run_id: str, checkpoint: str) -> Model:
     """
     directory = home.run(run_id)
     exported = {int(path.name.removeprefix("step-")): path for path in sorted(directory.glob("weights/step-*"))}
+    if not exported and read_json(directory / "run.json").get("kind") == EVALUATION:
+        raise PushError(f"{run_id} measured a model as it is, and has none of its own")
     if not exported:
         raise PushError(f"{run_id} has no weights: they are exported after the last step of training")
     step = _step(home, run_id, checkpoint, list(exported))
@@ -132,43 +140,81 @@ def send(model: Model, repo: str, *, private: bool) -> Pushed:
     """Pushes a model in one commit, to a repository that is made where there is none. HF_ENDPOINT names another Hub.
 
     Weights of an earlier push that this one does not replace are deleted in the same commit: a loader would take them.
+    A repository that was made for a commit that failed is deleted again; where it cannot be, the error says so.
 
     Raises:
         PushError: there is no token, the Hub denies the repository, or its visibility is the other one.
         NotSentError: the Hub cannot be reached, or fails. Its repository holds what it held.
     """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+    from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi(library_name="rpg-experiments")
     if get_token() is None:
         raise PushError(f"there is no token for {api.endpoint}: `hf auth login` keeps one, or set HF_TOKEN")
+    left = ""
     try:
-        # The whole name, where the user's own namespace was left out.
-        repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
-        known = api.model_info(repo)
-        if known.private is not private:
-            raise PushError(_other_visibility(repo, private))
-        additions: dict[str, Path | bytes] = {**model.files()}
-        additions |= {name: text.encode() for name, text in model.texts(repo).items()}
-        stale = [file.rfilename for file in known.siblings or () if _is_weights(file.rfilename)]
-        commit = api.create_commit(
-            repo,
-            [
-                *(CommitOperationAdd(name, content) for name, content in additions.items()),
-                *(CommitOperationDelete(name, is_folder=False) for name in stale if name not in additions),
-            ],
-            commit_message=f"{model.account.run.run_id}, step {model.account.step}",
-            parent_commit=known.sha,
-        )
+        repo, is_new = _opened(api, repo, private=private)
+        try:
+            return Pushed(repo, private, _commit(api, model, repo, private=private))
+        except BaseException:
+            left = _taken_back(api, repo) if is_new else ""
+            raise
     except HfHubHTTPError as error:
-        _refused(error, api.endpoint, repo)
-    except PushError:
-        raise
+        _refused(error, api.endpoint, repo, left)
+    except PushError as error:
+        raise PushError(f"{error}{left}") from error
     except Exception as error:  # lost networks come as classes of four libraries
         reasons = ": ".join(_first_line(each) for each in (error, error.__cause__) if each)
-        raise NotSentError(f"nothing was pushed to {api.endpoint}: {reasons}") from error
-    return Pushed(repo, private, commit.commit_url)
+        raise NotSentError(f"nothing was pushed to {api.endpoint}: {reasons}{left}") from error
+
+
+def _opened(api: "HfApi", repo: str, *, private: bool) -> tuple[str, bool]:
+    """The whole name of a repository, where the user's own namespace may have been left out, and whether it was made
+    for this push."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return api.create_repo(repo, private=private).repo_id, True
+    except HfHubHTTPError:  # it is there; or it is denied, which this says again
+        return api.create_repo(repo, private=private, exist_ok=True).repo_id, False
+
+
+def _commit(api: "HfApi", model: Model, repo: str, *, private: bool) -> str:
+    """Commits a model to a repository. Returns the commit's URL."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    known = api.model_info(repo)
+    if known.private is not private:
+        raise PushError(_other_visibility(repo, private))
+    additions: dict[str, Path | bytes] = {**model.files()}
+    additions |= {name: text.encode() for name, text in model.texts(repo).items()}
+    stale = [file.rfilename for file in known.siblings or () if _is_weights(file.rfilename)]
+    commit = api.create_commit(
+        repo,
+        [
+            *(CommitOperationAdd(name, content) for name, content in additions.items()),
+            *(CommitOperationDelete(name, is_folder=False) for name in stale if name not in additions),
+        ],
+        commit_message=f"{model.account.run.run_id}, step {model.account.step}",
+        parent_commit=known.sha,
+    )
+    return commit.commit_url
+
+
+def _taken_back(api: "HfApi", repo: str) -> str:
+    """Deletes a repository that was made for a commit that failed. Returns a line on what stays; empty: nothing does.
+
+    An answer that was lost on the way may be that of a commit which has arrived: what holds files is left alone.
+    """
+    try:
+        files = [file.rfilename for file in api.model_info(repo).siblings or ()]
+        if set(files) <= _OF_AN_EMPTY_REPOSITORY:
+            api.delete_repo(repo)
+            return ""
+    except Exception:  # as what has failed before, by whatever library
+        return f"\n  {repo} was made for it and may be there, empty: `hf repos delete {repo}` removes it"
+    return f"\n  {repo} holds files all the same: the commit may have arrived, and its answer not"
 
 
 def _step(home: Home, run_id: str, checkpoint: str, exported: list[int]) -> int:
@@ -223,15 +269,19 @@ def _other_visibility(repo: str, private: bool) -> str:
     return f"{repo} is private, and the model was to be public: change that on the Hub, or push with --private"
 
 
-def _refused(error: Any, endpoint: str, repo: str) -> NoReturn:
-    """Says what an answer of the Hub means."""
+def _refused(error: Any, endpoint: str, repo: str, left: str) -> NoReturn:
+    """Says what an answer of the Hub means.
+
+    Args:
+        left: a line on what stays on the Hub; empty: nothing does.
+    """
     status, reason = error.response.status_code, error.server_message or _first_line(error)
     if status in _DENIED:
         hint = "the token needs write access to that namespace: `hf auth login`, or HF_TOKEN"
-        raise PushError(f"{endpoint} denies {repo}: {reason}\n  hint: {hint}") from error
+        raise PushError(f"{endpoint} denies {repo}: {reason}\n  hint: {hint}{left}") from error
     if 400 <= status < 500:
-        raise PushError(f"{endpoint} does not take {repo}: {reason}") from error
-    raise NotSentError(f"nothing was pushed to {endpoint}, which failed with {status}: {reason}") from error
+        raise PushError(f"{endpoint} does not take {repo}: {reason}{left}") from error
+    raise NotSentError(f"nothing was pushed to {endpoint}, which failed with {status}: {reason}{left}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -45,7 +45,7 @@ class LocalHub(ThreadingHTTPServer):
         self.repositories: dict[str, Repository] = {}
         self.large: dict[str, bytes] = {}
         self.broken: set[str] = set()
-        """Steps that fail: `upload`, `commit`."""
+        """Steps that fail: `upload`, `commit`, `delete`."""
 
     @property
     def url(self) -> str:
@@ -86,6 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         self._serve(self._upload)
 
+    def do_DELETE(self) -> None:
+        self._serve(self._delete)
+
     def do_POST(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/api/repos/create":
@@ -105,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             if not self.path.startswith("/upload/"):
-                self._require_token(writes=self.command == "POST")
+                self._require_token(writes=self.command in ("POST", "DELETE"))
             status, content = 200, answer(body)
         except _RefusedError as error:
             status, content = error.status, error.content
@@ -141,6 +144,15 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(409, "You already created this model repo", url=f"{self.server.url}/{name}")
         self.server.repositories[name] = Repository(asked["visibility"] == "private")
         return {"url": f"{self.server.url}/{name}", "id": name}
+
+    def _delete(self, body: bytes) -> Any:
+        if "delete" in self.server.broken:
+            raise _RefusedError(500, "the database is out of order")
+        asked = json.loads(body)
+        name = f"{asked['organization']}/{asked['name']}"
+        self._repository(name)
+        del self.server.repositories[name]
+        return {}
 
     def _model(self, name: str) -> Any:
         repository = self._repository(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
-from local_hub import READ_ONLY, TOKEN, LocalHub, local_hub
+from local_hub import READ_ONLY, TOKEN, LocalHub, Repository, local_hub
 from unpacked_home import unpack
 
 from specs.loader import load_document
@@ -128,16 +128,26 @@ def test_a_dry_run_writes_what_would_go_and_sends_nothing(hub: LocalHub, call: C
         ("hf_of_nobody", "", 2, "denies alice/sums: "),
         (TOKEN, "upload", 1, "nothing was pushed to http://"),
         (TOKEN, "commit", 1, "which failed with 500: "),
+        (TOKEN, "commit delete", 1, "may be there, empty: `hf repos delete alice/sums` removes it"),
     ],
 )
 def test_what_keeps_a_model_from_the_hub_is_said_and_nothing_arrives(
     hub: LocalHub, call: Call, monkeypatch: pytest.MonkeyPatch, token: str, broken: str, code: int, why: str
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
-    hub.broken = {broken}
+    hub.broken = set(broken.split())
     got, out, err = call("push", RUN, "--to", "alice/sums")
     assert (got, out, why in err) == (code, "", True), err
+    assert "hf repos delete" not in err or "delete" in hub.broken
+    assert list(hub.repositories) == (["alice/sums"] if "delete" in hub.broken else [])
     assert all(not there.files for there in hub.repositories.values())
+
+
+def test_an_empty_repository_that_was_there_before_is_left_alone_where_a_push_fails(hub: LocalHub, call: Call) -> None:
+    hub.repositories["alice/sums"] = Repository(private=True)
+    hub.broken = {"commit"}
+    assert call("push", RUN, "--to", "alice/sums")[0] == 1
+    assert list(hub.repositories) == ["alice/sums"]
 
 
 def test_a_hub_that_is_not_there_is_said(call: Call, hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:

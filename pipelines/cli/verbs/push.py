@@ -24,7 +24,8 @@ def push(
     """Pushes a run's model to a Hub, in one commit, with a card that holds spec, certificate, answer and lineage.
 
     The Hub is the one that HF_ENDPOINT names, with the token of `hf auth login` or HF_TOKEN. A model that was trained
-    as an adapter goes merged, with the adapter beside it. Exits 1 where the Hub was not reached; it has nothing then.
+    as an adapter goes merged, with the adapter beside it. Exits 1 where the Hub was not reached; it has nothing then,
+    and a repository that was made for the push is deleted again.
     """
     import sys
 
