@@ -10,6 +10,7 @@ from pipelines.home import Home
 from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.remote.sharing import shared_run
 from pipelines.runs import find_run, read_state, status_of, study_runs
+from pipelines.state import run_ids as run_ids_in
 from pipelines.versions import is_experiment, runs_of, split_name, versions_in
 from rpg.files import now, read_json, write_json
 from specs.errors import RpgError
@@ -26,6 +27,9 @@ class Removal:
     experiment: str = ""
     """Its record goes too; empty: runs alone."""
     num_bytes: int = 0
+    needed_by: tuple[str, ...] = ()
+    """Ids of runs that stay and whose base model is the weights of one that goes: evaluations measured them, trainings
+    began from them. What they recorded stays too."""
 
 
 class NotRemovableError(RpgError):
@@ -60,7 +64,9 @@ def removal_of(home: Home, name: str) -> Removal:
     if refusals := [why for run_id in recorded if (why := _refusal(home, run_id))]:
         raise NotRemovableError("\n".join(refusals))
     places = [home.run(run_id) for run_id in recorded] + ([home.experiment(whole)] if whole else [])
-    return Removal(tuple(recorded), whole, sum(size_of(place) for place in places))
+    return Removal(
+        tuple(recorded), whole, sum(size_of(place) for place in places), tuple(_needing_weights(home, recorded))
+    )
 
 
 def remove(home: Home, removal: Removal) -> None:
@@ -101,6 +107,16 @@ def _refusal(home: Home, run_id: str) -> str:
     if shared_run(home, run_id):
         return f"{run_id} is kept in an object store that machines share; it is not deleted from here"
     return ""
+
+
+def _needing_weights(home: Home, run_ids: Collection[str]) -> Iterator[str]:
+    """The other runs whose model is weights that one of some runs has exported."""
+    for other in run_ids_in(home):
+        model = read_json(home.run(other) / "spec.json").get("model") or {}
+        match Path(model.get("path", "")).parts:
+            # Under whatever root: the home may have been moved, or the run imported.
+            case (*_, "runs", run_id, "weights", _) if run_id in run_ids and other not in run_ids:
+                yield other
 
 
 def _move_away(home: Home, run_id: str, aside: Path) -> None:

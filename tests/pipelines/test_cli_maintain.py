@@ -172,6 +172,19 @@ def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alon
     assert not (home / ".removed").exists()
 
 
+def test_rm_names_the_evaluations_that_measured_the_weights_and_they_stay(call: Call, home: Path) -> None:
+    weights = home / "runs" / "sums-s0-aaaa1111" / "weights" / "step-000003"
+    measured = RecordedRun(home, "models-cccc3333", experiment="models")
+    write_json(measured.path / "spec.json", {"kind": "evaluation", "model": {"path": str(weights)}})
+    for answer in ((), ("--yes",)):
+        code, out, err = call("rm", "aaaa", *answer)
+        assert (code, out) == (0, "sums-s0-aaaa1111\n")
+        assert err.startswith("1 run measured these weights or began from them; what was recorded then stays")
+        assert "\n  models-cccc3333\n" in err
+    assert measured.path.is_dir()
+    assert "measured" not in call("rm", "models-cccc3333")[2]
+
+
 def test_rm_of_a_version_leaves_the_others(call: Call, home: Path) -> None:
     runs = ["sums-s0-aaaa1111", RecordedRun(home, "sums-s1-bbbb2222", seed=1).run_id]
     versions = [{"version": number, "recipes": [str(number)], "runs": [run]} for number, run in enumerate(runs, 1)]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from pipelines.cli.options import RunsName, Yes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LISTED = 10
 
 
 def rm(name: RunsName, yes: Yes = False) -> None:
     """Deletes a run, or an experiment with all its runs: weights, checkpoints, rows and report.
 
-    Lists them and asks first. Results that runs share stay; `rpg gc` frees those that none needs any more.
+    Lists them, names the evaluations that measured their weights, and asks first. Results that runs share stay;
+    `rpg gc` frees those that none needs any more.
     """
     import sys
 
@@ -22,7 +30,9 @@ def rm(name: RunsName, yes: Yes = False) -> None:
     removal = removal_of(home, name)
     for run_id in removal.runs:
         print(run_id)
-    what = f"{len(removal.runs)} run{'' if len(removal.runs) == 1 else 's'}"
+    if removal.needed_by:
+        typer.echo(_still_needed(removal.needed_by), err=True)
+    what = _count(len(removal.runs))
     what += f" and the experiment {removal.experiment}" if removal.experiment else ""
     what += f", {removal.num_bytes / 2**20:.1f} MiB"
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"Delete {what}?", err=True)):
@@ -32,3 +42,18 @@ def rm(name: RunsName, yes: Yes = False) -> None:
     typer.echo(f"deleted {what}", err=True)
     if freed := unreferenced(home):
         typer.echo(f"`rpg gc` frees {len(freed)} artifacts that no run needs any more", err=True)
+
+
+def _still_needed(by: Sequence[str]) -> str:
+    """What becomes of the runs whose model goes."""
+    lines = [
+        f"{_count(len(by))} measured these weights or began from them; what was recorded then stays, but the weights"
+        " cannot be measured again:",
+        *(f"  {run_id}" for run_id in by[:_LISTED]),
+        *([f"  and {len(by) - _LISTED} more"] if len(by) > _LISTED else []),
+    ]
+    return "\n".join(lines)
+
+
+def _count(runs: int) -> str:
+    return f"{runs} run{'' if runs == 1 else 's'}"
