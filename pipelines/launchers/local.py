@@ -61,7 +61,7 @@ def local_command(
     """
     world = base64.urlsafe_b64encode(json.dumps({"localhost": list(devices) or list(range(ranks))}).encode()).decode()
     return [
-        *(sys.executable, "-m", "deepspeed.launcher.launch"),
+        *(sys.executable, "-m", "pipelines.launchers.start_ranks"),
         *(f"--world_info={world}", f"--master_port={port}", "--log_level=error", "--no_local_rank"),
         *("--module", *rank_program(run_directory, stage)),
     ]

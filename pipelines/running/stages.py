@@ -234,15 +234,13 @@ def _launch(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     """Has the spec's launcher do a stage in its ranks."""
     launcher, experiment = launcher_of(execution.plan.experiment), execution.plan.experiment
     launched: LaunchedStage = "train" if stage.stage == "train" else "evaluate"
-    # DeepSpeed's launcher would look for a GPU, and warn in the log that there is none.
-    accelerator = {"DS_ACCELERATOR": "cpu"} if experiment.resources.device == "cpu" else {}
     with stage_slots(execution, stage.stage) as slots:
         _run_process(
             execution,
             stage,
             launcher.command(execution.directory, experiment, slots, stage=launched),
             tick,
-            environment=slot_environment(slots) | accelerator,
+            environment=slot_environment(slots),
             signal_children=launcher.signal_children,
             # What runs elsewhere is the business of whoever has taken the run over.
             afterwards=lambda: None if execution.superseded else launcher.end(execution.directory),

@@ -1,0 +1,19 @@
+"""DeepSpeed's launcher with its own arguments, as a program: `python -m pipelines.launchers.start_ranks`."""
+
+import os
+
+
+def main() -> None:
+    """Starts the ranks and waits for them. Where torch sees no GPU they compute on the CPU, which DeepSpeed is told:
+    else it would look for an accelerator and warn in the log that there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"  # read where DeepSpeed is imported
+    from deepspeed.launcher import launch
+
+    launch.main()
+
+
+if __name__ == "__main__":
+    main()
