@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rpg.base.check import check_model, tokenizer_of
+from rpg.base.check import check_scratch, tokenizer_of
 from rpg.data.loading import encode_prompts, rendered
 from rpg.data.problems import StagedProblem
 from rpg.data.prompts import check_template
@@ -15,6 +15,7 @@ from rpg.data.staging import SPLITS, first_problems
 from specs.errors import Issue, SpecError
 from specs.schema.data import Data
 from specs.schema.experiment import Experiment
+from specs.schema.model import ScratchModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,14 +37,14 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
     """Looks at what a spec names.
 
     Args:
-        model: whether the model is looked at too; its tokenizer is in any case, for the lengths of the prompts.
+        model: whether a model from scratch is looked at too; the tokenizer is in any case, for the lengths of prompts.
     """
     findings, sets = Findings(), dict[str, list[list[StagedProblem]]]()
     for split in SPLITS:
         sets[split] = [problems for problems in _first_rows(experiment.data, split, findings) if problems]
     try:
-        if model:
-            check_model(experiment.model)
+        if model and isinstance(experiment.model, ScratchModel):
+            check_scratch(experiment.model)
         tokenizer = tokenizer_of(experiment.model)
         if tokenizer is not None:
             _check_lengths(sets, tokenizer, experiment.data, findings)

@@ -3,20 +3,29 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from storage.errors import QueryError
-from storage.record import Record, open_record
-from storage.store import Result, Store
-
 if TYPE_CHECKING:
+    from storage.errors import QueryError
     from storage.ingest import compact, rebuild
+    from storage.record import Record, open_record
+    from storage.store import Result, Store
     from storage.verify import check
 
 __all__ = ["QueryError", "Record", "Result", "Store", "check", "compact", "open_record", "rebuild"]
-_WITH_ARROW = {"check": "storage.verify", "compact": "storage.ingest", "rebuild": "storage.ingest"}
-"""What reads and writes files by itself, and so needs Arrow; a query is answered sooner without it."""
+_MODULES = {
+    "QueryError": "errors",
+    "Record": "record",
+    "Result": "store",
+    "Store": "store",
+    "check": "verify",
+    "compact": "ingest",
+    "open_record": "record",
+    "rebuild": "ingest",
+}
+"""Name -> module that has it, imported at first use: who asks whether a process is alive needs no DuckDB, and a query
+needs no Arrow."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WITH_ARROW:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_WITH_ARROW[name]), name)
+    return getattr(importlib.import_module(f"storage.{_MODULES[name]}"), name)

@@ -35,7 +35,7 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
         home.check_space()
     if to_do:
         print("looking at the data and the model", file=sys.stderr)
-    errors, warnings = examined(document, to_do) if to_do else ([], [])
+    errors, warnings = examined(document, to_do)
     if errors := in_file_order([*missing, *errors]):
         raise SpecError(*errors)
     if warnings:
@@ -65,11 +65,23 @@ def missing_for(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 
 def examined(document: Document, runs: Sequence[RunPlan] | Sequence[Cell]) -> tuple[list[Issue], list[Issue]]:
     """The errors and warnings of a look at the data and models of a document's runs, each at its place, each once."""
+    if not runs:
+        return [], []
     from rpg.preflight import examine
 
     # Most cells of a matrix have the same data and model.
-    distinct = {run.experiment.model.model_dump_json() + run.experiment.data.model_dump_json(): run for run in runs}
-    findings = [(run.values, examine(run.experiment)) for run in distinct.values()]
+    distinct = {
+        (run.experiment.model.model_dump_json(), run.experiment.data.model_dump_json(), _is_made(run)): run
+        for run in runs
+    }
+    findings = [(run.values, examine(run.experiment, model=not _is_made(run))) for run in distinct.values()]
     errors = [document.locate(issue, values) for values, each in findings for issue in each.errors]
     warnings = [document.locate(issue, values) for values, each in findings for issue in each.warnings]
     return in_file_order(errors), in_file_order(warnings)
+
+
+def _is_made(run: RunPlan | Cell) -> bool:
+    """Whether the base model is there: then it could be made."""
+    from pipelines.planning.plan import RunPlan
+
+    return isinstance(run, RunPlan) and run.stage("base").action == "CACHED"

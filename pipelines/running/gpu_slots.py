@@ -2,22 +2,25 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from pipelines.launchers import launcher_of
-from pipelines.planning.plan import RunPlan
 from pipelines.processes.supervisor import StageError, StageStoppedError
-from pipelines.running.run import RunExecution
 from rpg.processes.gpu_slots import OF_RUN, TooFewSlotsError, free_slots, leased, slots_here, slots_wanted
 from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import not_installed
+
+if TYPE_CHECKING:
+    from pipelines.planning.plan import RunPlan
+    from pipelines.running.run import RunExecution
 
 ON_A_GPU = ("base", "train", "evaluate")
 """Stages that compute with the model."""
 
 
 @contextmanager
-def stage_slots(execution: RunExecution, stage: str) -> Iterator[list[str]]:
+def stage_slots(execution: "RunExecution", stage: str) -> Iterator[list[str]]:
     """Leases the slots that a stage's process or its ranks use on this machine.
 
     Yields:
@@ -75,7 +78,7 @@ def missing_here(experiment: Experiment) -> Iterator[Issue]:
             yield issue
 
 
-def runs_at_once(runs: Sequence[RunPlan]) -> int:
+def runs_at_once(runs: "Sequence[RunPlan]") -> int:
     """For how many of the runs this machine has free slots at this moment, at least 1; 1 where they need none here."""
     wanted = max(_slots_wanted(run.experiment, stage) for run in runs for stage in ON_A_GPU)
     return max(1, min(len(runs), len(free_slots()) // wanted)) if wanted else 1
@@ -105,7 +108,7 @@ def slot_environment(slots: list[str]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(slots), OF_RUN: ",".join(slots)} if slots else {}
 
 
-def _waiting(execution: RunExecution) -> Callable[[str], None]:
+def _waiting(execution: "RunExecution") -> Callable[[str], None]:
     def waiting(message: str) -> None:
         if request := execution.stop_requested():
             raise StageStoppedError(request)

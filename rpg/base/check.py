@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rpg.base.stage import existing_model, scratch_config, scratch_model
 from rpg.base.tokenization import make_tokenizer
-from specs.schema.model import ByteTokenizer, Model, PretrainedModel, TrainedTokenizer
+from specs.schema.model import ByteTokenizer, Model, PretrainedModel, ScratchModel, TrainedTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,17 +14,12 @@ SMALL = 50_000_000
 """Parameters up to which a model from scratch is made to see that it computes: that takes a second."""
 
 
-def check_model(model: Model) -> None:
-    """Raises SpecError for what the base stage would refuse: an architecture or a setting of it that there is not,
-    settings that contradict each other, a directory without a config, a tokenizer or safetensors.
+def check_scratch(model: ScratchModel) -> None:
+    """Raises SpecError for what the base stage would refuse of a model from scratch: an architecture or a setting of it
+    that there is not, settings that contradict each other.
 
-    A model of the Hub is not looked at, since it may have to be downloaded. Of a model from scratch with more than
-    SMALL parameters only the layers are made, without their weights.
+    Of a model with more than SMALL parameters only the layers are made, without their weights.
     """
-    if isinstance(model, PretrainedModel):
-        if Path(model.path).is_dir():
-            existing_model(model)
-        return
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -38,7 +33,11 @@ def check_model(model: Model) -> None:
 
 
 def tokenizer_of(model: Model) -> "PreTrainedTokenizerBase | None":
-    """The model's tokenizer; None where the data trains it, or it is on the Hub and not on this machine."""
+    """The model's tokenizer; None where the data trains it, or it is on the Hub and not on this machine.
+
+    Raises:
+        SpecError: the directory that the spec names is without a config, a tokenizer or safetensors.
+    """
     if not isinstance(model, PretrainedModel):
         return None if isinstance(model.tokenizer, TrainedTokenizer) else make_tokenizer(model.tokenizer, ())
     if Path(model.path).is_dir():

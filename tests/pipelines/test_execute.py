@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from live import SPEC, Lab, finished, wait_for
+from live import COMMAND, SPEC, Lab, finished, wait_for
 
 from specs.metrics import METRICS
 
@@ -63,6 +63,16 @@ def test_a_second_call_finds_everything_cached_and_answers_again(done):
     )
 
 
+def test_a_plan_loads_what_it_looks_at_and_no_more(lab):
+    program = f"import sys\ntry:\n    {COMMAND}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    planned = finished(lab.start_program(program, "plan", str(lab.spec), "--json"))
+    actions = {stage["stage"]: stage["action"] for stage in json.loads(planned.out)["runs"][0]["stages"]}
+    assert (actions["base"], actions["train"]) == ("CACHED", "RUN")
+    loaded = {*planned.err.split()}
+    assert "tokenizers" in loaded, "the prompts' lengths"
+    assert not {"torch", "prefect", "duckdb", "optuna", "fsspec", "httpx"} & loaded
+
+
 def test_another_number_of_samples_evaluates_again_and_trains_nothing(done):
     result = done.rpg("run", str(done.spec), overrides=("evaluation.samples_per_problem=3",))
     assert result.code == 0, result.err
@@ -115,14 +125,14 @@ def test_a_users_mistake_found_by_a_stage_is_shown_with_its_line_and_exit_code_2
 
 
 def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_grace(lab):
-    run = lab.start("run", str(lab.spec), overrides=(*LONG, "resources.device=cpu"))
+    run = lab.start("run", str(lab.spec), overrides=LONG)
     wait_for(lab.training_pid, what="the trainer")
     (run_id,) = lab.run_ids()
     wait_for(lambda: lab.progress(run_id) >= 3 or run.poll() is not None, what="step 3")
     assert run.poll() is None, finished(run).err
     log = (lab.home.run(run_id) / "logs" / "train.log").read_text()
     assert "train: begins at step 0" in log
-    assert "WARNING" not in log, "where the spec names the CPU, nobody warns that there is no GPU"
+    assert "WARNING" not in log, "where there is no GPU to be found, nobody warns of it"
     run.send_signal(signal.SIGINT)
     interrupted = finished(run)
     assert interrupted.code == 130, interrupted.err

@@ -35,7 +35,6 @@ def plan(
 
     from pipelines.cli.preflight import examined, missing_for, unfinished
     from pipelines.cli.resolved import print_resolved
-    from pipelines.cli.study_plan import print_study_plan, study_plan_data
     from pipelines.home import Home
     from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory import memory_warnings
@@ -53,6 +52,8 @@ def plan(
         return
     made = make_plan(experiment, home)
     if isinstance(document, StudyDocument):
+        from pipelines.cli.study_plan import print_study_plan, study_plan_data
+
         data = study_plan_data(document, made, home)
         if as_json:
             print(json.dumps(data, indent=2))
