@@ -7,6 +7,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from specs.errors import Issue, Path, Positions, nearest_position
+from specs.labels import is_called
 from specs.model_evaluation import schema_of
 from specs.published import SpecOfCell, warnings_of_cells
 from specs.reading.validate import parse, show
@@ -244,7 +245,7 @@ def _beside_nothing(experiment: Experiment) -> Iterator[Issue]:
     for index, table in enumerate(experiment.evaluation.literature):
         where = ("evaluation", "literature", index)
         for label in table.rows:
-            if not any(known == label or known.startswith(f"{label}, ") for known in labels):
+            if not any(is_called(known, label) for known in labels):
                 allowed = ", ".join(labels)
                 yield Issue("no row of matrix.zip has this label", (*where, "rows", label), label, allowed)
         for place, dataset in enumerate(table.datasets):

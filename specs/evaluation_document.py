@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from specs.document import Document, checked
-from specs.errors import Issue, Path, Position, Positions, SpecError, refuse
+from specs.errors import Issue, Path, Position, Positions, SpecError, locate, refuse
+from specs.labels import of_same
 from specs.model_evaluation import (
     EvaluatedModel,
     EvaluatedPretrained,
@@ -51,10 +52,11 @@ def evaluation_document(source: dict[str, Any], positions: Positions, weights_of
     assert isinstance(evaluation, ModelEvaluation)
     refuse(_names_taken(evaluation), positions)
     models = _models(evaluation, source["models"], positions, weights_of)
-    refuse(_given_twice(evaluation, models), positions)
+    same = _same_weights(evaluation, models)
+    refuse(_given_twice(evaluation, same), positions)
     rows = [
-        _Row(model, setting, _label(evaluation, model, setting))
-        for model in range(len(models))
+        _Row(first, setting, _label(evaluation, same[first], setting))
+        for first in same
         for setting in (range(len(evaluation.sampling)) or (None,))
     ]
     varied: dict[str, list[Any]] = {"model": [models[row.model] for row in rows]}
@@ -70,7 +72,28 @@ def evaluation_document(source: dict[str, Any], positions: Positions, weights_of
         "training": {"ranks": evaluation.ranks},
         "matrix": {"zip": varied, "labels": [row.label for row in rows]},
     }
-    return checked(compiled, positions | dict(_places(positions, rows, list(varied))))
+    document = checked(compiled, positions | dict(_places(positions, rows, list(varied))))
+    together = (locate(issue, positions) for issue in _measured_once(evaluation, same))
+    return dataclasses.replace(document, warnings=(*together, *document.warnings))
+
+
+def evaluation_source(run: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What the file of an evaluation says that gives one run of an evaluation again, and no other.
+
+    Figures of others are left out: they stand beside the models of the whole evaluation.
+
+    Args:
+        run: the run's data, as its document gives it (`cell_source`) or resolved.
+        name: what the model is called, with the sampling setting.
+    """
+    written: dict[str, Any] = {}
+    for key, value in run.items():
+        if key == "model":
+            written["models"] = [{"name": name, **value}]
+        elif key in ModelEvaluation.model_fields:
+            written[key] = value
+    evaluation = {key: value for key, value in run.get("evaluation", {}).items() if key != "literature"}
+    return written | {"evaluation": evaluation, "ranks": run["training"]["ranks"]}
 
 
 def name_of(model: EvaluatedModel) -> str:
@@ -83,8 +106,9 @@ def name_of(model: EvaluatedModel) -> str:
     return os.path.basename(model.path.rstrip("/")) if isinstance(model, EvaluatedPretrained) else model.model_type
 
 
-def _label(evaluation: ModelEvaluation, model: int, setting: int | None) -> str:
-    parts = [name_of(evaluation.models[model])]
+def _label(evaluation: ModelEvaluation, models: Sequence[int], setting: int | None) -> str:
+    """`ours last, greedy`; of checkpoints that are one `ours last = ours best, greedy`."""
+    parts = [of_same(name_of(evaluation.models[model]) for model in models)]
     return ", ".join(parts if setting is None else [*parts, evaluation.sampling[setting].name])
 
 
@@ -118,13 +142,40 @@ def _models(
     return models
 
 
-def _given_twice(evaluation: ModelEvaluation, models: Sequence[Mapping[str, Any]]) -> Iterator[Issue]:
-    """A model that another one is too, asked in the same way: their runs would be one."""
+def _same_weights(evaluation: ModelEvaluation, models: Sequence[Mapping[str, Any]]) -> dict[int, list[int]]:
+    """The models' places, those that are the same weights and asked in the same way under the first of them."""
     asked = [(dict(model), evaluation.models[index].prompt) for index, model in enumerate(models)]
+    same: dict[int, list[int]] = {}
     for index, one in enumerate(asked):
-        if one in asked[:index]:
-            first = name_of(evaluation.models[asked.index(one)])
-            yield Issue(f"the same weights as {first}", ("models", index), hint="leave one of the two out")
+        same.setdefault(asked.index(one), []).append(index)
+    return same
+
+
+def _given_twice(evaluation: ModelEvaluation, same: Mapping[int, Sequence[int]]) -> Iterator[Issue]:
+    """A model that another one is too. Only checkpoints of runs may turn out to be one: which is the best, no file can
+    know."""
+    for first, *others in same.values():
+        checkpoints = [_checkpoint(evaluation.models[first])]
+        for index in others:
+            checkpoint = _checkpoint(evaluation.models[index])
+            if None in checkpoints or checkpoint is None or checkpoint in checkpoints:
+                message = f"the same weights as {name_of(evaluation.models[first])}"
+                yield Issue(message, ("models", index), hint="leave one of the two out")
+            checkpoints.append(checkpoint)
+
+
+def _checkpoint(model: EvaluatedModel) -> tuple[str, str | int] | None:
+    """The checkpoint that a model names; None where it is no run's."""
+    return (model.run, model.checkpoint) if isinstance(model, EvaluatedRun) else None
+
+
+def _measured_once(evaluation: ModelEvaluation, same: Mapping[int, Sequence[int]]) -> Iterator[Issue]:
+    """Says of checkpoints that are one that they share a row."""
+    for first, *others in same.values():
+        label = _label(evaluation, [first, *others], None)
+        for index in others:
+            message = f"the same checkpoint as {name_of(evaluation.models[first])}"
+            yield Issue(message, ("models", index), hint=f"it is measured once and stands in one row, `{label}`")
 
 
 def _setting(evaluation: ModelEvaluation, source: Mapping[str, Any], row: _Row, field: str) -> Any:

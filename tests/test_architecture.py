@@ -29,7 +29,7 @@ FLOORS = {
         {"schema"},
         {"extensions"},
         {"secrets"},
-        {"errors", "metrics", "records", "segment_names"},
+        {"errors", "labels", "metrics", "records", "segment_names"},
     ],
     "rpg": [
         {"train", "stage"},

@@ -72,6 +72,8 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
     directory = home.run(run_id)
     identity, state = read_json(directory / "run.json"), read_json(directory / "state.json")
     spec = read_json(directory / "spec.json")
+    trains = spec.get("kind") != EVALUATION
+    launch = read_launch(directory, "train" if trains else "evaluate")
     with Store.open(home.root) as store:
         evaluations = _objects(store, _EVALUATIONS, run_id)
         return {
@@ -80,15 +82,16 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             "status": status_of(home, run_id),
             **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id")},
             "progress": {key: read_json(directory / "progress.json").get(key) for key in ("step", "steps", "phase")},
-            "trained": spec.get("kind") != EVALUATION,
+            "trained": trains,
             "spec": _without_secrets(spec_differences(spec)),
-            "launch": _without_secrets(dict(_leaves(read_launch(directory), ""))),
+            "launch": _without_secrets(dict(_leaves(launch, ""))),
             "stages": _objects(store, _STAGES, run_id),
             "metrics": _objects(store, _LAST_METRICS, run_id),
             "evaluations": evaluations,
             "trouble": trouble_of(store, [run_id]),
             "events": _objects(store, _EVENTS, run_id)[::-1],
             "certificate": read_json(directory / "certificate.json"),
+            "exported_steps": sorted(int(path.name.removeprefix("step-")) for path in directory.glob("weights/step-*")),
             "files": _files(home, run_id, evaluations),
         }
 
@@ -119,7 +122,8 @@ def print_run(run: dict[str, Any]) -> None:
         _certificate(at_step, f" at step {step}" if step else "")
     _table("Trouble", run["trouble"], ("recorded_at", "step", "kind", "message"))
     _table("Last events", run["events"], ("recorded_at", "step", "kind", "message"))
-    _section("Files", run["files"])
+    exported = ", ".join(map(str, run["exported_steps"]))
+    _section("Files", run["files"] | ({"exported steps": exported} if exported else {}))
 
 
 def _last_or_best(evaluation: Mapping[str, Any]) -> str:
@@ -166,7 +170,7 @@ def spec_differences(spec: Mapping[str, Any]) -> dict[str, Any]:
         kept = _set_fields(schema_of(spec).model_validate(spec))
     except ValidationError:
         kept = dict(spec)
-    return dict(_leaves(kept, "")) if kept else {}
+    return dict(_leaves(kept, ""))
 
 
 def _set_fields(section: "BaseModel") -> dict[str, Any]:
@@ -199,7 +203,7 @@ def _leaf(tree: Any, *path: str) -> Any:
 
 
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not path):
         return [leaf for key, item in value.items() for leaf in _leaves(item, f"{path}.{key}" if path else str(key))]
     return [(path, value)]
 

@@ -1,4 +1,4 @@
-"""A run's spec as a file that `rpg run` takes."""
+"""A run's spec as a file that `rpg run` takes, or `rpg evaluate` where a model was measured as it is."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,9 @@ from rpg.files import read_json
 from specs.cells import cell_source
 from specs.document import Document
 from specs.errors import SpecError
+from specs.evaluation_document import evaluation_source
 from specs.reading.yaml import dump
+from specs.records import EVALUATION
 from specs.secrets import hide, masked
 
 
@@ -27,6 +29,8 @@ def spec_text(directory: Path) -> str:
         source = {key: value for key, value in source.items() if value is not None} | {"seeds": [run["seed"]]}
     except (SpecError, KeyError):
         source = read_json(directory / "spec.json")
+    if run.get("kind") == EVALUATION:
+        source = evaluation_source(source, run["name"])
     return hide(dump(_masked(source), comment=f"The run {run.get('run_id', directory.name)}."))
 
 

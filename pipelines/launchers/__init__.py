@@ -1,4 +1,5 @@
-"""How the ranks are started that train and evaluate a run: `local`, `ssh` and `slurm`, over `ranks` and `network`.
+"""How the ranks are started that train and evaluate a run: `local` (whose process is `start_ranks`), `ssh` and
+`slurm`, over `ranks` and `network`.
 
 A launcher is its section in `specs/schema/launchers.py` and the module here that has the name of its `type`, whose
 `LAUNCHER` keeps to `Launcher` below; that name is how `rpg run`, `doctor` and `cancel` find it. Imports processes;
@@ -159,12 +160,15 @@ def write_launch(
     stage: LaunchedStage = "train",
     **chosen: Any,
 ) -> None:
-    """Replaces the stage's record of what a launcher chose; of secrets the names alone. That of training is
-    launch.json, which `rpg show` shows."""
+    """Replaces the stage's record of what a launcher chose; of secrets the names alone."""
     record = {"launcher": launcher, "started_at": now(), **chosen, "environment": masked(environment)}
-    write_json(run_directory / ("launch.json" if stage == "train" else f"launch-{stage}.json"), record)
+    write_json(_launch_file(run_directory, stage), record)
 
 
-def read_launch(run_directory: Path) -> dict[str, Any]:
-    """The last launch of the training; empty where there was none."""
-    return read_json(run_directory / "launch.json")
+def read_launch(run_directory: Path, stage: LaunchedStage = "train") -> dict[str, Any]:
+    """The last launch of a stage, which `rpg show` shows; empty where there was none."""
+    return read_json(_launch_file(run_directory, stage))
+
+
+def _launch_file(run_directory: Path, stage: LaunchedStage) -> Path:
+    return run_directory / ("launch.json" if stage == "train" else f"launch-{stage}.json")

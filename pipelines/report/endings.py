@@ -12,6 +12,7 @@ from pipelines.home import Home
 from pipelines.report.evidence import Curve, Curves, Group, Run
 from pipelines.report.statistics import Interval, seed_difference, seed_mean
 from rpg.files import read_json
+from specs.labels import is_called
 from specs.metrics import CHARTED, Metric
 from storage import Store
 
@@ -142,7 +143,7 @@ def _of_group(
     group: Group, tables: "Sequence[LiteratureTable]", evaluated: Mapping[tuple[str, str], Checkpoints]
 ) -> Iterator[Beside]:
     for table in tables:
-        row = next((row for label, row in table.rows.items() if _is_row(group.label, label)), None)
+        row = next((row for label, row in table.rows.items() if is_called(group.label, label)), None)
         for dataset, (theirs_last, theirs_best) in zip(table.datasets, row or (), strict=row is not None):
             of_runs = [found for run_id in group.run_ids if (found := evaluated.get((run_id, dataset)))]
             yield Beside(
@@ -159,11 +160,6 @@ def _of_group(
                 source=table.source,
                 remarks=table.remarks,
             )
-
-
-def _is_row(label: str, row: str) -> bool:
-    """Whether a cell's label is the row's, alone or with what else varies."""
-    return label == row or label.startswith(f"{row}, ")
 
 
 def _mean_of(values: Sequence[float]) -> float | None:

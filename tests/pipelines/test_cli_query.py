@@ -351,7 +351,8 @@ def test_runs_are_listed(call: Call, home: Path) -> None:
 def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
     spec = {"name": "sums", "training": {"steps": 3, "checkpoint": {"keep_best": {"accuracy_on": "sums"}}}}
     write_json(home / "runs/sums-s0-aaaa1111/spec.json", spec)
-    (home / "runs/sums-s0-aaaa1111/weights/step-000010").mkdir(parents=True)
+    for step in (10, 5):
+        (home / f"runs/sums-s0-aaaa1111/weights/step-{step:06}").mkdir(parents=True)
     code, out, _ = call("show", "sums-s0")
     assert code == 0
     for expected in (
@@ -359,7 +360,8 @@ def test_a_run_is_shown_whole(call: Call, home: Path) -> None:
         "started 2026-11-20 12:00:00 UTC   ended 2026-11-20 12:10:00 UTC   step 3/3\n",
         "  training.steps                             3\n",
         "sums      mean@8     10   last, best     0.7     0.65      0.75            200\n",
-        f"  directory     {home}/runs/sums-s0-aaaa1111\n",
+        f"  directory       {home}/runs/sums-s0-aaaa1111\n",
+        "  exported steps  5, 10\n",
     ):
         assert expected in out
     shown = json.loads(call("show", "aaaa", "--json")[1])

@@ -289,7 +289,9 @@ def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, mon
     assert "A misprint." in page
 
 
-def test_figures_of_others_stand_beside_models_as_they_are_too_and_may_be_written_down_later(tmp_path: Path) -> None:
+def test_figures_of_others_stand_beside_models_as_they_are_too_and_may_be_written_down_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = Home(tmp_path)
     run_id = record_run(home, "models-a", before=0.4, steps=0, experiment="models")
     record_experiment(home, [run_id], "models")
@@ -306,3 +308,8 @@ def test_figures_of_others_stand_beside_models_as_they_are_too_and_may_be_writte
     assert (figure.label, figure.theirs_last) == ("Qwen, greedy", 0.47)
     assert "Ours: mean@8." in comparison.notes
     assert not any("The best of" in note for note in comparison.notes)
+
+    record_run(home, "sums-s0", experiment="sums")
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    beside = CliRunner().invoke(app, ["compare", "models", "sums-s0"]).stdout
+    assert re.search(r"^ *seeds +- +0 *$", beside, re.MULTILINE), "nobody trained the model as it is"

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,19 @@ from recorded_home import record_run, write
 
 from pipelines.cli import main
 from pipelines.home import Home
+from pipelines.launchers import write_launch
+from pipelines.planning.plan import make_plan
 from pipelines.planning.weights import most_accurate, weights_in
 from pipelines.report.compare import compare
+from pipelines.running.run import register_experiment, register_runs
+from specs.cells import cell_source
 from specs.errors import SpecError
+from specs.loader import load_evaluation
 from specs.model_evaluation import EvaluatedRun
+from specs.reading.yaml import dump
 from storage import Store
+
+Call = Callable[..., tuple[int, str, str]]
 
 TINY = "{hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 16}"
 SETS = "config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}"
@@ -164,6 +172,40 @@ def test_a_runs_weights_are_found_by_step_and_as_the_last_and_the_best(tmp_path:
     write(home.run(run_id) / "plan.json", {"stages": {"evaluate": {"fingerprint": "e" * 64}}})
     with pytest.raises(SpecError, match=r"run: .* has trained nothing"):
         weights_in(home)(EvaluatedRun(run=run_id))
+
+
+def test_an_evaluation_is_shown_and_exported_as_one(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    file = tmp_path / "models.yaml"
+    trained = "  - {name: trained, run: tiny, checkpoint: last}\n"
+    file.write_text(FILE.replace(trained, "sampling: [{name: greedy, temperature: 0}, {name: sampled}]\nranks: 2\n"))
+    document = load_evaluation(file)
+    greedy, sampled = make_plan(document, home).runs
+    register_experiment(home, document, (greedy, sampled))
+    register_runs(home, document, [greedy, sampled], durable=False)
+
+    shown = call("show", greedy.run_id)[1]
+    assert "Launch" not in shown
+    write_launch(home.run(greedy.run_id), "local", environment={}, stage="evaluate", ranks=2)
+    assert re.search(r"^Launch\n  launcher +local\n.*\n  ranks +2$", call("show", greedy.run_id)[1], re.MULTILINE)
+
+    exported = tmp_path / "exported"
+    assert call("export", greedy.run_id, str(exported))[0] == 0
+    told = "evaluation side-by-side: 1 run (chance, greedy) on held_out, other"
+    assert call("validate", str(exported / "spec.yaml")) == (0, f"{exported}/spec.yaml: {told}\n", "")
+    (again,) = make_plan(load_evaluation(exported / "spec.yaml"), home).runs
+    assert (again.run_id, again.experiment) == (greedy.run_id, greedy.experiment)
+    read = (exported / "README.md").read_text()
+    assert "`rpg evaluate` takes this file" in read
+    assert f"`{greedy.run_id}`, pending" in read, "it has no seed"
+
+    earlier = home.run(greedy.run_id) / "document.json"
+    as_before = {"kind": "evaluation", **cell_source(json.loads(earlier.read_text())["source"], greedy.values)}
+    file.write_text(dump(as_before, comment="As earlier versions exported it."))
+    assert call("validate", str(file))[1] == f"{file}: evaluation side-by-side: 1 run on held_out, other\n"
 
 
 def export(home: Home, run_id: str, step: int) -> Path:

@@ -127,8 +127,25 @@ def test_knobs_that_cannot_act_are_warned_of():
 
 
 def test_the_same_model_twice_is_refused_by_its_names():
-    twice = wrong("  - {run: small-s0-1234,", "  - {run: small-s0-1234, checkpoint: last}\n  - {run: small-s0-1234,")
-    assert "spec.yaml:6: models.2: the same weights as small-s0-1234 last" in twice
+    ours = "  - {run: small-s0-1234, checkpoint: best, name: ours}\n"
+    twice = wrong(ours, f"  - {{run: small-s0-1234, checkpoint: best}}\n{ours}")
+    assert "spec.yaml:6: models.2: the same weights as small-s0-1234 best" in twice
+    Path("weights").mkdir(exist_ok=True)
+    copied = wrong(ours, f"{ours}  - {{name: copy, path: weights}}\n")
+    assert "spec.yaml:6: models.2: the same weights as ours" in copied
+
+
+def test_checkpoints_that_turn_out_to_be_one_share_a_row_under_both_names():
+    ours = "  - {run: small-s0-1234, checkpoint: best, name: ours}\n"
+    table = "{source: x, datasets: [held_out], rows: {ours: [[0.4, 0.4]], small-s0-1234 last: [[0.4, 0.4]]}}"
+    both = GOOD.replace(ours, f"{ours}  - {{run: small-s0-1234, checkpoint: last}}\n")
+    document = load(both.replace("problem: 16}", f"problem: 16, literature: [{table}]}}"))
+    labels = [cell.label for cell in expand(document)]
+    assert labels[2:] == ["ours = small-s0-1234 last, greedy", "ours = small-s0-1234 last, sampled"]
+    (warning,) = document.warnings
+    assert (warning.line, warning.message) == (6, "the same checkpoint as ours")
+    assert warning.hint == "it is measured once and stands in one row, `ours = small-s0-1234 last`"
+    assert load(GOOD).warnings == ()
 
 
 def test_each_verb_names_the_one_for_a_file_of_another_kind():

@@ -96,10 +96,10 @@ def _result_table(comparison: RunComparison) -> Table:
         row[outcome.label] = _cell(outcome.after, outcome.against_first)
     for measure in comparison.measures:
         rows.setdefault(measure.metric, {})[measure.label] = _cell(measure.value, measure.against_first, measure.seeds)
-    seeds = [", ".join(str(run.seed) for run in group.runs) for group in comparison.groups]
+    seeds = [", ".join(str(run.seed) for run in group.runs if run.trains) for group in comparison.groups]
     table = _table("result", *labels)
     if any(run.trains for group in comparison.groups for run in group.runs):
-        _add(table, "seeds", *seeds)
+        _add(table, "seeds", *(listed or "-" for listed in seeds))
     _add(table, "states", *(_states(group) for group in comparison.groups))
     steps = {outcome.label: outcome.step for outcome in comparison.outcomes}
     if len(set(steps.values())) > 1:  # a run that paused or ended early is not what it would be at the end

@@ -104,10 +104,12 @@ def _described(document: Document | StudyDocument) -> dict[str, Any]:
         return {"kind": "study", "name": study.name, "question": study.question, "summary": summary, **about}
     experiment = document.experiment
     if not experiment.trains:
-        labels = [cell.label for cell in expand(document)]
-        named = {"name": experiment.name, "question": experiment.question, "runs": len(labels), "labels": labels}
+        measured = expand(document)
+        labels = [run.label for run in measured if run.label]  # none in a spec that an earlier version exported
+        named = {"name": experiment.name, "question": experiment.question, "runs": len(measured), "labels": labels}
         sets = [source.name for source in experiment.data.evaluation]
-        summary = f"{_count(len(labels), 'run')} ({'; '.join(labels)}) on {', '.join(sets)}"
+        listed = f" ({'; '.join(labels)})" if labels else ""
+        summary = f"{_count(len(measured), 'run')}{listed} on {', '.join(sets)}"
         return {"kind": "evaluation", **named, "summary": summary}
     runs, seeds = len(expand(document)), list(experiment.seeds)
     cells = runs // len(seeds)
