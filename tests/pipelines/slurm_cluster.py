@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ SwitchType=switch/none
 MpiDefault=none
 SlurmctldPort={controller_port}
 StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={directory}/slurmctld.pid
 SlurmdPidFile={directory}/slurmd-%n.pid
 SlurmctldLogFile={directory}/slurmctld.log
@@ -88,6 +89,9 @@ class SlurmCluster:
 
     directory: Path
     daemons: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    spool: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="slurm-")))
+    """Where the nodes have the sockets of their steps: a socket's path may have 107 bytes, and a test's directory alone
+    has nearly as many."""
 
     def __post_init__(self) -> None:
         (self.directory / "state").mkdir(parents=True)
@@ -96,6 +100,7 @@ class SlurmCluster:
         text = CONFIG.format(
             host=host,
             directory=self.directory,
+            spool=self.spool,
             controller_port=controller,
             nodes=f"rpg[1-{len(NODES)}]",
             ports=f"[{nodes[0]}-{nodes[-1]}]",
@@ -202,3 +207,4 @@ class SlurmCluster:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             time.sleep(0.05)
+        shutil.rmtree(self.spool, ignore_errors=True)
