@@ -372,6 +372,7 @@ class Keeper:
         if self._first:
             self._fence.check()
             publish_directory(aside, final)
+            self._parts.run.note_exported(step, self._writer.attempt)
             self._note_saved(step, final, "weights", sum(file.stat().st_size for file in files_under(final)))
 
     def _note_saved(self, step: int, path: Path, kind: str, size: int) -> None:

@@ -1,8 +1,10 @@
 """`python -m rpg.stage JOB.json`: does one stage of a run in a process of its own, evaluate also in several ranks.
 
 JOB: {stage: data|base|evaluate, spec: the run's spec, inputs: {data?, base?, run?}, out: directory to fill,
-problems: file for the user's errors, run_id?, fingerprint?}. Exit code 0: `out` is filled; 2: what the user gave is
-wrong, and `problems` says how; any other: a failure, with its traceback on stderr.
+problems: file for the user's errors, run_id?, fingerprint?}. The stage evaluate_exported does a part of evaluate's work
+while the run trains; its JOB has also exported: [{step, weights, attempt}, ...] and lease, the number of the run's.
+Exit code 0: `out` is filled; 2: what the user gave is wrong, and `problems` says how; any other: a failure, with its
+traceback on stderr.
 """
 
 import json
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rpg.processes.exit_cause import USER_ERROR, leave_issues
+from rpg.processes.fence import Fence
 from rpg.processes.parent import die_with_parent, share_cores
 from rpg.processes.timed_output import time_output
 from specs.document import experiment_of
@@ -57,6 +60,18 @@ def run(job: dict[str, Any]) -> None:
         from rpg.evaluation.stage import evaluate
 
         evaluate(experiment, inputs, out, run_id=job["run_id"], fingerprint=job["fingerprint"])
+    elif job["stage"] == "evaluate_exported":
+        from rpg.evaluation.concurrent import ExportedPolicy, evaluate_exported
+
+        exported = [ExportedPolicy.parse(policy) for policy in job["exported"]]
+        evaluate_exported(
+            experiment,
+            inputs,
+            exported,
+            run_id=job["run_id"],
+            fingerprint=job["fingerprint"],
+            fence=Fence(inputs["run"], job["lease"]),
+        )
     else:
         raise ValueError(f"no stage `{job['stage']}`")
 

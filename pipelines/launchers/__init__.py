@@ -45,6 +45,12 @@ def job_file(run_directory: Path, stage: str) -> Path:
     return run_directory / f"{stage}-job.json"
 
 
+def concurrent_directory(run_directory: Path) -> Path:
+    """Where the launcher works that starts an evaluation while the run trains, in the place of the run's directory. Its
+    name is the run's: Slurm calls the job by it, and the holder of GPU slots is called so."""
+    return run_directory / "concurrent" / run_directory.name
+
+
 def problems_file(run_directory: Path, stage: str) -> Path:
     """Where a stage's process leaves what is wrong with what the user gave."""
     return run_directory / ("problems.json" if stage == "train" else f"{stage}-problems.json")

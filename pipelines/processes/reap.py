@@ -101,9 +101,10 @@ def reap(home: Home) -> list[ProcessRecord]:
     Returns those that were still alive.
     """
     ended = []
-    for path in sorted(home.root.glob("runs/*/process.json")):
-        if not has_holder(path.parent, read_json(path.with_name("state.json"))):
-            ended += end_left_process(path.parent)
+    left = [*home.root.glob("runs/*/process.json"), *home.root.glob("runs/*/concurrent/*/process.json")]
+    for run in sorted({home.root / "runs" / path.relative_to(home.root).parts[1] for path in left}):
+        if not has_holder(run, read_json(run / "state.json")):
+            ended += end_left_process(run)
     for path in sorted(home.prefect.glob("embedded-*.json")):
         fields = read_json(path)
         if not is_alive(fields.get("parent"), fields.get("parent_started")):
@@ -112,12 +113,15 @@ def reap(home: Home) -> list[ProcessRecord]:
 
 
 def end_left_process(run_directory: Path) -> list[ProcessRecord]:
-    """Ends the stage's process that a run's last flow has left running on this host. Returns it, if it was alive.
+    """Ends the stages' processes that a run's last flow has left running on this host. Returns those that were alive.
 
     What a flow of another host has left is that host's to end.
     """
     host = read_json(run_directory / "state.json").get("host")
-    return _reap_one(run_directory / "process.json") if host in (None, socket.gethostname()) else []
+    if host not in (None, socket.gethostname()):
+        return []
+    records = [run_directory / "process.json", *run_directory.glob("concurrent/*/process.json")]
+    return [ended for path in records for ended in _reap_one(path)]
 
 
 def _reap_one(path: Path) -> list[ProcessRecord]:

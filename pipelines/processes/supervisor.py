@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -119,6 +119,52 @@ def _start(
     )
 
 
+class RunningChild:
+    """A child that was started."""
+
+    def __init__(self, child: Child, process: "subprocess.Popen[bytes]") -> None:
+        """Use `started`."""
+        self._child = child
+        self._process = process
+        self._deadline = time.monotonic() + (child.timeout_seconds or float("inf"))
+
+    def poll(self) -> int | None:
+        """The exit code (negative: the signal that killed it); None while the child runs.
+
+        Raises:
+            StageError: the time limit passed; the child is ended.
+        """
+        code = self._process.poll()
+        if code is None and time.monotonic() > self._deadline:
+            self.end(TIMEOUT_GRACE_SECONDS)
+            stage, limit = self._child.stage, self._child.timeout_seconds
+            raise StageError(f"{stage} ran longer than {limit:g} s and was stopped", self._child.log, cause="hung")
+        return code
+
+    def end(self, grace: float) -> None:
+        """Asks the child to end, waits `grace` seconds, and kills what is left of its group."""
+        _end(self._child, self._process, grace)
+
+
+@contextlib.contextmanager
+def started(child: Child) -> Iterator[RunningChild]:
+    """Starts a child. At the block's end, however that comes, it is gone, and what it has started elsewhere with it."""
+    child.log.parent.mkdir(parents=True, exist_ok=True)
+    with redacted_log(child.log, {**os.environ, **child.environment}) as output:
+        process = _start(child.command, output, child.environment, attached=True)
+        record = ProcessRecord.of(process.pid, child.stage)
+        running = RunningChild(child, process)
+        try:
+            record.write(child.record)
+            yield running
+        finally:
+            # On KeyboardInterrupt and on whatever Prefect raises, too: nothing outlives the block.
+            running.end(0.0)
+            child.afterwards()
+            if ProcessRecord.read(child.record) == record:  # else another process has taken the run over
+                child.record.unlink()
+
+
 def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Callable[[], None]) -> int:
     """Runs a child to its end and returns its exit code (negative: the signal that killed it).
 
@@ -129,53 +175,18 @@ def supervise(child: Child, *, stop: Callable[[], StopRequest | None], tick: Cal
         StageStoppedError: `stop` asked for it.
         StageError: the time limit passed.
     """
-    child.log.parent.mkdir(parents=True, exist_ok=True)
-    with redacted_log(child.log, {**os.environ, **child.environment}) as output:
-        process = _start(child.command, output, child.environment, attached=True)
-        return _supervise(child, process, stop, tick)
-
-
-def _supervise(
-    child: Child,
-    process: subprocess.Popen[bytes],
-    stop: Callable[[], StopRequest | None],
-    tick: Callable[[], None],
-) -> int:
-    record = ProcessRecord.of(process.pid, child.stage)
-    try:
-        record.write(child.record)
-        return _watch(child, process, stop, tick)
-    finally:
-        # On KeyboardInterrupt and on whatever Prefect raises, too: nothing outlives this call.
-        _end(child, process, grace=0.0)
-        child.afterwards()
-        if ProcessRecord.read(child.record) == record:  # else another process has taken the run over
-            child.record.unlink()
-
-
-def _watch(
-    child: Child,
-    process: subprocess.Popen[bytes],
-    stop: Callable[[], StopRequest | None],
-    tick: Callable[[], None],
-) -> int:
-    deadline = time.monotonic() + (child.timeout_seconds or float("inf"))
-    while (code := process.poll()) is None:
-        if request := stop():
-            _end(child, process, request.grace)
-            raise StageStoppedError(request)
-        if time.monotonic() > deadline:
-            _end(child, process, TIMEOUT_GRACE_SECONDS)
-            raise StageError(
-                f"{child.stage} ran longer than {child.timeout_seconds:g} s and was stopped", child.log, cause="hung"
-            )
-        tick()
-        time.sleep(_POLL_SECONDS)
+    with started(child) as running:
+        while (code := running.poll()) is None:
+            if request := stop():
+                running.end(request.grace)
+                raise StageStoppedError(request)
+            tick()
+            time.sleep(_POLL_SECONDS)
     return code
 
 
 def _end(child: Child, process: subprocess.Popen[bytes], grace: float) -> None:
-    """Asks the child to end, waits `grace` seconds, and kills what is left of its group."""
+    """See `RunningChild.end`."""
     if process.poll() is None and grace > 0:
         _interrupt(child, process)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -47,6 +47,27 @@ def stage_slots(execution: "RunExecution", stage: str) -> Iterator[list[str]]:
         raise StageError(str(error)) from None
 
 
+def slots_of_evaluation(experiment: Experiment) -> int:
+    """How many slots of this machine the ranks of an evaluation lease."""
+    return _slots_wanted(experiment, "evaluate")
+
+
+def concurrency_warnings(experiment: Experiment) -> Iterator[Issue]:
+    """What is wrong where this machine has GPUs for training, and not for ranks that evaluate meanwhile."""
+    ranks = experiment.evaluation.concurrent_ranks
+    if not ranks or not launcher_of(experiment).ranks_run_here:
+        return
+    wanted = slots_of_evaluation(experiment.concurrent_evaluation)
+    training, slots = _slots_wanted(experiment, "train"), slots_here()
+    if wanted and training <= len(slots) < training + wanted:
+        yield Issue(
+            "no GPU is left to evaluate on while training goes on: checkpoints are evaluated after it",
+            ("evaluation", "concurrent_ranks"),
+            given=f"{ranks}, and training takes {training} of {len(slots)} GPU slots: {', '.join(slots)}",
+            hint="lower training.ranks, or leave concurrent_ranks out",
+        )
+
+
 def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue | None:
     """What is wrong where a stage needs more slots than these."""
     ranks = _ranks(experiment, stage)

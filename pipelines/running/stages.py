@@ -26,6 +26,7 @@ from pipelines.processes.supervisor import (
     supervise,
 )
 from pipelines.results import damage_of, filling, is_report_current, manifest_of, publish
+from pipelines.running.concurrent_evaluation import evaluating, forget_results
 from pipelines.running.earlier_training import take_training
 from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, stage_slots
@@ -202,6 +203,8 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
         job.unlink()
         manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
         publish(aside, stage.output, manifest | {"inputs": stage.inputs})
+    if stage.stage == "evaluate":
+        forget_results(directory)
 
 
 def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
@@ -210,7 +213,13 @@ def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     _write_inputs(execution, stage)
     _withdraw(execution, manifest_of("train", directory))
     (directory / "cancel").unlink(missing_ok=True)
-    _launch(execution, stage, tick)
+    with evaluating(execution) as look:
+
+        def tick_and_look() -> None:
+            tick()
+            look()
+
+        _launch(execution, stage, tick_and_look)
     _pause_if_there(execution)
     if damage := damage_of(manifest_of("train", directory), stage.fingerprint):
         raise StageError(f"train ended without a whole result: {damage}", _log(execution, stage))
@@ -222,7 +231,8 @@ def _write_inputs(execution: RunExecution, stage: StagePlan) -> None:
     inputs = {name: os.path.relpath(execution.plan.stage(name).output, directory) for name in ("data", "base")}
     evaluate = execution.plan.stage("evaluate")
     named = {"run_id": execution.run_id, "fingerprint": stage.fingerprint, "evaluation": evaluate.fingerprint}
-    if execution.until or execution.plan.experiment.evaluation.every_steps:
+    evaluation = execution.plan.experiment.evaluation
+    if execution.until or evaluation.every_steps or evaluation.concurrent_ranks:
         _name_evaluation(execution, evaluate)
     pause = {"until": execution.until} if execution.until else {}
     launcher = launcher_of(execution.plan.experiment)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pipelines.home import Home
-from pipelines.launchers import launchers
+from pipelines.launchers import concurrent_directory, launchers
 from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import cancel_message, clear_request, request_cancel
@@ -248,4 +248,5 @@ def _end_work(home: Home, run_id: str) -> None:
     end_left_process(home.run(run_id))
     # Every kind: the run may have been started before by another launcher than the one that its spec names now.
     for launcher in launchers():
-        launcher.end(home.run(run_id))
+        for directory in (home.run(run_id), concurrent_directory(home.run(run_id))):
+            launcher.end(directory)

@@ -94,6 +94,23 @@ class RunDirectory:
         }
         write_json(self.path / "evaluated.json", record)
 
+    def exported(self) -> dict[int, int]:
+        """The steps whose exported weights count, and the attempt that exported each: not those of steps that a later
+        attempt goes through again. Runs of earlier versions noted none."""
+        noted = {int(step): attempt for step, attempt in read_json(self.path / "exported.json").items()}
+        files = (self.path / "attempts").glob("[0-9]*.json")
+        origins = {int(file.stem): read_json(file).get("resumed_from_step", 0) for file in files}
+
+        def is_gone_through_again(step: int, attempt: int) -> bool:
+            return any(later > attempt and origin < step for later, origin in origins.items())
+
+        return {step: attempt for step, attempt in noted.items() if not is_gone_through_again(step, attempt)}
+
+    def note_exported(self, step: int, attempt: int) -> None:
+        """Adds to exported.json that the weights after a step are whole, and which attempt they are of."""
+        path = self.path / "exported.json"
+        write_json(path, read_json(path) | {str(step): attempt})
+
     def report_progress(self, record: dict[str, Any]) -> None:
         """Replaces progress.json."""
         write_json(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from specs.errors import Issue, Path
-from specs.rules import guards, model_evaluation, objective, rollout, training, vllm
+from specs.rules import evaluation, guards, model_evaluation, objective, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
@@ -316,6 +316,7 @@ RULES = (
     _record,
     _sinks,
     *training.RULES,
+    *evaluation.RULES,
 )
 IDLE_KNOBS = (
     _idle_divergence,
@@ -329,6 +330,7 @@ IDLE_KNOBS = (
     *rollout.IDLE_KNOBS,
     *vllm.IDLE_KNOBS,
     *training.IDLE_KNOBS,
+    *evaluation.IDLE_KNOBS,
     *guards.IDLE_KNOBS,
 )
 OF_A_MODEL = (

@@ -41,7 +41,7 @@ def trained_tokenizer(experiment: Experiment) -> Iterator[Issue]:
 
 def during_training(experiment: Experiment) -> Iterator[Issue]:
     """Keys of the evaluation that speak of training."""
-    for field in ("checkpoints", "every_steps"):
+    for field in ("checkpoints", "every_steps", "concurrent_ranks"):
         if field in experiment.evaluation.model_fields_set:
             yield Issue("has no effect", ("evaluation", field), hint="leave it out: nothing is trained")
 

@@ -40,6 +40,10 @@ class Evaluation(Spec):
     every_steps: int = addition(0, ge=0)
     """Steps between evaluations during training, by the trainer itself; 0: none. The base model and the last step are
     evaluated after training in any case."""
+    concurrent_ranks: int = execution(0, ge=0)
+    """Ranks that evaluate each checkpoint as soon as it is exported, while training goes on, on GPUs of their own: free
+    ones of this machine, hosts that training leaves over (ssh), a job of their own (slurm). What they have not measured
+    when training ends is measured then, as with 0. The results are the same."""
     datasets: tuple[str, ...] = ()
     """Names of evaluation sets; empty: all."""
     samples_per_problem: int = Field(8, ge=1)

@@ -87,6 +87,17 @@ class Experiment(Spec):
         return True
 
     @property
+    def concurrent_evaluation(self) -> Self:
+        """The spec by which `evaluation.concurrent_ranks` measure checkpoints while training goes on."""
+        ranks = self.evaluation.concurrent_ranks
+        changes = {
+            "training": self.training.model_copy(update={"ranks": ranks, "sequence_parallel_size": 1}),
+            "rollout": self.rollout.without_training(),
+            "launcher": self.launcher.beside(self.training, ranks),
+        }
+        return self.model_copy(update=changes)
+
+    @property
     def first_pass_gives_old_logprobs(self) -> bool:
         """Whether the first minibatch's old_logprobs can wait for its first training pass, which then gives them.
 

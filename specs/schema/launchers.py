@@ -6,7 +6,8 @@ A launcher is a section here, which says what is wrong with it, and the module o
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from itertools import accumulate
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -34,6 +35,11 @@ class _Launcher(Spec):
         """What makes it impossible to train so, beyond what single fields show. Paths begin at the experiment."""
         del training
         yield from ()
+
+    def beside(self, training: Training, ranks: int) -> Self:
+        """The launcher of `ranks` more that work while training does, which has its own."""
+        del training, ranks
+        return self
 
 
 class LocalLauncher(_Launcher):
@@ -114,6 +120,14 @@ class SshLauncher(_Cluster):
         with open(self.hostfile, encoding="utf-8") as file:
             return parse_hostfile(file.read())
 
+    def beside(self, training: Training, ranks: int) -> Self:
+        """On the hosts that training leaves over."""
+        del ranks
+        hosts = self.read_hosts()
+        slots_before = accumulate((host.slots for host in hosts), initial=0)
+        spare = tuple(host for host, before in zip(hosts, slots_before, strict=False) if before >= training.ranks)
+        return self.model_copy(update={"hosts": spare, "hostfile": "", "min_ranks": 0})
+
     def issues(self, training: Training) -> Iterator[Issue]:
         """Hosts that cannot be read, that are named twice, or that take too few ranks."""
         yield from super().issues(training)
@@ -163,6 +177,10 @@ class SlurmLauncher(_Cluster):
     """Before the time limit: when the trainer is told to save its state. Longer than a step and a checkpoint take."""
     options: tuple[str, ...] = ()
     """Further options of sbatch, e.g. [--account=lab, "--gres=gpu:8", --constraint=h100]."""
+
+    def beside(self, training: Training, ranks: int) -> Self:
+        """In a job of their own, on a node at most as many as training has there."""
+        return self.model_copy(update={"nodes": -(-ranks * self.nodes // training.ranks)})
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """Ranks that do not divide, a time limit that is too short, options that are none or that the launcher sets."""

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -131,6 +131,10 @@ class SamplerSection(Spec):
         """GPUs that a machine needs for so many ranks and their samplers."""
         return ranks
 
+    def without_training(self) -> Self:
+        """The section for ranks that have GPUs of their own and train nothing there."""
+        return self
+
     @property
     def fewer_gpus(self) -> str:
         """A hint for a machine that lacks GPUs for the samplers; empty where these need none but the ranks'."""
@@ -222,6 +226,10 @@ class VllmRollout(SamplerSection):
             return ranks
         wanted = ranks * self.tensor_parallel_size
         return max(ranks, *(place + 1 for place in self.engine_gpus[:wanted] or (ranks + wanted - 1,)))
+
+    def without_training(self) -> Self:
+        """Dedicated engines have the GPUs after the ranks' own."""
+        return self.model_copy(update={"engine_gpus": ()})
 
     @property
     def fewer_gpus(self) -> str:

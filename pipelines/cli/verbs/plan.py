@@ -40,6 +40,7 @@ def plan(
     from pipelines.planning.memory import memory_warnings
     from pipelines.planning.plan import make_plan, overlap_warnings
     from pipelines.planning.weights import weights_in
+    from pipelines.running.gpu_slots import concurrency_warnings
     from specs.errors import SpecError, render
     from specs.loader import load_any
     from specs.study_document import StudyDocument
@@ -71,6 +72,7 @@ def plan(
             *memory_warnings(run.experiment),
             *precision_warnings(run.experiment),
             *overlap_warnings(run),
+            *concurrency_warnings(run.experiment),
         )
     }
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]

@@ -1,0 +1,189 @@
+"""Evaluation while training goes on: a process of its own measures each checkpoint once it is exported.
+
+The launcher starts it as it starts the evaluate stage, in a directory of its own below the run's, with a spec of its
+own: other ranks, hosts and GPU slots than training's, which it holds only while it works. It ends when it has measured
+what was there. The evaluate stage takes what it leaves and measures the rest, so that nothing here ends training: what
+fails is tried again as often as `stages.evaluate` says, and else left to that stage.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipelines.launchers import concurrent_directory, job_file, launcher_of, launchers, problems_file
+from pipelines.processes.supervisor import Child, RunningChild, StageError, failure, log_size, started
+from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, slots_of_evaluation
+from pipelines.running.run import RunExecution
+from rpg.evaluation.results import ConcurrentResults
+from rpg.files import DiskError, write_json
+from rpg.processes.gpu_slots import TooFewSlotsError, leased, slots_here
+from rpg.processes.timed_output import TIMED
+from rpg.recording.run_directory import RunDirectory
+
+_LOOK_SECONDS = 2.0
+"""Between two looks for exported weights."""
+_SLOT_SECONDS = 10.0
+"""Between two looks for free slots."""
+
+
+@contextmanager
+def evaluating(execution: RunExecution) -> Iterator[Callable[[], None]]:
+    """Within the block checkpoints are evaluated, if the spec says so; at its end nothing of that goes on.
+
+    A run that is to pause evaluates its policy there by itself.
+
+    Yields:
+        To be called many times a second, in the main thread.
+    """
+    if not execution.plan.experiment.evaluation.concurrent_ranks or execution.until:
+        yield lambda: None
+        return
+    evaluation = _ConcurrentEvaluation(execution)
+    try:
+        yield evaluation.look
+    finally:
+        evaluation.close()
+
+
+def forget_results(run_directory: Path) -> None:
+    """Removes what was measured during training, which the evaluate stage has now. A job that a killed command left is
+    ended."""
+    if (run_directory / "concurrent").exists():
+        for launcher in launchers():
+            launcher.end(concurrent_directory(run_directory))
+        shutil.rmtree(run_directory / "concurrent", ignore_errors=True)
+
+
+class _ConcurrentEvaluation:
+    """Looks for exported weights that are not measured, and has one process at a time measure them."""
+
+    def __init__(self, execution: RunExecution) -> None:
+        self._execution = execution
+        self._experiment = execution.plan.experiment.concurrent_evaluation
+        self._launcher = launcher_of(self._experiment)
+        self._stage = execution.plan.stage("evaluate")
+        self._run = RunDirectory(execution.directory.absolute())
+        self._results = ConcurrentResults(self._run.path, self._stage.fingerprint)
+        self._num_slots = slots_of_evaluation(self._experiment)
+        self._slots = slots_here() if self._num_slots else []
+        self._look_at = 0.0
+        """By the monotonic clock."""
+        self._failures = 0
+        self._told_of_slots = False
+        self._child: RunningChild | None = None
+        self._log = execution.directory / "logs" / "evaluate-concurrent.log"
+        self._log_start = 0
+        self._holding = ExitStack()
+        """The process and its slots."""
+
+    def look(self) -> None:
+        """Begins to measure what has come, or sees whether that has ended. Raises nothing that is not training's."""
+        try:
+            if self._child is not None:
+                self._look_at_child(self._child)
+            elif time.monotonic() >= self._look_at and (exported := self._due()):
+                self._begin(exported)
+        except TooFewSlotsError as busy:
+            self._wait(_SLOT_SECONDS)
+            if not self._told_of_slots:
+                self._told_of_slots = True
+                self._execution.warn(f"evaluation waits for GPU slots or the end of training: {busy}")
+        except (StageError, DiskError, OSError) as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Ends the process. What it has measured stays; what it was measuring is left to the evaluate stage."""
+        self._child = None
+        self._holding.close()
+
+    def _due(self) -> list[dict[str, Any]]:
+        """What is exported and not measured, as `rpg.stage` takes it: the base model, and the steps before the last."""
+        self._wait(_LOOK_SECONDS)
+        experiment = self._execution.plan.experiment
+        wanted, every = experiment.evaluation.checkpoints, experiment.training.export_every_steps
+        attempts = [int(file.stem) for file in (self._run.path / "attempts").glob("[0-9]*.json")]
+        due = []
+        if wanted != "final" and attempts and not self._results.attempt(0):
+            due.append((0, self._execution.plan.stage("base").output.absolute(), max(attempts)))
+        if wanted == "all" and every:
+            by_trainer = self._run.evaluated()  # where the run has paused
+            due += [
+                (step, self._run.weights / f"step-{step:06}", attempt)
+                for step, attempt in sorted(self._run.exported().items())
+                if step < experiment.training.steps and step % every == 0 and step not in by_trainer
+                if self._results.attempt(step) != attempt
+            ]
+        return [
+            {"step": step, "weights": str(path), "attempt": attempt} for step, path, attempt in due if path.is_dir()
+        ]
+
+    def _begin(self, exported: list[dict[str, Any]]) -> None:
+        """Starts a process that measures these. Raises TooFewSlotsError where too few slots are free."""
+        directory = concurrent_directory(self._run.path)
+        with ExitStack() as holding:
+            holder = f"{self._execution.run_id} (evaluate)"
+            slots = holding.enter_context(leased(self._num_slots, holder, waiting=None, available=self._slots))
+            job = self._write_job(directory, exported)
+            command = [sys.executable, "-m", "rpg.stage", str(job)]
+            if evaluates_in_ranks(self._experiment):
+                command = self._launcher.command(directory, self._experiment, slots, stage="evaluate")
+            self._log_start = log_size(self._log)
+            child = Child(
+                stage="evaluate",
+                command=command,
+                log=self._log,
+                record=directory / "process.json",
+                timeout_seconds=self._experiment.stages.evaluate.timeout_seconds,
+                environment={TIMED: "1", **slot_environment(slots)},
+                afterwards=lambda: None if self._execution.superseded else self._launcher.end(directory),
+            )
+            self._child = holding.enter_context(started(child))
+            self._holding = holding.pop_all()
+
+    def _write_job(self, directory: Path, exported: list[dict[str, Any]]) -> Path:
+        """Writes what the launcher and the process read; returns the job's file."""
+        execution, job = self._execution, job_file(directory, "evaluate")
+        spec = self._experiment.model_dump(mode="json")
+        inputs = {name: str(execution.plan.stage(name).output.absolute()) for name in ("data", "base")}
+        lease = None if self._launcher.outlives_command else execution.lease
+        description = {
+            "stage": "evaluate_exported",
+            "spec": spec,
+            "inputs": inputs | {"run": str(self._run.path)},
+            "out": str(self._results.directory),
+            "problems": str(problems_file(directory, "evaluate")),
+            "run_id": execution.run_id,
+            "fingerprint": self._stage.fingerprint,
+            "exported": exported,
+            "lease": lease.number if lease else 0,
+        }
+        write_json(directory / "spec.json", spec)
+        write_json(job, description)
+        return job
+
+    def _look_at_child(self, child: RunningChild) -> None:
+        """Frees what the process held, once it has ended. Raises StageError where it failed."""
+        code = child.poll()
+        if code is None:
+            return
+        self.close()
+        if code:
+            raise failure("evaluate", code, self._log, since=self._log_start)
+
+    def _fail(self, error: Exception) -> None:
+        """Says that an evaluation failed. After `stages.evaluate.retries` more of them no other is begun."""
+        self.close()
+        self._failures += 1
+        policy = self._experiment.stages.evaluate
+        again = self._failures <= policy.retries
+        self._wait(policy.retry_delay_seconds if again else float("inf"))
+        what_now = f"once more in {policy.retry_delay_seconds:g} s" if again else "measured after training instead"
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        self._execution.warn(f"evaluation while training goes on: {cause} {what_now}")
+
+    def _wait(self, seconds: float) -> None:
+        self._look_at = time.monotonic() + seconds

@@ -1,0 +1,78 @@
+"""Policies that lie on disk answer the evaluation sets, one after the other."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from rpg.evaluation.answers import answers
+from rpg.evaluation.inputs import evaluation_inputs
+from rpg.evaluation.records import Answered
+from rpg.evaluation.results import MeasuredPolicy
+from rpg.processes import ranks
+from rpg.processes.device import choose_device, use_threads
+from rpg.rewards import open_scorer
+from rpg.samplers import SamplerSettings, open_sampler
+from rpg.samplers.base import Sampler
+from specs.schema.experiment import Experiment
+
+
+@contextmanager
+def evaluating_ranks(spec: Experiment) -> Iterator[torch.device]:
+    """Within the block this process is one of the ranks that evaluate. Yields its device."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    device = choose_device(spec.resources)
+    with ranks.joined(device.type):
+        use_threads(spec.resources, processes=ranks.on_this_machine())
+        yield device
+
+
+def policies_answers(
+    policies: Sequence[MeasuredPolicy], spec: Experiment, inputs: Mapping[str, Path], device: torch.device
+) -> Iterator[tuple[MeasuredPolicy, list[list[Answered]]]]:
+    """Each policy with its answers, a list per problem. All ranks go through it; nothing where there are no problems.
+
+    Args:
+        inputs: data, base: the staged data, the base model.
+    Raises:
+        SpecError: see `evaluation_inputs`.
+    """
+    from transformers import AutoTokenizer
+
+    if not policies:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(inputs["base"])
+    asked = evaluation_inputs(spec, inputs["data"], inputs["base"], tokenizer)
+    if not asked.problems:
+        print("there is no evaluation set: nothing to measure", flush=True)
+        return
+    with open_scorer(spec.reward) as scorer:
+        for policy, sampler in _samplers(spec, policies, asked.max_length, device):
+            yield policy, answers(spec, asked, tokenizer, sampler, scorer, device)
+
+
+def _samplers(
+    spec: Experiment, policies: Sequence[MeasuredPolicy], max_length: int, device: torch.device
+) -> Iterator[tuple[MeasuredPolicy, Sampler]]:
+    """One engine, holding each policy's weights in turn."""
+    from transformers import AutoModelForCausalLM
+
+    settings = SamplerSettings(
+        weights_dir=policies[0].weights,
+        device=device,
+        max_length=max_length,
+        seed=spec.evaluation.seed,
+    )
+    sampler = open_sampler(spec.rollout, settings)
+    try:
+        yield policies[0], sampler
+        for version, policy in enumerate(policies[1:], sampler.policy_version + 1):
+            model = AutoModelForCausalLM.from_pretrained(policy.weights, dtype="auto")
+            sampler.load_weights(model.named_parameters(), policy_version=version)
+            del model
+            yield policy, sampler
+    finally:
+        sampler.close()
