@@ -137,7 +137,8 @@ class EvaluationRow:
     samples_per_problem: Int32
     """Responses to each problem."""
     attempt: Int32 | None = None
-    """Which start of the trainer measured it; NULL where the evaluate stage did."""
+    """Which start of the trainer measured it, or exported what was measured while training went on; NULL where the
+    evaluate stage did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,8 @@ class EvaluationSampleRow:
     reward_error: str | None
     """Why the scorer failed; NULL where it did not."""
     attempt: Int32 | None = None
-    """Which start of the trainer asked; NULL where the evaluate stage did."""
+    """Which start of the trainer asked, or exported the policy that was asked while training went on; NULL where the
+    evaluate stage did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,8 @@ class _ConcurrentEvaluation:
         self._child: RunningChild | None = None
         self._log = execution.directory / "logs" / "evaluate-concurrent.log"
         self._log_start = 0
+        self._begun: list[dict[str, Any]] = []
+        """What the process measures."""
         self._holding = ExitStack()
         """The process and its slots."""
 
@@ -131,7 +133,7 @@ class _ConcurrentEvaluation:
             command = [sys.executable, "-m", "rpg.stage", str(job)]
             if evaluates_in_ranks(self._experiment):
                 command = self._launcher.command(directory, self._experiment, slots, stage="evaluate")
-            self._log_start = log_size(self._log)
+            self._log_start, self._begun = log_size(self._log), exported
             child = Child(
                 stage="evaluate",
                 command=command,
@@ -166,13 +168,17 @@ class _ConcurrentEvaluation:
         return job
 
     def _look_at_child(self, child: RunningChild) -> None:
-        """Frees what the process held, once it has ended. Raises StageError where it failed."""
+        """Frees what the process held, once it has ended. Raises StageError where it failed or has measured nothing."""
         code = child.poll()
         if code is None:
             return
         self.close()
         if code:
             raise failure("evaluate", code, self._log, since=self._log_start)
+        measured = [policy["step"] for policy in self._begun if self._results.attempt(policy["step"])]
+        if not measured:
+            raise StageError("evaluate has measured nothing", self._log)
+        self._execution.outbox.log(f"evaluated while training goes on: steps {', '.join(map(str, measured))}")
 
     def _fail(self, error: Exception) -> None:
         """Says that an evaluation failed. After `stages.evaluate.retries` more of them no other is begun."""
@@ -181,9 +187,11 @@ class _ConcurrentEvaluation:
         policy = self._experiment.stages.evaluate
         again = self._failures <= policy.retries
         self._wait(policy.retry_delay_seconds if again else float("inf"))
-        what_now = f"once more in {policy.retry_delay_seconds:g} s" if again else "measured after training instead"
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
-        self._execution.warn(f"evaluation while training goes on: {cause} {what_now}")
+        what_now = (
+            f"once more in {policy.retry_delay_seconds:g} s" if again else "checkpoints are evaluated after training"
+        )
+        cause = (str(error).splitlines() or [type(error).__name__])[0].partition("; the end of ")[0]
+        self._execution.warn(f"evaluation while training goes on: {cause} (logs/{self._log.name}); {what_now}")
 
     def _wait(self, seconds: float) -> None:
         self._look_at = time.monotonic() + seconds

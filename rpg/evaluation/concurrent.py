@@ -32,8 +32,8 @@ class ExportedPolicy:
         return cls(int(fields["step"]), Path(fields["weights"]), int(fields["attempt"]))
 
     @property
-    def directory(self) -> int:
-        """The number of the directory on its file system: weights that are exported again have another."""
+    def inode(self) -> int:
+        """Of the directory: weights that are exported again have another."""
         return self.weights.stat().st_ino
 
     def measured(self) -> MeasuredPolicy:
@@ -68,7 +68,7 @@ def evaluate_exported(
     by_step = {policy.step: policy for policy in exported}
     with evaluating_ranks(spec) as device:
         first = ranks.rank() == 0
-        directories = {policy.step: policy.directory for policy in exported} if first else {}
+        inodes = {policy.step: policy.inode for policy in exported} if first else {}
         policies = ranks.from_first([policy.measured() for policy in exported] if first else [])
         known = ranks.from_first([each.step for each in policies if results.summary(each) is not None] if first else [])
         for step in known if first else ():
@@ -84,7 +84,7 @@ def evaluate_exported(
             summary = recorder.record(step, answered)
             recorder.writer.flush()
             fence.check()
-            if by_step[step].directory != directories[step]:
+            if by_step[step].inode != inodes[step]:
                 print(f"step {step}: exported again meanwhile; to be measured again", flush=True)
                 continue
             results.publish(aside, policy, by_step[step].attempt, summary)

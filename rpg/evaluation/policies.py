@@ -49,30 +49,32 @@ def policies_answers(
     if not asked.problems:
         print("there is no evaluation set: nothing to measure", flush=True)
         return
+    # Whatever is still to be measured, the engine is opened on the same weights: it may take its precision from them.
+    opened_on = policies[0].weights if spec.evaluation.checkpoints == "final" else inputs["base"]
     with open_scorer(spec.reward) as scorer:
-        for policy, sampler in _samplers(spec, policies, asked.max_length, device):
+        for policy, sampler in _samplers(spec, policies, opened_on, asked.max_length, device):
             yield policy, answers(spec, asked, tokenizer, sampler, scorer, device)
 
 
 def _samplers(
-    spec: Experiment, policies: Sequence[MeasuredPolicy], max_length: int, device: torch.device
+    spec: Experiment, policies: Sequence[MeasuredPolicy], opened_on: Path, max_length: int, device: torch.device
 ) -> Iterator[tuple[MeasuredPolicy, Sampler]]:
     """One engine, holding each policy's weights in turn."""
     from transformers import AutoModelForCausalLM
 
     settings = SamplerSettings(
-        weights_dir=policies[0].weights,
+        weights_dir=opened_on,
         device=device,
         max_length=max_length,
         seed=spec.evaluation.seed,
     )
     sampler = open_sampler(spec.rollout, settings)
     try:
-        yield policies[0], sampler
-        for version, policy in enumerate(policies[1:], sampler.policy_version + 1):
-            model = AutoModelForCausalLM.from_pretrained(policy.weights, dtype="auto")
-            sampler.load_weights(model.named_parameters(), policy_version=version)
-            del model
+        for policy in policies:
+            if policy.weights != opened_on:
+                model = AutoModelForCausalLM.from_pretrained(policy.weights, dtype="auto")
+                sampler.load_weights(model.named_parameters(), policy_version=sampler.policy_version + 1)
+                del model
             yield policy, sampler
     finally:
         sampler.close()

@@ -163,7 +163,7 @@ SELECT rank() OVER (PARTITION BY dataset, metric ORDER BY value DESC) AS rank, *
 FROM settings
 ORDER BY dataset, metric, rank, experiment;
 
--- One row per run, set and evaluated step: accuracy over the steps, during training (`evaluation.every_steps`) and after it.
+-- One row per run, set and evaluated step: accuracy over the steps, during training (`evaluation.every_steps`, `.concurrent_ranks`) and after.
 --   run: the run's name: cell and seed
 --   dataset: name of the evaluation set
 --   metric: mean@k: share of right answers among k responses

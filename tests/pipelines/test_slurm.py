@@ -203,6 +203,24 @@ def test_evaluation_is_a_job_on_all_nodes_too(lab: Lab, cluster: SlurmCluster) -
 
 
 @pytest.mark.long
+def test_evaluation_while_training_goes_on_is_a_job_of_its_own(lab: Lab, cluster: SlurmCluster) -> None:
+    spec = SPEC.replace("samples_per_problem: 2", "samples_per_problem: 2, concurrent_ranks: 1")
+    lab.spec.write_text(spec.replace("steps: 6", "steps: 200") + "launcher: {type: slurm}\n")
+    done = lab.rpg("run", str(lab.spec))
+    assert done.code == 0, done.err
+    (run_id,) = lab.run_ids()
+    logs = {path.name: path.read_text() for path in (lab.home.run(run_id) / "logs").glob("*.log")}
+    submitted = {
+        name: [f"job {n}" for n in (1, 2, 3) if f"job {n} is submitted" in text] for name, text in logs.items()
+    }
+    assert submitted["train.log"] == ["job 1"]
+    assert submitted["evaluate-concurrent.log"] == ["job 2"]
+    assert submitted["evaluate.log"] == ["job 3"]
+    assert "step 0: was measured while training went on" in logs["evaluate-0-rpg1.log"]
+    wait_for(lambda: not cluster.jobs(), what="the jobs to leave the queue")
+
+
+@pytest.mark.long
 def test_cancel_stops_every_node_and_the_logs_are_all_in_one_place(lab: Lab, cluster: SlurmCluster) -> None:
     section = "launcher: {type: slurm, nodes: 2}\n"
     lab.spec.write_text(SPEC.replace("steps: 6", "steps: 400\n  ranks: 2") + section)

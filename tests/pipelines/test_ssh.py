@@ -90,6 +90,21 @@ def test_every_host_answers_its_part_of_the_evaluation_sets(lab: Lab, hosts: Ssh
 
 
 @pytest.mark.long
+def test_a_host_that_training_leaves_over_evaluates_meanwhile(lab: Lab, hosts: SshHosts) -> None:
+    spec = SPEC.replace("samples_per_problem: 2", "samples_per_problem: 2, concurrent_ranks: 1")
+    lab.spec.write_text(spec.replace("steps: 6", "steps: 200") + hosts.spec(extra=", connect_seconds: 60"))
+    done = lab.rpg("run", str(lab.spec))
+    assert done.code == 0, done.err
+    (run_id,) = lab.run_ids()
+    logs = {path.name: path.read_text() for path in (lab.home.run(run_id) / "logs").glob("*.log")}
+    assert f"1 ranks on {hosts.hosts[0].address}" in logs["train.log"]
+    assert f"1 ranks on {hosts.hosts[1].address}" in logs["evaluate-concurrent.log"]
+    (stage,) = [text for name, text in logs.items() if name.startswith("evaluate-0-")]
+    assert "step 0: was measured while training went on" in stage
+    assert not any(host.processes() for host in hosts.hosts)
+
+
+@pytest.mark.long
 def test_cancel_stops_every_host_and_resume_finishes_with_all_logs_in_one_place(lab: Lab, hosts: SshHosts) -> None:
     lab.spec.write_text(SPEC.replace("steps: 6", "steps: 400\n  ranks: 2") + hosts.spec(extra=", connect_seconds: 60"))
     running = lab.start("run", str(lab.spec))

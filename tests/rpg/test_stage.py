@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from stage_jobs import SPEC, Result, job_of, run_stage
 
 import rpg.stage
 from pipelines.launchers.local import local_command
+from rpg.evaluation.results import digests_of
+from rpg.files import files_under
+from rpg.processes.fence import SupersededError
 from rpg.recording.segments import schema_of
 from specs.errors import Issue, SpecError
 from specs.records import EvaluationRow, EvaluationSampleRow
@@ -116,6 +120,62 @@ def test_two_ranks_share_the_problems_and_leave_what_one_leaves(tmp_path: Path, 
             pq.read_table(out / "segments" / table).to_pylist() for out in (tmp_path / "evaluate", evaluated.out)
         )
         assert shared == alone
+
+
+def test_what_was_measured_during_training_is_on_record_at_once_and_taken_as_it_is(
+    tmp_path: Path, evaluated: Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    exported = {step: run / "weights" / f"step-{step:06}" for step in (1, 2)}
+    for path in exported.values():
+        shutil.copytree(inputs_of(evaluated)["base"], path)
+    weights = {str(step): f"weights/{path.name}" for step, path in exported.items()}
+    of_base = digests_of(inputs_of(evaluated)["base"])
+    digests = {f"{path}/{name}": digest for path in weights.values() for name, digest in of_base.items()}
+    (run / "train.json").write_text(json.dumps({"weights": weights, "files": digests}))
+    training = SPEC["training"] | {"steps": 2, "export_every_steps": 1}
+    spec = SPEC | {"training": training, "evaluation": {"samples_per_problem": 2, "checkpoints": "all"}}
+    inputs = {**inputs_of(evaluated), "run": run}
+
+    def evaluate(out: str) -> dict[str, bytes]:
+        rpg.stage.run(job_of("evaluate", tmp_path / out, spec, **inputs))
+        directory = tmp_path / out / "evaluate"
+        return {str(file.relative_to(directory)): file.read_bytes() for file in files_under(directory)}
+
+    def measure(attempt: int) -> None:
+        policies = [(0, inputs["base"]), (1, exported[1])]
+        named = [{"step": step, "weights": str(path), "attempt": attempt} for step, path in policies]
+        job = job_of("evaluate_exported", tmp_path, spec, **inputs)
+        rpg.stage.run(job | {"exported": named, "lease": 0})
+
+    def recorded() -> list[tuple[int, int]]:
+        samples = pq.read_table(run / "segments" / "evaluation_samples").to_pylist()
+        return sorted({(row["attempt"], row["step"]) for row in samples})
+
+    plain = evaluate("after")
+    measure(1)
+    assert recorded() == [(1, 0), (1, 1)]
+    measure(2)
+    assert recorded() == [(1, 0), (1, 1), (2, 0), (2, 1)], "exported again by a later attempt: the same weights"
+    capsys.readouterr()
+    assert evaluate("during") == plain
+    assert [line for line in capsys.readouterr().out.splitlines() if "was measured" in line] == [
+        f"step {step}: was measured while training went on" for step in (0, 1)
+    ]
+    (run / "train.json").write_text(json.dumps({"weights": weights, "files": dict.fromkeys(digests, "other")}))
+    assert evaluate("exported again") == plain
+    assert "step 1: was measured" not in capsys.readouterr().out
+
+
+def test_a_result_is_not_taken_over_by_a_process_that_lost_the_run(tmp_path: Path, evaluated: Result) -> None:
+    run = tmp_path / "run"
+    (run / "leases").mkdir(parents=True)
+    (run / "leases" / "0002.json").touch()
+    job = job_of("evaluate_exported", tmp_path, SPEC, **inputs_of(evaluated) | {"run": run})
+    base = {"step": 0, "weights": job["inputs"]["base"], "attempt": 1}
+    with pytest.raises(SupersededError):
+        rpg.stage.run(job | {"exported": [base], "lease": 1})
+    assert not (run / "segments").exists()
 
 
 def test_only_the_final_checkpoint_is_measured_where_that_is_asked_for(tmp_path: Path, evaluated: Result) -> None:

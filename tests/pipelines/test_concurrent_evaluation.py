@@ -1,0 +1,171 @@
+"""Checkpoints are evaluated while the run trains, with the results of evaluation after training. Real processes."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from live import SPEC, Lab, finished, kill, wait_for
+
+from pipelines.home import Home
+from pipelines.planning.plan import make_plan
+from pipelines.running.concurrent_evaluation import evaluating
+from pipelines.running.gpu_slots import concurrency_warnings
+from pipelines.running.run import RunExecution
+from rpg.files import files_under, read_json, write_json
+from rpg.processes.gpu_slots import leased
+from rpg.recording.run_directory import RunDirectory
+from specs.loader import load_document
+
+CHECKPOINTS = ("training.steps=60", "training.export_every_steps=20", "evaluation.checkpoints=all")
+CONCURRENTLY = (*CHECKPOINTS, "evaluation.concurrent_ranks=1")
+MEASURED = "select step, count(*) from evaluation_samples group by step order by step"
+LOG = "evaluate-concurrent.log"
+
+
+def stopped_at_20(lab: Lab) -> list[psutil.Process]:
+    """Stops the trainer once it has exported its first weights. Returns its processes."""
+    (run_id,) = wait_for(lab.run_ids, what="the run")
+    run = lab.home.run(run_id)
+    wait_for(lambda: "20" in read_json(run / "exported.json"), what="the first export")
+    launcher = psutil.Process(lab.training_pid())
+    trainer = [launcher, *launcher.children(recursive=True)]
+    for process in reversed(trainer):
+        process.send_signal(signal.SIGSTOP)
+    assert lab.progress(run_id) < 60
+    return trainer
+
+
+def results(lab: Lab) -> tuple[list[Any], list[Any], dict[str, bytes]]:
+    """All rows of evaluations, and the evaluate stage's files but the manifest, which has the time of its making."""
+    (stage,) = lab.root.glob("runs/*/evaluate/*")
+    files = {str(file.relative_to(stage)): file.read_bytes() for file in files_under(stage) if file.name[0] != "."}
+    files.pop("manifest.json")
+    tables = ("evaluations", "evaluation_samples")
+    return *(lab.query(f"select * from {table} order by all") for table in tables), files
+
+
+@pytest.mark.long
+def test_the_first_checkpoint_is_on_record_before_training_ends_with_the_rows_of_evaluation_after_it(
+    lab: Lab, prepared_home: Path, tmp_path: Path
+) -> None:
+    after = Lab(tmp_path / "after", lab.spec)
+    shutil.copytree(prepared_home / "artifacts", after.root / "artifacts")
+    try:
+        assert after.rpg("run", str(lab.spec), overrides=CHECKPOINTS).code == 0
+        expected = results(after)
+    finally:
+        after.clean_up()
+    running = lab.start("run", str(lab.spec), overrides=CONCURRENTLY)
+    trainer = stopped_at_20(lab)
+    (run_id,) = lab.run_ids()
+    wait_for(lambda: lab.query(MEASURED) == [(0, 20), (20, 20)], what="the rows of the base model and of step 20")
+    assert not (lab.home.run(run_id) / "train.json").exists()
+    assert [row[0] for row in lab.query("select step from accuracy_curves order by step")] == [0, 20]
+    assert {row["step"] for row in json.loads(lab.rpg("show", run_id, "--json").out)["evaluations"]} == {0, 20}
+    for process in trainer:
+        process.send_signal(signal.SIGCONT)
+    done = finished(running)
+    assert done.code == 0, done.err
+    assert results(lab) == expected
+    assert lab.query(MEASURED) == [(0, 20), (20, 20), (40, 20), (60, 20)]
+    log = (lab.home.run(run_id) / "logs" / "evaluate.log").read_text()
+    assert "step 0: was measured while training went on" in log
+    assert "step 20: was measured while training went on" in log
+    assert not (lab.home.run(run_id) / "concurrent").exists()
+    assert lab.processes() == []
+
+
+@pytest.mark.long
+def test_killed_in_the_middle_it_leaves_no_process_and_resumes_with_what_is_not_on_record(lab: Lab) -> None:
+    running = lab.start("run", str(lab.spec), overrides=CONCURRENTLY)
+    stopped_at_20(lab)
+    (run_id,) = lab.run_ids()
+    run = lab.home.run(run_id)
+    wait_for(lambda: lab.query(MEASURED) == [(0, 20), (20, 20)], what="the rows of the base model and of step 20")
+    kill(running.pid)
+    running.communicate()
+    wait_for(lambda: lab.processes() == [], timeout=10, what="the end of every process")
+    resumed = lab.rpg("resume", run_id)
+    assert resumed.code == 0, resumed.err
+    logs = "".join((run / "logs" / name).read_text() for name in (LOG, "evaluate.log"))
+    assert [logs.count(f"step {step}: done") for step in (0, 20, 40, 60)] == [1, 1, 1, 1]
+    assert lab.query(MEASURED) == [(0, 20), (20, 20), (40, 20), (60, 20)]
+    assert lab.query("select count(*), count(distinct (step, dataset, metric)) from evaluations") == [(20, 20)]
+
+
+@pytest.mark.long
+def test_a_failing_evaluation_stops_no_training_and_cancel_ends_both(lab: Lab) -> None:
+    running = lab.start("run", str(lab.spec), overrides=(*CONCURRENTLY, "stages.evaluate.retry_delay_seconds=0"))
+    trainer = stopped_at_20(lab)
+    (run_id,) = lab.run_ids()
+    run = lab.home.run(run_id)
+
+    def evaluating_process() -> int:
+        return int(read_json(run / "concurrent" / run_id / "process.json").get("pid", 0))
+
+    first = wait_for(evaluating_process, what="the evaluation")
+    kill(first)
+    again = wait_for(lambda: evaluating_process() not in (0, first) and evaluating_process(), what="another one")
+    assert trainer[0].is_running()
+    assert again != first
+    for process in trainer:
+        process.send_signal(signal.SIGCONT)
+    cancelled = lab.rpg("cancel", run_id)
+    assert cancelled.code == 0, cancelled.err
+    result = finished(running)
+    assert result.code == 1
+    assert "evaluation while training goes on: evaluate was killed by SIGKILL" in result.err
+    wait_for(lambda: lab.processes() == [], timeout=10, what="the end of every process")
+    assert lab.state(run_id)["status"] == "cancelled"
+
+
+@pytest.fixture
+def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunExecution:
+    """A run that has exported step 20, on a machine with two GPU slots."""
+    monkeypatch.setenv("RPG_SLOTS", "4,7")
+    monkeypatch.setenv("RPG_SLOT_DIR", str(tmp_path / "slots"))
+    (tmp_path / "tiny.yaml").write_text(SPEC)
+    document, home = load_document(tmp_path / "tiny.yaml", CONCURRENTLY), Home(tmp_path / "home")
+    execution = RunExecution(document, make_plan(document, home).runs[0].run_id, home)
+    write_json(execution.directory / "attempts" / "0001.json", {"resumed_from_step": 0})
+    write_json(execution.directory / "inputs.json", {})
+    run = RunDirectory(execution.directory)
+    run.note_exported(20, 1)
+    (run.weights / "step-000020").mkdir(parents=True)
+    return execution
+
+
+def test_without_a_free_slot_nothing_is_begun_and_the_wait_is_told_once(exported: RunExecution) -> None:
+    notes: list[str] = []
+    exported.warn = notes.append  # type: ignore[method-assign]
+    with leased(2, "the trainer", waiting=None), evaluating(exported) as look:
+        look()
+        look()
+    (note,) = notes
+    assert "evaluation waits for GPU slots or the end of training: 1 of 2 GPU slots are needed" in note
+    assert "held by the trainer" in note
+    assert not (exported.directory / "concurrent").exists()
+
+
+def test_a_plan_warns_of_a_machine_without_a_gpu_to_spare(exported: RunExecution) -> None:
+    spec = exported.plan.experiment
+    assert list(concurrency_warnings(spec)) == []
+    both = spec.model_copy(update={"training": spec.training.model_copy(update={"ranks": 2})})
+    (warning,) = concurrency_warnings(both)
+    assert warning.given == "1, and training takes 2 of 2 GPU slots: 4, 7"
+
+
+def test_weights_count_until_a_later_attempt_goes_through_their_step_again(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert run.exported() == {}
+    for number, resumed_from in ((1, 0), (2, 30)):
+        write_json(tmp_path / "attempts" / f"{number:04}.json", {"resumed_from_step": resumed_from})
+    for step in (20, 40):
+        run.note_exported(step, 1)
+    assert run.exported() == {20: 1}, "the second attempt has yet to come to step 40"
+    run.note_exported(40, 2)
+    assert run.exported() == {20: 1, 40: 2}
