@@ -24,8 +24,8 @@ def test_ssh_has_the_hosts_that_training_leaves_over():
     assert spec.training.ranks == 2
     full = EXPORTING.replace("ranks: 4", "ranks: 6") + HOSTS + EVALUATION.replace("ranks: 2", "ranks: 3")
     assert message(full) == (
-        "spec.yaml:26: evaluation.concurrent_ranks: training leaves too few hosts over\n"
-        "    26 | evaluation: {checkpoints: all, concurrent_ranks: 3}\n"
+        "spec.yaml:27: evaluation.concurrent_ranks: training leaves too few hosts over\n"
+        "    27 | evaluation: {checkpoints: all, concurrent_ranks: 3}\n"
         "  given: 3, and 2 slots on hosts without a rank of training\n"
         "  hint: add hosts or slots to launcher, or lower concurrent_ranks\n"
         "1 error; nothing was run"
@@ -43,8 +43,8 @@ def test_slurm_gives_a_node_as_many_ranks_as_training(ranks, nodes):
 
 def test_either_the_trainer_measures_or_ranks_beside_it_and_both_need_problems():
     assert message(EXPORTING + "evaluation: {every_steps: 2, concurrent_ranks: 1}\n") == (
-        "spec.yaml:25: evaluation.concurrent_ranks: the trainer evaluates its policy itself\n"
-        "    25 | evaluation: {every_steps: 2, concurrent_ranks: 1}\n"
+        "spec.yaml:26: evaluation.concurrent_ranks: the trainer evaluates its policy itself\n"
+        "    26 | evaluation: {every_steps: 2, concurrent_ranks: 1}\n"
         "  given: 1, with evaluation.every_steps 2\n"
         "  hint: write checkpoints: all and training.export_every_steps, and leave every_steps out; or leave this out\n"
         "1 error; nothing was run"
