@@ -108,7 +108,8 @@ def print_run(run: dict[str, Any]) -> None:
     print(f"{run['experiment']}: {run['name']}\n{run['question'] or ''}".rstrip())
     print("   ".join(_standing(run)))
     _section("Spec, where it differs from the defaults", run["spec"])
-    _section("Launch", run["launch"])
+    # As JSON, what was never launched is {"": {}}: programs may have come to rely on it.
+    _section("Launch", {path: value for path, value in run["launch"].items() if path})
     _table("Stages", run["stages"], ("stage", "status", "cached", "started_at", "ended_at", "reason"))
     _table("Metrics at the last step", run["metrics"], ("name", "value", "step"))
     checkpoint = ("step", "checkpoint") if run["trained"] else ()
@@ -170,7 +171,7 @@ def spec_differences(spec: Mapping[str, Any]) -> dict[str, Any]:
         kept = _set_fields(schema_of(spec).model_validate(spec))
     except ValidationError:
         kept = dict(spec)
-    return dict(_leaves(kept, ""))
+    return dict(_leaves(kept, "")) if kept else {}
 
 
 def _set_fields(section: "BaseModel") -> dict[str, Any]:
@@ -203,7 +204,7 @@ def _leaf(tree: Any, *path: str) -> Any:
 
 
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
-    if isinstance(value, dict) and (value or not path):
+    if isinstance(value, dict) and value:
         return [leaf for key, item in value.items() for leaf in _leaves(item, f"{path}.{key}" if path else str(key))]
     return [(path, value)]
 
