@@ -75,14 +75,14 @@ def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
 
 
 def _sampling_seconds(experiment: Experiment, shape: ModelShape) -> float:
-    """Seconds in which each rank samples its responses of a step.
+    """Seconds in which each sampler samples its responses of a step.
 
     For every token the weights are read once for all responses in flight, and the cache of each response. A sampler of
     several GPUs has the bandwidth of all of them.
     """
     training, rollout = experiment.training, experiment.rollout
     size = 2 if training.precision == "bfloat16" else 4
-    responses = -(-training.prompts_per_step * training.group_size // training.ranks)
+    responses = -(-training.prompts_per_step * training.group_size // rollout.samplers(training.ranks))
     context = experiment.data.max_prompt_length + rollout.max_response_length / 2
     cache = context * shape.layers * 2 * shape.key_value_size * size
     in_flight = min(responses, rollout.max_concurrent)

@@ -112,7 +112,8 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     averages = low_precision and update is not None and update.ema_decay > 0
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
-    in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // training.ranks))
+    samplers = rollout.samplers(training.ranks)
+    in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // samplers))
     length = experiment.data.max_prompt_length + rollout.max_response_length
     cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
     least = 1 if experiment.resources.device == "cpu" else TOKENS_ON_GPU

@@ -14,6 +14,7 @@ from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
 from rpg.rollouters.scoring import Scoring
 from rpg.samplers.base import Sampler
 from rpg.samplers.out_of_memory import memory_of_sampler
+from rpg.samplers.sampling_ranks import sampling_ranks
 from rpg.types import Problem, Sampling
 from specs.schema.experiment import Experiment
 
@@ -29,7 +30,8 @@ def answers(
     scorer: Scorer,
     device: torch.device,
 ) -> list[list[Answered]]:
-    """Each problem's responses, scored, in the order of the problems. All ranks call it, share the work and get all.
+    """Each problem's responses, scored, in the order of the problems. All ranks call it and get all; those that have a
+    sampler share the work.
 
     A response follows from the policy, the problem and `evaluation.seed`, and nothing else is drawn: the random state
     of this process stays as it is.
@@ -41,12 +43,17 @@ def answers(
         SamplerOutOfMemoryError: the sampler ran out of memory.
         RuntimeError: another rank failed.
     """
-    count = ranks.world_size()
-    share = asked.share(ranks.rank(), count)
-    parts = ranks.gather_made(
-        lambda: list(_answers(spec, share, tokenizer, sampler, scorer, device)), what="evaluation"
-    )
-    return [parts[index % count][index // count] for index in range(len(asked.problems))]
+    samplers = sampling_ranks(spec.rollout)
+    count = len(samplers)
+
+    def make() -> list[list[Answered]]:
+        if ranks.rank() not in samplers:
+            return []
+        share = asked.share(samplers.index(ranks.rank()), count)
+        return list(_answers(spec, share, tokenizer, sampler, scorer, device))
+
+    parts = ranks.gather_made(make, what="evaluation")
+    return [parts[samplers[index % count]][index // count] for index in range(len(asked.problems))]
 
 
 def _answers(

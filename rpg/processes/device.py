@@ -4,6 +4,7 @@ import os
 
 import torch
 
+from rpg.processes import ranks
 from rpg.processes.parent import RUNS_AT_ONCE
 from specs.errors import Issue, SpecError
 from specs.schema.execution import Resources
@@ -20,7 +21,7 @@ def choose_device(resources: Resources) -> torch.device:
         return torch.device("cpu")
     if issue := no_gpu(resources):
         raise SpecError(issue)
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", ranks.local_rank())
     torch.cuda.set_device(device)
     return device
 

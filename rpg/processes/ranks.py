@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -12,6 +13,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 T = TypeVar("T")
+
+_PATIENCE = timedelta(days=1)
+"""How long a collective on the host waits for the other ranks, which may be sampling. A rank that ends, or loses its
+machine, is the launcher's to notice."""
 
 
 def join(device_type: str) -> None:
@@ -61,6 +66,11 @@ def rank() -> int:
 def world_size() -> int:
     """How many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def local_rank() -> int:
+    """The number of this process among those on this machine, from 0, by what the launcher says."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def on_this_machine() -> int:
@@ -121,7 +131,7 @@ class Channel:
 
     def __init__(self) -> None:
         """All ranks create it together, in their main threads."""
-        self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
+        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE) if world_size() > 1 else None
 
     def gather(self, value: T) -> list[T]:
         """The same as `gather`."""
@@ -213,5 +223,5 @@ _host: dict[str, Any] = {}
 def _host_group() -> Any:
     """A gloo group, so that objects do not have to go through a GPU."""
     if "group" not in _host:
-        _host["group"] = dist.new_group(backend="gloo")
+        _host["group"] = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return _host["group"]

@@ -27,6 +27,7 @@ from rpg.rollouts.dealing import SeenLengths
 from rpg.rollouts.dynamic_sampling import refill
 from rpg.rollouts.stream import Admission, RankStream
 from rpg.samplers.out_of_memory import memory_of_sampler
+from rpg.samplers.sampling_ranks import sampling_ranks
 from rpg.stopwatch import Stopwatch
 from rpg.types import Rollout, RolloutGroup, Sampling
 from specs.schema.rollout import DynamicSampling
@@ -59,6 +60,7 @@ class RolloutSource:
         self._ahead = Ahead(self._make, parts.device) if self._staleness else None
         self._gather = ranks.Channel().gather if self._ahead else ranks.gather
         self._position = parts.order.position
+        self._samplers = sampling_ranks(rollout)
         self._lengths = SeenLengths(len(parts.problems))
         self._seen: Tensor | None = None
         """The lengths seen up to the batch that was taken last; None: none."""
@@ -118,7 +120,7 @@ class RolloutSource:
 
         def sample(taken: int, count: int) -> StepRollouts:
             problems = self._parts.order.take(count)
-            places = self._lengths.deal(problems, ranks.world_size())
+            places = self._of_ranks(self._lengths.deal(problems, len(self._samplers)))
             share = partial(self._share, step, taken, problems, places[ranks.rank()], clock)
             shares = ranks.gather_made(share, what="rollouts", gather=self._gather, for_others=_known_to_others)
             return self._together(shares, places)
@@ -149,8 +151,18 @@ class RolloutSource:
             shares = exchange(lambda: share, for_others=lambda made: (_known_to_others(made[0]), made[1]))
         assert admission.needed is not None
         order.position = before + admission.needed
-        places = [np.arange(rank, admission.needed, len(shares)) for rank in range(len(shares))]
+        places = self._places_in_stream(admission.needed)
         return self._together([share for share, _ in shares], places), sum(tokens for _, tokens in shares)
+
+    def _places_in_stream(self, count: int) -> list[Integers]:
+        """The places that each rank has of so many prompts of a stream."""
+        samplers = len(self._samplers)
+        return self._of_ranks([np.arange(first, count, samplers) for first in range(samplers)])
+
+    def _of_ranks(self, shares: Sequence[Integers]) -> list[Integers]:
+        """The shares of the ranks that sample, in their order, with an empty one for each of the others."""
+        dealt = dict(zip(self._samplers, shares, strict=True))
+        return [dealt.get(rank, np.empty(0, dtype=np.int64)) for rank in range(ranks.world_size())]
 
     def _together(self, shares: Sequence[StepRollouts | None], places: Sequence[Integers]) -> StepRollouts:
         """The shares of all ranks as one batch in the order of its prompts; those of the others come without prompts.
@@ -170,7 +182,7 @@ class RolloutSource:
         self, step: int, problems: list[int], admission: Admission, exchange: ranks.Exchange, clock: Stopwatch
     ) -> tuple[StepRollouts | None, int]:
         """This rank's part of what `_stream` returns, given all problems that the step may need."""
-        places = range(ranks.rank(), len(problems), ranks.world_size())
+        places = self._places_in_stream(len(problems))[ranks.rank()].tolist()
         prompts = self._prompts(step, [problems[place] for place in places], places)
         group_size = self._training.group_size
         scoring = self._scoring(prompts)

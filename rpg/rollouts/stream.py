@@ -16,7 +16,8 @@ So what is decoded together with what follows from the lengths of the responses 
   always the company of other responses may change the last bits of a logprob.
 - What is thrown away does depend on the number of ranks, where one has fewer slots than responses to sample.
 
-Prompt p of a step is sampled by rank p mod R of R, so that the ranks end at about the same time.
+Prompt p of a step is sampled by the (p mod R)-th of R ranks that have a sampler, so that they end at about the same
+time.
 """
 
 import math

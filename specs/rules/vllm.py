@@ -20,6 +20,13 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
             given=f"{size} with placement colocated",
             hint="write placement: dedicated, and rollout.engine_gpus",
         )
+    if colocated and rollout.ranks_per_engine > 1:
+        yield Issue(
+            "an engine in the trainer's process serves that process alone",
+            ("rollout", "ranks_per_engine"),
+            given=f"{rollout.ranks_per_engine} with placement colocated",
+            hint="write placement: dedicated; rollout.engine_gpus may name the ranks' own GPUs",
+        )
     if rollout.sleep and not colocated:
         yield Issue(
             "a dedicated engine shares its memory with nobody",

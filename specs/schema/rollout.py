@@ -142,8 +142,17 @@ class SamplerSection(Spec):
 
     @property
     def gpus_per_sampler(self) -> int:
-        """GPUs over which one rank's sampler spreads the weights."""
+        """GPUs over which one sampler spreads the weights."""
         return 1
+
+    @property
+    def ranks_per_sampler(self) -> int:
+        """Neighbouring ranks of a machine that share a sampler; the first of them has it, and samples for all."""
+        return 1
+
+    def samplers(self, ranks: int) -> int:
+        """Samplers of so many ranks of a machine. The last may serve fewer ranks than the others."""
+        return -(-ranks // self.ranks_per_sampler)
 
     @property
     def memory_share(self) -> float:
@@ -183,7 +192,7 @@ class TransformersRollout(SamplerSection):
 
 
 class VllmRollout(SamplerSection):
-    """Sampling with vLLM, an engine for each rank; new weights are loaded and proven after each step."""
+    """Sampling with vLLM, an engine for each rank or for several; new weights are loaded and proven after each step."""
 
     package = Package(
         name="vLLM",
@@ -196,11 +205,16 @@ class VllmRollout(SamplerSection):
     """colocated: the engine lives in the trainer's process and shares its GPU; dedicated: in a process of its own, on
     GPUs of its own."""
     engine_gpus: tuple[Annotated[int, Field(ge=0)], ...] = execution(())
-    """Where dedicated engines run: tensor_parallel_size GPUs for each rank of the machine, by their places among those
-    that the run has there, from 0, the ranks' own first; empty: those after them. A rank's own GPU may be shared with
-    it."""
+    """Where dedicated engines run: tensor_parallel_size GPUs for each engine of the machine, by their places among
+    those that the run has there, from 0, the ranks' own first; empty: those after them. The ranks that an engine serves
+    may share their own GPUs with it, each engine then all of its GPUs."""
     tensor_parallel_size: int = execution(1, ge=1)
     """GPUs (on a CPU: processes) over which a dedicated engine spreads each weight matrix."""
+    ranks_per_engine: int = execution(1, ge=1)
+    """Neighbouring ranks of a machine that share a dedicated engine; a machine's last engine may serve fewer. The first
+    of them gives it its prompts and weights, and what was sampled goes to the ranks that train on it. A response
+    follows from its prompt and the prompt's seed, whichever engine samples it; what is sampled beside it may change the
+    last bits of its logprobs."""
     enable_prefix_caching: bool = execution(True)
     """Keep the states of a prompt for its further responses."""
     sleep: bool = execution(False)
@@ -224,7 +238,7 @@ class VllmRollout(SamplerSection):
         """The GPUs of dedicated engines are among them."""
         if self.placement == "colocated":
             return ranks
-        wanted = ranks * self.tensor_parallel_size
+        wanted = self.samplers(ranks) * self.tensor_parallel_size
         return max(ranks, *(place + 1 for place in self.engine_gpus[:wanted] or (ranks + wanted - 1,)))
 
     def without_training(self) -> Self:
@@ -233,13 +247,19 @@ class VllmRollout(SamplerSection):
 
     @property
     def fewer_gpus(self) -> str:
-        """The engines may share the ranks' GPUs."""
-        return "name GPUs of the ranks in rollout.engine_gpus, or write placement: colocated"
+        """Ranks may share an engine, and the engines the ranks' GPUs."""
+        remedies = ("raise rollout.ranks_per_engine", "name GPUs of the ranks in rollout.engine_gpus")
+        return f"{', '.join(remedies)}, or write placement: colocated"
 
     @property
     def gpus_per_sampler(self) -> int:
         """The GPUs of tensor parallelism."""
         return self.tensor_parallel_size
+
+    @property
+    def ranks_per_sampler(self) -> int:
+        """As the key says."""
+        return self.ranks_per_engine
 
     @property
     def memory_share(self) -> float:

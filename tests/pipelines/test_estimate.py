@@ -323,7 +323,7 @@ def test_logprobs_that_the_sampler_gives_cost_no_pass_and_those_that_advantages_
 
 
 def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_way_round(tmp_path: Path) -> None:
-    """2 ranks with engines of 2 GPUs hold 6; a sampling step takes half as long."""
+    """2 ranks with engines of 2 GPUs hold 6; a sampling step takes half as long. With one engine they hold 4."""
     rollout = "rollout={{engine: vllm, max_response_length: 8{}}}"
     colocated = experiment(tmp_path, "qwen3", rollout.format(""))
     dedicated = experiment(tmp_path, "qwen3", rollout.format(", placement: dedicated, tensor_parallel_size: 2"))
@@ -332,6 +332,10 @@ def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_
     before, after = gpu_hours(colocated, shape), gpu_hours(dedicated, shape)
     assert after.training == pytest.approx(3 * before.training)
     assert after.sampling == pytest.approx(3 / 2 * before.sampling)
+    pair = ", placement: dedicated, tensor_parallel_size: 2, ranks_per_engine: 2, max_concurrent: 4"
+    shared = gpu_hours(experiment(tmp_path, "qwen3", rollout.format(pair)), shape)
+    assert shared.training == pytest.approx(2 * before.training)
+    assert shared.sampling == pytest.approx(2 * before.sampling), "8 responses, 4 at a time, at twice the bandwidth"
 
 
 @pytest.mark.parametrize("targets", [(), ("q_proj", "k_proj", "down_proj")])

@@ -31,6 +31,7 @@ def test_a_gpu_a_rank_and_those_of_engines_apart_are_asked_for_where_the_spec_as
     assert options(rollout=apart) == ["--gpus-per-node=4"]
     assert options(rollout=apart | {"tensor_parallel_size": 2}) == ["--gpus-per-node=6"]
     assert options(rollout=apart | {"engine_gpus": [0, 2]}) == ["--gpus-per-node=3"]
+    assert options(rollout=apart | {"ranks_per_engine": 4}) == ["--gpus-per-node=3"], "an engine on each of two nodes"
 
 
 def test_gpus_that_slurm_knows_of_in_the_specs_partition_are_asked_for(

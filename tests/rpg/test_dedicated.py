@@ -14,7 +14,7 @@ import torch
 
 from rpg.samplers import open_sampler
 from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcessError
-from rpg.samplers.vllm.placement import engine_gpus, rank_gpu
+from rpg.samplers.vllm.placement import engine_gpus, transfer_to_engines
 from specs.errors import SpecError
 from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import (
@@ -173,18 +173,63 @@ def test_weights_arrive_where_they_are_spread_over_two_processes(weights_dir: Pa
         ({}, {"RPG_GPUS": "GPU-a,GPU-b", "CUDA_VISIBLE_DEVICES": "GPU-a"}, ("GPU-b",)),
         ({"engine_gpus": [0]}, {"RPG_GPUS": "GPU-a", "CUDA_VISIBLE_DEVICES": "GPU-a"}, ("GPU-a",)),
         ({}, {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, ("7",)),
+        ({"ranks_per_engine": 4, "tensor_parallel_size": 2}, {"LOCAL_RANK": "5", "LOCAL_SIZE": "8"}, ("10", "11")),
+        ({"ranks_per_engine": 2}, {"LOCAL_RANK": "2", "LOCAL_SIZE": "3"}, ("4",)),
     ],
 )
 def test_each_rank_has_the_gpus_of_its_engine(
     fields: dict[str, object], environment: dict[str, str], expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    place_rank(monkeypatch, environment)
+
+    assert engine_gpus(dedicated(**fields)) == expected
+
+
+def place_rank(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    """Makes this process a rank of which the launcher says no more than this."""
     for name in ("LOCAL_RANK", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "RPG_GPUS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    rollout = VllmRollout.model_validate({"engine": "vllm", "placement": "dedicated", **fields})
 
-    assert engine_gpus(rollout) == expected
+
+def dedicated(**fields: object) -> VllmRollout:
+    return VllmRollout.model_validate({"engine": "vllm", "placement": "dedicated", **fields})
+
+
+PAIRS = {"ranks_per_engine": 2, "tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "nccl"),
+        ({"engine_gpus": [0, 1, 2, 3]}, "ipc"),
+        ({"engine_gpus": [1, 0, 3, 2]}, "nccl"),
+        ({**PAIRS, "engine_gpus": [0, 1, 2, 3]}, "ipc"),
+        ({**PAIRS, "engine_gpus": [2, 3, 0, 1]}, "nccl"),
+        ({"ranks_per_engine": 2, "engine_gpus": [1, 2]}, "ipc"),
+        ({"ranks_per_engine": 8}, "nccl"),
+    ],
+)
+def test_an_engine_on_gpus_of_its_own_ranks_reads_their_memory(
+    fields: dict[str, object], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place_rank(monkeypatch, {"LOCAL_RANK": "3", "LOCAL_SIZE": "4"})
+
+    assert transfer_to_engines(dedicated(**fields)) == expected
+
+
+@pytest.mark.parametrize("fields", [{"engine_gpus": [0, 1, 2, 7]}, {**PAIRS, "engine_gpus": [0, 4, 2, 3]}])
+def test_engines_that_would_be_reached_in_two_ways_are_the_specs_mistake(
+    fields: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place_rank(monkeypatch, {"LOCAL_RANK": "0", "LOCAL_SIZE": "4"})
+
+    with pytest.raises(SpecError, match="are those of the ranks that they serve, and some are others") as caught:
+        transfer_to_engines(dedicated(**fields))
+
+    assert caught.value.issues[0].path == ("rollout", "engine_gpus")
 
 
 @pytest.mark.parametrize(
@@ -208,10 +253,3 @@ def test_too_few_gpus_are_the_specs_mistake(monkeypatch: pytest.MonkeyPatch) -> 
         engine_gpus(rollout)
 
     assert caught.value.issues[0].given == "1 for 2 engines of 1"
-
-
-def test_a_ranks_gpu_is_known_by_the_name_that_the_system_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RPG_GPUS", raising=False)
-    for visible, expected in (("", "1"), ("4,6", "6"), ("GPU-a,GPU-b", "GPU-b")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert rank_gpu(torch.device("cuda", 1)) == expected

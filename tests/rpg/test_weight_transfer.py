@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,43 @@ def test_the_weights_are_written_before_vllm_reads_them_on_its_own_streams(
     assert happened == ["wake_weights", "synchronize", "send_weights", "finish_load"]
     (init_info,) = given
     assert init_info.packed, "else all gathered or merged weights would live at once"
+
+
+@pytest.mark.parametrize(("transfer", "steps"), [("nccl", []), ("ipc", ["synchronize", "send_weights"])])
+def test_a_rank_that_shares_an_engine_gathers_the_weights_and_with_ipc_lends_them(
+    transfer: Transfer, steps: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    happened: list[str] = []
+
+    class Lender:
+        def __init__(self, source: Any) -> None:
+            self._source = source
+
+        def send_weights(self) -> None:
+            happened.append("send_weights")
+            self._source._weights = deque(self._source._weights, maxlen=0)
+
+    def trainer_init(init_info: Any, *, client: Any, source: Any) -> Lender:
+        assert not init_info.is_sender
+        client.start_weight_update()  # nobody hears it
+        return Lender(source)
+
+    monkeypatch.setattr(WeightTransferTrainerFactory, "trainer_init", trainer_init)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: happened.append("synchronize"))
+    gathered: list[str] = []
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for name, weight in qwen3().named_parameters():
+            gathered.append(name)
+            yield name, weight
+
+    way = weight_transfer.open_guests_transfer(settings(tmp_path, transfer))
+    way.send(weights(), 1)
+    way.close()
+    assert happened == steps
+    assert gathered == [name for name, _ in qwen3().named_parameters()]
 
 
 def test_the_buffer_of_ipc_takes_the_largest_weight_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,10 @@ def with_engine(fields: str) -> str:
     ("fields", "expected"),
     [
         (", tensor_parallel_size: 2", "rollout.tensor_parallel_size: an engine in the trainer's process has one GPU"),
+        (
+            ", ranks_per_engine: 2",
+            "rollout.ranks_per_engine: an engine in the trainer's process serves that process alone",
+        ),
         (", placement: dedicated, sleep: true", "rollout.sleep: a dedicated engine shares its memory with nobody"),
         (", sleep: true}\nresources: {device: cpu", "rollout.sleep: vLLM cannot sleep on a CPU"),
         (", placement: dedicated, engine_gpus: [3, 3]", "rollout.engine_gpus.1: the GPU is given twice"),

@@ -1,22 +1,23 @@
-"""Where a rank's vLLM engine lives: in this process, or in one of its own with GPUs of its own."""
+"""Where the vLLM engine of a rank lives: in this process, or in one of its own, which other ranks may share."""
 
 import os
 from dataclasses import replace
 
-import torch
-
+from rpg.processes import ranks
 from rpg.processes.gpu_slots import gpus_of_run
 from rpg.samplers.base import Sampler, SamplerSettings, special_tokens
 from rpg.samplers.out_of_memory import memory_of_sampler
+from rpg.samplers.sampling_ranks import has_sampler
 from rpg.samplers.vllm.dedicated import DedicatedSampler
 from rpg.samplers.vllm.engine import EngineSettings, Transfer
 from rpg.samplers.vllm.sampler import VllmSampler
+from rpg.samplers.vllm.sharing import GuestSampler, HostSampler
 from specs.errors import Issue, SpecError
 from specs.schema.rollout import VllmRollout
 
 
 def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
-    """The engine of this rank.
+    """The engine of this rank, or that of another rank which it shares.
 
     Raises:
         SpecError: vLLM does not start so, or there is no GPU for it.
@@ -43,37 +44,66 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
     with memory_of_sampler(rollout, device):
         if rollout.placement == "colocated":
             return VllmSampler(engine)
-        if device.type == "cpu":
-            return DedicatedSampler(engine)
-        gpus = engine_gpus(rollout)
-        transfer: Transfer = "ipc" if gpus == (rank_gpu(device),) else "nccl"
-        return DedicatedSampler(replace(engine, transfer=transfer), gpus=gpus)
+        gpus: tuple[str, ...] = ()
+        if device.type == "cuda":
+            gpus, engine = engine_gpus(rollout), replace(engine, transfer=transfer_to_engines(rollout))
+        if rollout.ranks_per_engine == 1:
+            return DedicatedSampler(engine, gpus=gpus)
+        return HostSampler(engine, gpus=gpus) if has_sampler(rollout) else GuestSampler(engine)
 
 
 def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:
-    """The GPUs of this rank's engine, as CUDA_VISIBLE_DEVICES is to name them.
+    """The GPUs of the engine that serves this rank, as CUDA_VISIBLE_DEVICES is to name them.
 
     Raises:
-        SpecError: fewer are named than this machine's ranks need.
+        SpecError: fewer are named than this machine's engines need.
     """
-    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), _local_ranks()
-    size = rollout.tensor_parallel_size
-    places = rollout.engine_gpus or tuple(range(ranks, ranks * (1 + size)))
-    if len(places) < ranks * size:
+    return tuple(_name(place) for place in _places(rollout)[ranks.local_rank() // rollout.ranks_per_engine])
+
+
+def transfer_to_engines(rollout: VllmRollout) -> Transfer:
+    """How weights reach the engines of this machine: ipc where they are on GPUs of the ranks that they serve, nccl
+    where they are on others. A GPU cannot be in nccl's group twice, as rank and as engine; and with ipc all ranks take
+    part.
+
+    Raises:
+        SpecError: fewer GPUs are named than the engines need, or some are of one kind and some of the other.
+    """
+    shared = {
+        place // rollout.ranks_per_engine == engine and place < _local_ranks()
+        for engine, places in enumerate(_places(rollout))
+        for place in places
+    }
+    if len(shared) > 1:
+        raise SpecError(
+            Issue(
+                "some of the engines' GPUs are those of the ranks that they serve, and some are others",
+                path=("rollout", "engine_gpus"),
+                given=", ".join(map(str, rollout.engine_gpus)),
+                hint="give every engine GPUs of the ranks that it serves, or none of them",
+            )
+        )
+    return "ipc" if shared == {True} else "nccl"
+
+
+def _places(rollout: VllmRollout) -> list[tuple[int, ...]]:
+    """Of each engine of this machine the places of its GPUs among the run's.
+
+    Raises:
+        SpecError: fewer are named than the engines need.
+    """
+    count, size = rollout.samplers(_local_ranks()), rollout.tensor_parallel_size
+    places = rollout.engine_gpus or tuple(range(_local_ranks(), _local_ranks() + count * size))
+    if len(places) < count * size:
         raise SpecError(
             Issue(
                 "too few GPUs for the engines",
                 path=("rollout", "engine_gpus"),
-                given=f"{len(places)} for {ranks} engines of {size}",
-                allowed=f"{ranks * size}",
+                given=f"{len(places)} for {count} engines of {size}",
+                allowed=f"{count * size}",
             )
         )
-    return tuple(_name(place) for place in places[rank * size : (rank + 1) * size])
-
-
-def rank_gpu(device: torch.device) -> str:
-    """This rank's GPU, as CUDA_VISIBLE_DEVICES is to name it."""
-    return _name(device.index or 0)
+    return [places[engine * size : (engine + 1) * size] for engine in range(count)]
 
 
 def _name(place: int) -> str:

@@ -39,6 +39,29 @@ def open_transfer(settings: EngineSettings, call: CallFn) -> WeightTransfer:
     return DirectoryTransfer(settings.weights_dir, call)
 
 
+def open_guests_transfer(settings: EngineSettings) -> WeightTransfer:
+    """What a rank does that shares the engine of another, while that one sends. All ranks send at the same time."""
+    return VllmTransfer(settings, _unheard, sends=False) if settings.transfer == "ipc" else Gathering()
+
+
+def _unheard(method: str, /, **_: Any) -> None:
+    """A call that the rank which holds the engine makes."""
+    del method
+
+
+class Gathering:
+    """Sends nothing, but reads the weights: at ZeRO 3 all ranks gather each of them."""
+
+    def send(self, weights: Weights, policy_version: int) -> None:
+        """Returns when every weight was gathered."""
+        del policy_version
+        for _ in weights:
+            pass
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
 class DirectoryTransfer:
     """Writes safetensors into memory and has the engine read them from a directory that links there.
 
@@ -71,19 +94,21 @@ class DirectoryTransfer:
 
 
 class VllmTransfer:
-    """vLLM's own API, this rank being the only sender to its engine.
+    """vLLM's own API, the rank that holds the engine being the only one that calls it.
 
-    nccl broadcasts to the engine's GPUs over a communicator of their own; ipc lets an engine on this rank's GPU read
-    the weights from a buffer there. Either way they go in chunks, so that never all of them are gathered or merged.
+    nccl broadcasts to the engine's GPUs over a communicator of their own; ipc lets an engine on the GPUs of the ranks
+    that it serves read the weights from a buffer on each. Either way they go in chunks, so that never all of them are
+    gathered or merged. With ipc all ranks of the run tell each other, in their default group, where their buffers are.
     """
 
-    def __init__(self, settings: EngineSettings, call: CallFn) -> None:
+    def __init__(self, settings: EngineSettings, call: CallFn, *, sends: bool = True) -> None:
+        """`sends`: whether this rank holds the engine; else it has its buffer read."""
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
         self._call = call
         self._source = _source(settings.weights_dir)
         self._sender: Any = WeightTransferTrainerFactory.trainer_init(
-            _init_info(settings, self._source), client=_Client(call, self.close), source=self._source
+            _init_info(settings, self._source, sends=sends), client=_Client(call, self.close), source=self._source
         )
 
     def send(self, weights: Weights, policy_version: int) -> None:
@@ -105,15 +130,16 @@ class VllmTransfer:
             self._sender.shutdown()
 
 
-def _init_info(settings: EngineSettings, source: Any) -> Any:
-    """vLLM takes the sender to be rank 0; the engine's workers follow."""
+def _init_info(settings: EngineSettings, source: Any, *, sends: bool = True) -> Any:
+    """vLLM takes the sender to be rank 0; the engine's workers follow. The engine's process is on the sender's machine,
+    so that nccl meets at this machine's own address."""
     if settings.transfer == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 
         # A weight must fit the buffer whole: the output head of a model of 7B has more than vLLM's 1 GiB.
         size = max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, source.largest_bytes)
-        return IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=size)
+        return IPCTrainerInitInfo(rank=0 if sends else 1, packed=True, packed_buffer_size_bytes=size)
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     with socket.socket() as free:

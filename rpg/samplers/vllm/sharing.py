@@ -1,0 +1,69 @@
+"""A dedicated engine that several ranks of a machine share: its host, which holds it, and the host's guests.
+
+Prompts are dealt to hosts alone (`rpg/samplers/sampling_ranks.py`). A guest takes part in what all ranks do together:
+the gathering of weights, the exchanges of a stream, the proof that the engine holds the learner's weights.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rpg.processes import ranks
+from rpg.samplers.vllm.dedicated import DedicatedSampler
+from rpg.samplers.vllm.engine import EngineSettings
+from rpg.samplers.vllm.weight_transfer import open_guests_transfer
+from rpg.types import Admit, RolloutGroup
+
+
+class HostSampler(DedicatedSampler):
+    """The engine, on the rank that holds it."""
+
+    def logprobs(self, token_ids: Sequence[int], *, prompt_length: int, temperature: float = 1.0) -> list[float]:
+        """See DedicatedSampler. All ranks call it, and the guests get what the engine says."""
+        engine = super().logprobs
+        return _from_host(lambda: engine(token_ids, prompt_length=prompt_length, temperature=temperature))
+
+
+class GuestSampler:
+    """The engine, on a rank that shares another's. It is given no prompts."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """`settings`: of the engine."""
+        self.policy_version = 0
+        self._transfer = open_guests_transfer(settings)
+
+    def generate(self, prompts: Sequence[Sequence[int]], **_: Any) -> list[RolloutGroup]:
+        """No groups for no prompts."""
+        assert not prompts
+        return []
+
+    def stream(self, prompts: Sequence[Sequence[int]], *, admit: Admit, **_: Any) -> int:
+        """Asks with the ranks that sample, each time, until that ends the call. No token is under way at the end."""
+        assert not prompts
+        while admit() is not None:
+            pass
+        return 0
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
+        """Takes part in what the host sends."""
+        self._transfer.send(weights, policy_version)
+        self.policy_version = policy_version
+
+    def logprobs(self, token_ids: Sequence[int], **_: Any) -> list[float]:  # noqa: ARG002  # the host asks the engine
+        """Those that the engine gives its host. All ranks call it."""
+        return _from_host(lambda: None)
+
+    def forget(self) -> None:
+        """The host's to do."""
+
+    def close(self) -> None:
+        """Frees what the transfer holds. The engine is the host's to end."""
+        self._transfer.close()
+
+
+def _from_host(logprobs: Callable[[], list[float] | None]) -> list[float]:
+    """The logprobs of this rank's engine: a host's are its own, a guest has none and gets those of the last host before
+    it."""
+    of_ranks = ranks.gather_made(logprobs, what="logprobs of the probe")
+    return next(each for each in reversed(of_ranks[: ranks.rank() + 1]) if each is not None)
