@@ -13,11 +13,16 @@ import pytest
 import torch
 
 from rpg.samplers import open_sampler
+from rpg.samplers.sampling_ranks import has_sampler
 from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcessError
+from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.placement import engine_gpus, transfer_to_engines
+from rpg.samplers.vllm.sharing import GuestSampler
 from specs.errors import SpecError
 from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import (
+    EOS,
+    MAX_LENGTH,
     PROMPT,
     PROMPTS,
     every_rollout,
@@ -195,6 +200,37 @@ def place_rank(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> 
 
 def dedicated(**fields: object) -> VllmRollout:
     return VllmRollout.model_validate({"engine": "vllm", "placement": "dedicated", **fields})
+
+
+def test_the_first_of_the_ranks_that_share_an_engine_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def holders(rollout: VllmRollout) -> list[int]:
+        held = []
+        for rank in range(5):
+            monkeypatch.setenv("LOCAL_RANK", str(rank))
+            held += [rank] * has_sampler(rollout)
+        return held
+
+    assert holders(dedicated(ranks_per_engine=2)) == [0, 2, 4]
+    assert holders(dedicated(ranks_per_engine=8)) == [0]
+    assert holders(dedicated()) == [0, 1, 2, 3, 4]
+
+
+def test_a_guest_takes_part_until_a_stream_ends_and_samples_nothing(tmp_path: Path) -> None:
+    guest = GuestSampler(EngineSettings(tmp_path, (EOS,), "cpu", MAX_LENGTH, max_concurrent=4))
+    answers = iter([0, 4, 4, None])
+    gathered: list[str] = []
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in ("a", "b"):
+            gathered.append(name)
+            yield name, torch.zeros(1)
+
+    drawn: dict[str, object] = {"group_size": 2, "sampling": sampling(), "seeds": []}
+    assert guest.stream([], admit=lambda: next(answers), on_response=None, **drawn) == 0
+    assert next(answers, "all were asked for") == "all were asked for"
+    assert guest.generate([], **drawn) == []
+    guest.load_weights(weights(), policy_version=3)
+    assert (gathered, guest.policy_version) == (["a", "b"], 3)
 
 
 PAIRS = {"ranks_per_engine": 2, "tensor_parallel_size": 2}
