@@ -1,6 +1,6 @@
 """Which sampler has which prompt of a batch: each is to have as much to do as the others.
 
-A sampler does not take over prompts from one that lags. That would save 4 to 7 % of the sampling time at most
+A sampler does not take over prompts from one that lags. That would save 1 to 4 % of the sampling time
 (`benchmarks/dealing.py`), and what is decoded together would depend on how long things take: no resume would be exact.
 """
 

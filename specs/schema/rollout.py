@@ -206,8 +206,8 @@ class VllmRollout(SamplerSection):
     GPUs of its own."""
     engine_gpus: tuple[Annotated[int, Field(ge=0)], ...] = execution(())
     """Where dedicated engines run: tensor_parallel_size GPUs for each engine of the machine, by their places among
-    those that the run has there, from 0, the ranks' own first; empty: those after them. The ranks that an engine serves
-    may share their own GPUs with it, each engine then all of its GPUs."""
+    those that the run has there, from 0, the ranks' own first; empty: those after them. Engines may be on the GPUs of
+    the ranks that they serve; then all of them are, with all of their GPUs."""
     tensor_parallel_size: int = execution(1, ge=1)
     """GPUs (on a CPU: processes) over which a dedicated engine spreads each weight matrix."""
     ranks_per_engine: int = execution(1, ge=1)
