@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from pipelines.launchers.local import local_command
-from tests.rpg.test_pause import DATA, EVALUATION, SAMPLES, evaluated, new_run, set_inputs
+from tests.rpg.test_pause import DATA, EVALUATION, SAMPLES, evaluated, metrics, new_run, set_inputs
 from tests.rpg.test_pause import inputs as inputs  # the fixture: model, problems, an evaluation set
 from tests.rpg.test_resume import recorded, same_rows, wait_for_step
 from tests.rpg.tiny_run import finish, free_port, rows, start, train
@@ -90,11 +90,9 @@ def test_the_engine_samples_for_two_ranks_what_it_samples_for_one(runs: Runs) ->
         assert first
         for key in first:
             assert [two[key][name] for name in fields] == [one[key][name] for name in fields], key
-    one, two = (
-        {(row["step"], row["name"]): row["value"] for row in rows(run, "metrics")} for run in (runs.alone, runs.shared)
-    )
+    alone, shared = metrics(runs.alone), metrics(runs.shared)
     for name in ("reward/mean", "grad_norm", "ratio/mean"):
-        assert np.isclose(one[1, name], two[1, name], rtol=1e-4, atol=1e-7), name
+        assert np.isclose(alone[1, name], shared[1, name], rtol=1e-4, atol=1e-7), name
 
 
 def test_both_ranks_train_on_a_part_of_what_the_one_samples(runs: Runs) -> None:
