@@ -65,7 +65,7 @@ def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
     training = experiment.training
     length = experiment.data.max_prompt_length + experiment.rollout.max_response_length
     tokens = training.prompts_per_step * training.group_size * length
-    passes = float(training.epochs * (4 if training.gradient_checkpointing else 3))
+    passes = float(training.epochs * (4 if training.gradient_checkpointing is True else 3))
     if not experiment.rollout.gives_old_logprobs:
         passes += 1 - experiment.first_pass_gives_old_logprobs / training.minibatches
     if experiment.reference.source != "behaviour":

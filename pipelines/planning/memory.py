@@ -194,7 +194,7 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
         "reference": "reference.source: behaviour needs no second model",
         "sampler": "below training.zero_stage: 3, with rollout.max_staleness: 0, sampling needs no second model",
         "gathered": "below training.zero_stage: 3 nothing is gathered",
-        "activations": "a smaller training.microbatch_tokens, training.gradient_checkpointing: true, or "
+        "activations": "a smaller training.microbatch_tokens, training.gradient_checkpointing: selective or true, or "
         "training.sequence_parallel_size: 2 and more, by which ranks share a sequence",
         "logits": "a smaller vocabulary",
         "kv_cache": rollout.smaller_cache,
@@ -233,13 +233,20 @@ def _largest_microbatch(experiment: Experiment) -> int:
 def _activations(shape: ModelShape, training: Training, tokens: int, size: int, logits: int) -> int:
     """What is kept for the backward pass, and the work on one layer in it, for which the logits' room is free by then.
 
-    Recomputation keeps each layer's input, and works on the whole of one layer.
+    Recomputation keeps each layer's input, and works on the whole of one layer, or on what it did not keep of it.
     """
-    layer, recomputes = _layer_activations(shape, size), training.gradient_checkpointing
-    kept = shape.layers * (shape.hidden_size * size if recomputes else layer)
-    kept += _norm_activations(shape, shape.hidden_size, size)
-    work = (layer if recomputes else 0) + 2 * shape.intermediate_size * size  # the MLP's gradients
-    return tokens * kept + max(0, tokens * work - logits)
+    layer, kept, recomputed = _layer_activations(shape, size), shape.hidden_size * size, 0
+    match training.gradient_checkpointing:
+        case False:
+            kept = layer
+        case True:
+            recomputed = layer
+        case "selective":
+            results, again = _product_activations(shape, size)
+            kept, recomputed = kept + results, layer - again
+    work = recomputed + 2 * shape.intermediate_size * size  # the MLP's gradients
+    last_norm = _norm_activations(shape, shape.hidden_size, size)
+    return tokens * (shape.layers * kept + last_norm) + max(0, tokens * work - logits)
 
 
 def _layer_activations(shape: ModelShape, size: int) -> int:
@@ -253,6 +260,15 @@ def _layer_activations(shape: ModelShape, size: int) -> int:
     # With a gate: both products, the gate's activation and the product of the two. Else GELU, step by step.
     mlp = (4 if shape.is_gated else 5) * shape.intermediate_size * size
     return norms + attention + mlp
+
+
+def _product_activations(shape: ModelShape, size: int) -> tuple[int, int]:
+    """Bytes of one layer and token that the results of its matrix products and attention take; of these the bytes that
+    autograd saves as they are: values, the attention's result and what enters the MLP's activation."""
+    inner = (2 if shape.is_gated else 1) * shape.intermediate_size
+    saved = shape.key_value_size + shape.attention_size + inner
+    others = shape.attention_size + shape.key_value_size + 2 * shape.hidden_size
+    return size * (saved + others), size * saved
 
 
 def _norm_activations(shape: ModelShape, width: int, size: int) -> int:

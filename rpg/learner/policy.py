@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from rpg.learner.adapters import add_adapters
 from rpg.learner.logprobs import token_logprobs
 from rpg.learner.packing import ATTENTION, Packing
+from rpg.learner.recomputation import recompute_activations
 from rpg.learner.sharded_loading import read_on_first_rank
 from specs.errors import Issue, SpecError
 from specs.schema.training import Training
@@ -73,7 +74,7 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
     if training.lora:
         add_adapters(model, training.lora)
     if training.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(model, selective=training.gradient_checkpointing == "selective")
     return model
 
 

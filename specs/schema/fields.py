@@ -269,7 +269,8 @@ def kind_of(annotation: Any) -> str:
 def describe(annotation: Any, field: FieldInfo | None) -> str:
     """What a field may be: `a number in (0, 1)`, `a whole number, at least 1`, `dual, none`, a section's fields."""
     if field and (values := literal_of(field)):
-        return ", ".join(str(value) for value in values)
+        flags = ("true", "false") if bool in members(annotation) else ()
+        return ", ".join([*flags, *map(str, values)])
     models = [part for part in members(annotation) if is_model(part)]
     if models:
         return "the fields " + ", ".join(names(models))

@@ -160,8 +160,9 @@ class Training(Spec):
     gradients of an update up in float32, each rank its share: else every rank would hold all of them, in both types."""
     offload: Offload = execution(Offload())
     """What is kept in host memory."""
-    gradient_checkpointing: bool = execution(False)
-    """Recompute activations in the backward pass."""
+    gradient_checkpointing: bool | Literal["selective"] = execution(False)
+    """Recompute activations in the backward pass, for a third more arithmetic. selective: all but the results of matrix
+    products and attention, for hardly any more. No effect on the gradient."""
     checkpoint: Checkpoint = execution(Checkpoint())
     """When the whole state is saved."""
 

@@ -172,11 +172,11 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("recomputes", ["false", "true", "selective"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model_type", SHAPES)
 def test_activations_and_logits_are_those_of_a_pass_to_a_tenth(
-    tmp_path: Path, model_type: str, precision: str, recomputes: bool
+    tmp_path: Path, model_type: str, precision: str, recomputes: str
 ) -> None:
     spec = experiment(
         tmp_path,
@@ -185,7 +185,7 @@ def test_activations_and_logits_are_those_of_a_pass_to_a_tenth(
         "data.max_prompt_length=256",
         "rollout.max_response_length=256",
         f"training={{steps: 1, prompts_per_step: 1, group_size: 2, microbatch_tokens: 512, precision: {precision},"
-        f" gradient_checkpointing: {str(recomputes).lower()}}}",
+        f" gradient_checkpointing: {recomputes}}}",
     )
     shape = model_shape(spec)
     assert shape is not None
@@ -320,6 +320,16 @@ def test_logprobs_that_the_sampler_gives_cost_no_pass_and_those_that_advantages_
     in_reward = experiment(tmp_path, "qwen3", "objective={type: rloo}")
     hours = [gpu_hours(spec, shape).training for spec in (trusting, plain, in_reward)]
     assert hours == pytest.approx([hours[0], hours[0] * 9.5 / 9, hours[0] * 11 / 9])
+
+
+def test_only_what_recomputes_matrix_products_takes_their_time_again(tmp_path: Path) -> None:
+    """3 epochs take 9 forwards and a half, and 12 and a half where each is made twice."""
+    kinds = (f"training.gradient_checkpointing={kind}" for kind in ("false", "selective", "true"))
+    specs = [experiment(tmp_path, "qwen3", kind) for kind in kinds]
+    shape = model_shape(specs[0])
+    assert shape is not None
+    none, selective, whole = (gpu_hours(spec, shape).training for spec in specs)
+    assert (selective, whole) == pytest.approx((none, none * 12.5 / 9.5))
 
 
 def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_way_round(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "padded": {"packing": False},
     "shared": {"sequence_parallel_size": 2, "ranks": 2},
     "recomputed": {"gradient_checkpointing": True},
+    "selective": {"gradient_checkpointing": "selective"},
     "offloaded": {"offload": {"optimizer": True}},
     "all_offloaded": {"offload": {"optimizer": True, "parameters": True}},
     "free": {

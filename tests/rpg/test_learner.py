@@ -13,12 +13,13 @@ STAGES = [f"{zero}:float32:60" for zero in range(4)]
 ALONE = [
     *["plain", *STAGES, "0:float32:1", "0:float32:100000", "0:float32:60:padded", "0:bfloat16:60", "2:bfloat16:60"],
     *["0:float32:60:recomputed", "2:float32:60:offloaded", "3:float32:60:all_offloaded"],
+    "0:float32:60:selective",
     *["plain:lora", "0:float32:60:lora", "3:bfloat16:60:all_offloaded:recomputed:lora"],
     *["plain:free", "0:float32:60:free", "1:float32:60:free", "3:bfloat16:60:free"],
     *["plain:poisoned", "0:float32:60:poisoned", "2:bfloat16:60:offloaded:poisoned"],
 ]
 TOGETHER = [*STAGES, "1:bfloat16:60", "3:float32:60:lora", "2:float32:60:free", "3:float32:60:free"]
-TOGETHER += ["2:float32:60:poisoned", "0:float32:60:shared"]
+TOGETHER += ["2:float32:60:poisoned", "0:float32:60:shared", "3:float32:60:selective"]
 BOUND = {"float32": 1e-5, "bfloat16": 0.03}
 """Of the relative error in norm of any tensor after five updates, and of the gradient norm.
 
@@ -95,6 +96,11 @@ def test_at_zero_3_no_rank_ever_holds_the_whole_model(results: Path, case: str) 
     assert shares == pytest.approx([0.5, 0.5])
 
 
+@pytest.mark.parametrize("case", ["0:float32:60{}x1", "3:float32:60{}x2"])
+def test_recomputing_some_activations_changes_no_bit_of_the_weights(results: Path, case: str) -> None:
+    assert worst(results, case.format(":selective"), case.format("")) == 0
+
+
 def test_only_adapted_weights_move(results: Path) -> None:
     import safetensors.numpy
 
@@ -120,10 +126,11 @@ def test_every_stage_precision_and_number_of_ranks_agrees_with_plain_pytorch(
         for option in ("", ":lora", ":free", ":lora:free", ":poisoned")
     ]
     offloaded = ["2:float32:60:offloaded:poisoned"]
-    shared = ["3:float32:60:recomputed:lora:shared", "2:bfloat16:60:shared"]
+    shared = ["3:float32:60:recomputed:lora:shared", "2:bfloat16:60:shared", "2:bfloat16:60:selective:shared"]
     by_hand = ["plain", "plain:lora", "plain:free", "plain:lora:free", "plain:poisoned"]
     out = updates(tmp_path_factory, [*by_hand, *cells, *offloaded], [*cells, *shared])
     made = [f"{cell}x1" for cell in cells + offloaded] + [f"{cell}x2" for cell in cells + shared]
     errors = {case: worst(out, case, plain(case)) for case in made}
     print("\n".join(f"{case:40} {error:.1e}" for case, error in errors.items()))
     assert all(error < BOUND[case.split(":")[1]] for case, error in errors.items()), errors
+    assert worst(out, "2:bfloat16:60:selective:sharedx2", "2:bfloat16:60:sharedx2") == 0

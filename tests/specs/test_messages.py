@@ -35,6 +35,7 @@ def test_text_and_true_are_no_numbers_and_text_is_not_true():
     assert "objective.kl_coef: must be a number" in message(text)
     assert "training.zero_stage: must be one of the values allowed" in message(text)
     assert "training.gradient_checkpointing: must be true or false" in message(text)
+    assert 'given: "no"    allowed: true, false, selective' in message(text)
 
 
 def test_out_of_range_is_told_with_the_range():
