@@ -51,7 +51,7 @@ class MemoryEstimate:
     weights: int
     gradients: int
     buckets: int
-    """Room in which ZeRO adds gradients up over the ranks."""
+    """Room in which ZeRO adds gradients up over the ranks; twice where the backward pass goes on meanwhile."""
     optimizer: int
     reference: int
     sampler: int
@@ -204,8 +204,11 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
 
 
 def _buckets(trained: int, experiment: Experiment, size: int) -> int:
-    on_cpu = experiment.resources.device == "cpu"  # where memory that is not written to takes no room
-    return (min(trained, REDUCED_PARAMETERS) if on_cpu else REDUCED_PARAMETERS) * size
+    training = experiment.training
+    if experiment.resources.device == "cpu":  # where memory that is not written to takes no room
+        return min(trained, REDUCED_PARAMETERS) * size
+    overlaps = training.ranks > 1 and training.deepspeed_stage == 2 and not training.lora
+    return REDUCED_PARAMETERS * size * (2 if overlaps else 1)
 
 
 def _shard(size: int, training: Training, from_stage: int) -> int:

@@ -54,7 +54,7 @@ class Learner:
         self.device = device
         self._training = training
         self._norm = float("nan")
-        settings = deepspeed_config(training, lends_weights=lends_weights)
+        settings = deepspeed_config(training, lends_weights=lends_weights, on_gpu=device.type == "cuda")
         if training.zero_stage == 3:
             shard(self.policy, settings, dtype=getattr(torch, training.precision), device=device)
         self._engine, *_ = deepspeed.initialize(
@@ -260,12 +260,16 @@ def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], Schedu
     )
 
 
-def deepspeed_config(training: Training, *, lends_weights: bool) -> dict[str, Any]:
+def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -> dict[str, Any]:
     """DeepSpeed's settings. When an update is due and what the learning rate is, the learner decides."""
     optimizer = training.optimizer
     zero: dict[str, Any] = {"stage": training.deepspeed_stage}
     if lends_weights:
         zero["stage3_param_persistence_threshold"] = 0
+    if on_gpu and training.ranks > 1 and training.deepspeed_stage == 2 and not training.lora:
+        # Gradients are added up over the ranks while the backward pass goes on, out of a second bucket, as at ZeRO 3 by
+        # default. Adapters' gradients are fewer than a bucket holds, so nothing is left to go on with.
+        zero["overlap_comm"] = True
     if training.offload.optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     if training.offload.parameters:

@@ -1,4 +1,7 @@
-"""One rank that trains a tiny model and says what it holds: `held_memory MODEL ZERO_STAGE PRECISION` prints JSON."""
+"""One rank that trains a tiny model and says what it holds: `held_memory MODEL ZERO_STAGE PRECISION` prints JSON.
+
+DeepSpeed is set up as on a GPU.
+"""
 
 import gc
 import json
@@ -10,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rpg.learner.deepspeed import Learner
+from rpg.learner import deepspeed
 from rpg.processes import ranks
 from specs.schema.training import Training
 from tests.rpg.learner_worker import TRAINING
@@ -27,12 +30,14 @@ def held() -> list[int]:
 
 
 def measure(directory: Path, training: Training) -> dict[str, Any]:
-    """Bytes a weight of all that is held once gradients and optimizer state are there, and the largest bucket."""
-    learner = Learner(directory, training, temperature=1.0, device=torch.device("cpu"), lends_weights=True)
+    """Bytes a weight of all that is held once gradients and optimizer state are there, and the bytes of the buckets."""
+    config = deepspeed.deepspeed_config
+    deepspeed.deepspeed_config = lambda training, **rest: config(training, **{**rest, "on_gpu": True})
+    learner = deepspeed.Learner(directory, training, temperature=1.0, device=torch.device("cpu"), lends_weights=True)
     weights = list(learner.model.parameters())
     buckets = [0]
     # In the middle of a backward pass some buckets are there, and only then.
-    weights[3].register_hook(lambda _: buckets.append(max(held())))
+    weights[3].register_hook(lambda _: buckets.append(sum(size for size in held() if size > BUCKET)))
     ids = torch.arange(16).view(2, 8) % 5
     for update in range(2):
         with learner.updating():
@@ -45,7 +50,7 @@ def measure(directory: Path, training: Training) -> dict[str, Any]:
     gc.collect()
     return {
         "bytes_a_weight": sum(size for size in held() if size < BUCKET) / number,
-        "bucket": max(size if size > BUCKET else 0 for size in buckets),
+        "buckets": max(buckets),
     }
 
 
@@ -54,7 +59,8 @@ if __name__ == "__main__":
     ranks.join("cpu")
     torch.set_num_threads(1)
     stage, precision = int(sys.argv[2]), sys.argv[3]
-    training = Training.model_validate(TRAINING | {"zero_stage": stage, "precision": precision})
+    settings = {"zero_stage": stage, "precision": precision, "ranks": ranks.world_size()}
+    training = Training.model_validate(TRAINING | settings)
     found = measure(Path(sys.argv[1]), training)
     if ranks.rank() == 0:
         print(f"\n{json.dumps(found)}", flush=True)

@@ -81,14 +81,14 @@ def test_the_batch_algebra_counts_updates_and_tokens(tmp_path: Path) -> None:
 ON_TWO_RANKS = [
     (0, "float32", 4, 4, 0, 8),
     (1, "float32", 4, 4, 4, 6),
-    (2, "float32", 4, 2, 4, 6),
+    (2, "float32", 4, 2, 8, 6),
     (3, "float32", 2, 2, 4, 6),
-    (0, "bfloat16", 2, 2, 2, 6),
-    (1, "bfloat16", 2, 2, 2, 6),
-    (2, "bfloat16", 2, 2, 2, 6),
+    (0, "bfloat16", 2, 2, 4, 6),
+    (1, "bfloat16", 2, 2, 4, 6),
+    (2, "bfloat16", 2, 2, 4, 6),
     (3, "bfloat16", 1, 2, 2, 6),
 ]
-"""ZeRO stage, precision; bytes a weight: of the weights, the gradients, an element of the bucket, the optimizer."""
+"""ZeRO stage, precision; bytes a weight: of the weights, the gradients, an element of the buckets, the optimizer."""
 
 
 @pytest.mark.parametrize(("stage", "precision", "weights", "gradients", "bucket", "optimizer"), ON_TWO_RANKS)
@@ -116,7 +116,7 @@ def test_so_does_deepspeed(
     output = finish(*(start(command, environment | {"LOCAL_RANK": environment["RANK"]}) for environment in group))
     measured = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     assert measured["bytes_a_weight"] == pytest.approx(weights + gradients + optimizer, rel=0.02)
-    assert measured["bucket"] == bucket * REDUCED_PARAMETERS
+    assert measured["buckets"] == bucket * REDUCED_PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,9 @@ def test_what_zero_3_makes_whole_is_bounded_by_deepspeeds_settings(tmp_path: Pat
     from rpg.learner.deepspeed import deepspeed_config
 
     sharded = experiment(tmp_path, "qwen3", "training.zero_stage=3", "training.precision=bfloat16")
-    settings = DeepSpeedZeroConfig(**deepspeed_config(sharded.training, lends_weights=True)["zero_optimization"])
+    settings = DeepSpeedZeroConfig(
+        **deepspeed_config(sharded.training, lends_weights=True, on_gpu=True)["zero_optimization"]
+    )
     assert (settings.max_live_parameters, settings.prefetch_bucket_size) == (LIVE_PARAMETERS, PREFETCHED_PARAMETERS)
     assert settings.reduce_bucket_size == REDUCED_PARAMETERS
     small = model_shape(sharded)
@@ -221,6 +223,37 @@ def test_on_a_cpu_a_bucket_takes_the_room_that_is_written_to(tmp_path: Path) -> 
     shape = model_shape(spec)
     assert shape is not None
     assert memory_estimate(spec, shape).buckets == 4 * shape.parameters
+
+
+@pytest.mark.parametrize(
+    ("changes", "buckets"),
+    [
+        (("zero_stage=2",), 2),
+        (("zero_stage=0", "precision=bfloat16"), 2),
+        (("zero_stage=2", "ranks=1"), 1),
+        (("zero_stage=1",), 1),
+        (("zero_stage=3",), 1),
+        (("zero_stage=2", "lora={rank: 2}"), 1),
+    ],
+)
+def test_a_second_bucket_is_there_where_gpus_add_gradients_up_during_the_backward_pass(
+    tmp_path: Path, changes: tuple[str, ...], buckets: int
+) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    from rpg.learner.deepspeed import deepspeed_config
+
+    spec = experiment(tmp_path, "qwen3", *(f"training.{change}" for change in changes))
+    shape = model_shape(spec)
+    assert shape is not None
+    size = 2 if spec.training.precision == "bfloat16" else 4
+    assert memory_estimate(spec, shape).buckets == buckets * size * REDUCED_PARAMETERS
+    on_gpu, on_cpu = (
+        DeepSpeedZeroConfig(**deepspeed_config(spec.training, lends_weights=False, on_gpu=on_gpu)["zero_optimization"])
+        for on_gpu in (True, False)
+    )
+    by_default = spec.training.zero_stage == 3  # where DeepSpeed has one bucket all the same
+    assert (on_gpu.overlap_comm, on_cpu.overlap_comm) == (by_default or buckets == 2, by_default)
 
 
 def test_a_behaviour_reference_costs_no_memory_and_a_snapshot_a_second_model(tmp_path: Path) -> None:

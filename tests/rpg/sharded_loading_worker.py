@@ -23,7 +23,9 @@ def check(directory: Path, precision: str) -> None:
     dtype = getattr(torch, precision)
     plain = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
     policy = Policy(load_model(directory, training), temperature=1.0)
-    shard(policy, deepspeed_config(training, lends_weights=False), dtype=dtype, device=torch.device("cpu"))
+    shard(
+        policy, deepspeed_config(training, lends_weights=False, on_gpu=False), dtype=dtype, device=torch.device("cpu")
+    )
     assert abs(share_of_parameters(policy) - 0.5) < 0.01
     for (name, parameter), (expected, weight) in zip(
         policy.model.named_parameters(), plain.named_parameters(), strict=True
