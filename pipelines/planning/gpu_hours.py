@@ -36,7 +36,7 @@ class GpuHours:
 def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
     """The hours on H100s. Evaluation, loading and groups that dynamic sampling throws away are not counted."""
     training = experiment.training
-    gpus = experiment.rollout.gpus(training.ranks)
+    gpus = experiment.gpus
     return GpuHours(
         sampling=training.steps * _sampling_seconds(experiment, shape) * gpus / 3600,
         training=training.steps * _training_seconds(experiment, shape) / training.ranks * gpus / 3600,
@@ -82,7 +82,7 @@ def _sampling_seconds(experiment: Experiment, shape: ModelShape) -> float:
     """
     training, rollout = experiment.training, experiment.rollout
     size = 2 if training.precision == "bfloat16" else 4
-    responses = -(-training.prompts_per_step * training.group_size // rollout.samplers(training.ranks))
+    responses = -(-training.prompts_per_step * training.group_size // experiment.samplers)
     context = experiment.data.max_prompt_length + rollout.max_response_length / 2
     cache = context * shape.layers * 2 * shape.key_value_size * size
     in_flight = min(responses, rollout.max_concurrent)

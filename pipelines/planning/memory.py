@@ -112,15 +112,14 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     averages = low_precision and update is not None and update.ema_decay > 0
     reference = kept[experiment.reference.source] * (4 + size if averages else size)
     tokens = _largest_microbatch(experiment)
-    samplers = rollout.samplers(training.ranks)
-    in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // samplers))
+    in_flight = min(rollout.max_concurrent, -(-training.prompts_per_step * training.group_size // experiment.samplers))
     length = experiment.data.max_prompt_length + rollout.max_response_length
     cache = in_flight * length * shape.layers * 2 * shape.key_value_size * size
     least = 1 if experiment.resources.device == "cpu" else TOKENS_ON_GPU
     chunk = min(tokens, max(least, LOGITS // shape.vocab_size))
     logits = _logits(shape, chunk, size, has_gradient=not adapters)
     share = engine_memory(experiment)
-    elsewhere = rollout.gpus(training.ranks) > training.ranks
+    elsewhere = experiment.gpus > training.ranks
     return MemoryEstimate(
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
         # Gradients are added up in float32; from stage 2 on a rank keeps its share of them.

@@ -556,7 +556,7 @@ class _StudyWorker:
 
 def _gpus(experiment: Experiment) -> int:
     """How many GPUs a run holds; 0 where it computes on this machine's CPU."""
-    gpus = experiment.rollout.gpus(experiment.training.ranks)
+    gpus = experiment.gpus
     return slots_wanted(experiment.resources.device, gpus) if experiment.launcher.type == "local" else gpus
 
 

@@ -87,6 +87,16 @@ class Experiment(Spec):
         return True
 
     @property
+    def gpus(self) -> int:
+        """GPUs of the ranks and of dedicated engines on all machines, where they compute on GPUs."""
+        return sum(map(self.rollout.gpus, self.launcher.ranks_of_machines(self.training.ranks)))
+
+    @property
+    def samplers(self) -> int:
+        """Samplers on all machines: ranks that share one are on the same."""
+        return sum(map(self.rollout.samplers, self.launcher.ranks_of_machines(self.training.ranks)))
+
+    @property
     def concurrent_evaluation(self) -> Self:
         """The spec by which `evaluation.concurrent_ranks` measure checkpoints while training goes on."""
         ranks = self.evaluation.concurrent_ranks

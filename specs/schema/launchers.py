@@ -36,6 +36,10 @@ class _Launcher(Spec):
         del training
         yield from ()
 
+    def ranks_of_machines(self, ranks: int) -> list[int]:
+        """How many of the ranks each machine has."""
+        return [ranks]
+
     def beside(self, training: Training, ranks: int) -> Self:
         """The launcher of `ranks` more that work while training does, which has its own."""
         del training, ranks
@@ -120,6 +124,13 @@ class SshLauncher(_Cluster):
         with open(self.hostfile, encoding="utf-8") as file:
             return parse_hostfile(file.read())
 
+    def ranks_of_machines(self, ranks: int) -> list[int]:
+        """As the hosts are filled in order, while all of them answer."""
+        hosts = self.read_hosts()
+        slots_before = accumulate((host.slots for host in hosts), initial=0)
+        filled = [min(host.slots, ranks - before) for host, before in zip(hosts, slots_before, strict=False)]
+        return [count for count in filled if count > 0]
+
     def beside(self, training: Training, ranks: int) -> Self:
         """On the hosts that training leaves over."""
         del ranks
@@ -177,6 +188,10 @@ class SlurmLauncher(_Cluster):
     """Before the time limit: when the trainer is told to save its state. Longer than a step and a checkpoint take."""
     options: tuple[str, ...] = ()
     """Further options of sbatch, e.g. [--account=lab, "--gres=gpu:8", --constraint=h100]."""
+
+    def ranks_of_machines(self, ranks: int) -> list[int]:
+        """The same on each node."""
+        return [ranks // self.nodes] * self.nodes
 
     def beside(self, training: Training, ranks: int) -> Self:
         """In a job of their own, on a node at most as many as training has there."""

@@ -381,6 +381,35 @@ def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_
     assert shared.sampling == pytest.approx(2 * before.sampling), "8 responses, 4 at a time, at twice the bandwidth"
 
 
+NODES = "launcher={type: slurm, nodes: 2}"
+HOSTS = "launcher={type: ssh, hosts: [{host: a, slots: 3}, {host: b, slots: 3}, {host: c, slots: 3}]}"
+ENGINE = "rollout={{engine: vllm, placement: dedicated, max_response_length: 8{}}}"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "fields", "gpus", "samplers"),
+    [
+        (NODES, ", ranks_per_engine: 2", 5 + 5, 4),  # of 3 ranks on a node two share an engine, and one has its own
+        (NODES, ", ranks_per_engine: 4, engine_gpus: [3]", 4 + 4, 2),
+        (HOSTS, ", ranks_per_engine: 3, tensor_parallel_size: 2", 5 + 5, 2),
+        (HOSTS, ", engine_gpus: [0, 1, 2]", 6, 6),
+    ],
+)
+def test_each_machine_has_engines_of_its_own(
+    tmp_path: Path, launcher: str, fields: str, gpus: int, samplers: int
+) -> None:
+    """6 ranks on two machines. Their GPUs are all held while they train, and no engine of another machine is counted
+    on a rank's GPU."""
+    ranks = (launcher, "training.ranks=6", "training.prompts_per_step=6")
+    spec = experiment(tmp_path, "qwen3", *ranks, ENGINE.format(fields))
+    assert (spec.gpus, spec.samplers) == (gpus, samplers)
+    shape = model_shape(spec)
+    assert shape is not None
+    colocated = experiment(tmp_path, "qwen3", *ranks)
+    assert gpu_hours(spec, shape).training == pytest.approx(gpus / 6 * gpu_hours(colocated, shape).training)
+    assert bool(memory_estimate(spec, shape).kv_cache) == (gpus == 6)
+
+
 @pytest.mark.parametrize("targets", [(), ("q_proj", "k_proj", "down_proj")])
 def test_adapters_are_all_that_has_gradients_and_optimizer_state(tmp_path: Path, targets: tuple[str, ...]) -> None:
     from rpg.learner.adapters import add_adapters
