@@ -6,7 +6,8 @@
               V = 151,936 and h = 2,560 in chunks of 441, 2,048 and 8,192 tokens, with and without products of bfloat16
               that have a float32 result
     learner   an update of 1.7 and 4 billion parameters, passes of 16,384 packed tokens: tokens/s, share of the peak,
-              memory against the estimate, and where a pass's time goes; with all, some and no activations recomputed
+              memory against the estimate, and where a pass's time goes; with all, some and no activations recomputed,
+              and with Liger's kernels, which take the extra `liger`
     noise     mean and largest differences of logprobs: packed rows against each response alone, bfloat16 against
               float32, a head whose logits are rounded to bfloat16 against one whose are not
     trainer   `rpg.train` with the transformers engine on a tiny model: ZeRO 0 to 3, offloading, max_staleness, and a
@@ -92,7 +93,7 @@ def head(bench: "Bench", chunk: int, exact: bool) -> Row:
     return {"seconds": min(seconds[1:]), "gib": (peak_bytes(kind) - before - gradients) / 2**30}
 
 
-def update(bench: "Bench", size: str, recomputes: bool | str, offloads: bool) -> Row:
+def update(bench: "Bench", size: str, recomputes: bool | str, offloads: bool, kernels: str = "torch") -> Row:
     """Updates of a model of random weights; the figures of time by kind are of the passes of one, in milliseconds."""
     from pipelines.gpu_checks.models import SMALL, BatchShape
     from pipelines.gpu_checks.numerics import training
@@ -103,7 +104,11 @@ def update(bench: "Bench", size: str, recomputes: bool | str, offloads: bool) ->
     on_gpu = bench.device.type == "cuda"
     shape = BatchShape(8, 8, 256, 1792, 16384) if on_gpu else BatchShape(4, 4, 16, 48, 512)
     settings = training("bfloat16", zero_stage=2, shape=shape).model_copy(
-        update={"gradient_checkpointing": recomputes, "offload": Offload(optimizer=offloads)}
+        update={
+            "gradient_checkpointing": recomputes,
+            "offload": Offload(optimizer=offloads),
+            "kernels": kernels if on_gpu else "torch",
+        }
     )
     times: Row = {}
     config = CONFIGS[BILLIONS[size]] if on_gpu else SMALL
@@ -272,8 +277,13 @@ SECTIONS: dict[str, dict[str, tuple[Callable[..., Row], dict[str, Any]]]] = {
     },
     "learner": {
         "1.7B": (update, {"size": "1.7B", "recomputes": False, "offloads": False}),
+        "1.7B, Liger": (update, {"size": "1.7B", "recomputes": False, "offloads": False, "kernels": "liger"}),
         "1.7B, recomputing": (update, {"size": "1.7B", "recomputes": True, "offloads": False}),
         "1.7B, recomputing some": (update, {"size": "1.7B", "recomputes": "selective", "offloads": False}),
+        "1.7B, recomputing some, Liger": (
+            update,
+            {"size": "1.7B", "recomputes": "selective", "offloads": False, "kernels": "liger"},
+        ),
         # Master weights, moments and gradients of 4 billion parameters are 64 GB: the optimizer goes to the host.
         "4B, recomputing, offloading": (update, {"size": "4B", "recomputes": True, "offloads": True}),
         "4B, recomputing some, offloading": (update, {"size": "4B", "recomputes": "selective", "offloads": True}),

@@ -37,6 +37,15 @@ CHECKS = (
         "write training: {packing: false}, which is slower; a newer torch may have the attention kernel that it needs",
     ),
     Check(
+        "kernels",
+        "numerics.fused_kernels",
+        "gradients with Liger's kernels are off from float32 as little as those without",
+        "leave training.kernels out; or compare liger_kernel and triton with constraints.txt",
+        scope="host",
+        gpus=1,
+        package="liger_kernel",
+    ),
+    Check(
         "step_zero_2",
         "speed.step_at_zero_2",
         "a training step has a rate and a memory as estimated",
@@ -78,7 +87,7 @@ CHECKS = (
         "a vLLM engine in the trainer's process samples with the weights that it is given",
         f"another process may hold the GPU's memory; {_ENGINE}",
         scope="host",
-        vllm=True,
+        package="vllm",
     ),
     Check(
         "asleep",
@@ -87,7 +96,7 @@ CHECKS = (
         f"write rollout: {{sleep: false}}; {_ENGINE}",
         scope="host",
         gpus=1,
-        vllm=True,
+        package="vllm",
     ),
     Check(
         "dedicated",
@@ -95,7 +104,7 @@ CHECKS = (
         "a vLLM engine in a process of its own reads the weights on the same device (on a GPU by ipc)",
         f"write rollout: {{placement: colocated}}; {_ENGINE}",
         scope="host",
-        vllm=True,
+        package="vllm",
     ),
     Check(
         "dedicated_nccl",
@@ -104,6 +113,6 @@ CHECKS = (
         f"where all_reduce passed, the engine is at fault: {_ENGINE}",
         scope="host",
         gpus=2,
-        vllm=True,
+        package="vllm",
     ),
 )

@@ -51,8 +51,8 @@ class Check:
     """It needs so many."""
     gpus: int = 0
     """It needs so many GPUs on the host; 0: a CPU will do."""
-    vllm: bool = False
-    """It needs vLLM."""
+    package: Literal["", "vllm", "liger_kernel"] = ""
+    """It needs this optional package."""
     limit_seconds: float = 180.0
     """After these it is killed and has failed."""
 

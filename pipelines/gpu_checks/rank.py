@@ -29,6 +29,7 @@ from rpg.processes.parent import die_with_parent
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
+_NAMES = {"vllm": "vLLM", "liger_kernel": "Liger-Kernel"}
 _LATE_SECONDS = 60.0
 """How much later than this rank another may come to the end of a check."""
 
@@ -68,8 +69,8 @@ class CheckingRank:
             return "made by the first rank of the host"
         if self._world < check.ranks:
             return f"needs {check.ranks} ranks"
-        if check.vllm and find_spec("vllm") is None:
-            return "vLLM is not installed"
+        if check.package and find_spec(check.package) is None:
+            return f"{_NAMES[check.package]} is not installed"
         if check.gpus and self._device == "cpu":
             return "needs a GPU"
         if check.gpus > 1 and len(self._gpus()) < check.gpus:

@@ -237,46 +237,51 @@ def _activations(shape: ModelShape, training: Training, tokens: int, size: int, 
 
     Recomputation keeps each layer's input, and works on the whole of one layer, or on what it did not keep of it.
     """
-    layer, kept, recomputed = _layer_activations(shape, size), shape.hidden_size * size, 0
+    fused = training.kernels == "liger"
+    layer, kept, recomputed = _layer_activations(shape, size, fused=fused), shape.hidden_size * size, 0
     match training.gradient_checkpointing:
         case False:
             kept = layer
         case True:
             recomputed = layer
         case "selective":
-            results, again = _product_activations(shape, size)
+            results, again = _product_activations(shape, size, fused=fused)
             kept, recomputed = kept + results, layer - again
     work = recomputed + 2 * shape.intermediate_size * size  # the MLP's gradients
-    last_norm = _norm_activations(shape, shape.hidden_size, size)
+    last_norm = _norm_activations(shape, size, fused=fused)
     return tokens * (shape.layers * kept + last_norm) + max(0, tokens * work - logits)
 
 
-def _layer_activations(shape: ModelShape, size: int) -> int:
-    """Bytes of one layer and token that autograd saves in transformers' modules."""
+def _layer_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
+    """Bytes of one layer and token that autograd saves in transformers' modules, or with `fused` in Liger's kernels."""
     width, keys = shape.attention_size, shape.key_value_size
-    norms = 2 * _norm_activations(shape, shape.hidden_size, size)
+    norms = 2 * _norm_activations(shape, size, fused=fused)
     if shape.norms_queries:  # what comes out of them is turned before it is kept, as the attention's own input
-        norms += (4 + size) * (width + keys)
+        norms += (size if fused else 4 + size) * (width + keys)
     # Queries, keys, values, what the attention gives, and that in the order in which the next product takes it.
     attention = size * (width + 2 * keys + 2 * width)
-    # With a gate: both products, the gate's activation and the product of the two. Else GELU, step by step.
-    mlp = (4 if shape.is_gated else 5) * shape.intermediate_size * size
+    # With a gate: both products, the gate's activation (not if fused) and what is made of the two. Else GELU, in steps.
+    mlp = (4 - fused if shape.is_gated else 5) * shape.intermediate_size * size
     return norms + attention + mlp
 
 
-def _product_activations(shape: ModelShape, size: int) -> tuple[int, int]:
+def _product_activations(shape: ModelShape, size: int, *, fused: bool) -> tuple[int, int]:
     """Bytes of one layer and token that the results of its matrix products and attention take; of these the bytes that
-    autograd saves as they are: values, the attention's result and what enters the MLP's activation."""
+    autograd saves as they are: values, the attention's result, what enters the MLP's activation, and what a norm of
+    queries and keys takes, unless it has to be converted first."""
     inner = (2 if shape.is_gated else 1) * shape.intermediate_size
+    turned = shape.attention_size + shape.key_value_size
     saved = shape.key_value_size + shape.attention_size + inner
-    others = shape.attention_size + shape.key_value_size + 2 * shape.hidden_size
-    return size * (saved + others), size * saved
+    if shape.norms_queries and (fused or size == 4):
+        saved += turned
+        turned = 0
+    return size * (saved + turned + 2 * shape.hidden_size), size * saved
 
 
-def _norm_activations(shape: ModelShape, width: int, size: int) -> int:
-    """An RMS norm keeps its input in float32, and what it normalised before and after its weight; GPT-2's LayerNorm
-    keeps its input and its output."""
-    return width * (4 + 2 * size if shape.is_gated else 2 * size)
+def _norm_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
+    """An RMS norm keeps its input in float32, and what it normalised before and after its weight; if fused, and as
+    GPT-2's LayerNorm does, its input and its output."""
+    return shape.hidden_size * (4 + 2 * size if shape.is_gated and not fused else 2 * size)
 
 
 def _logits(shape: ModelShape, chunk: int, size: int, *, has_gradient: bool) -> int:

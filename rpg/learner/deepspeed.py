@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from rpg.batches.batch import Microbatch
 from rpg.checkpoints.pieces import StateCopy
 from rpg.learner import shards
 from rpg.learner.adapters import save_adapter, whole_weights
+from rpg.learner.kernels import check_kernels
 from rpg.learner.packing import Packing
 from rpg.learner.packing_trial import PackingTrial, try_packing
 from rpg.learner.policy import Policy, attention_share, load_model
@@ -40,6 +41,8 @@ class Learner:
             temperature: logits are divided by it wherever logprobs are taken.
             lends_weights: whether another policy's weights will be put in for a pass (ReferencePolicy): at ZeRO 3 no
                 parameter may then stay gathered between passes.
+        Raises:
+            SpecError: the kernels that the spec wants cannot be used, or ranks cannot share this model's sequences.
         """
         import deepspeed
 
@@ -47,6 +50,8 @@ class Learner:
             False  # its compilation takes 31 s and saves nothing here
         )
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        if training.kernels == "liger":
+            check_kernels(AutoConfig.from_pretrained(weights_dir), device)
         model = load_model(weights_dir, training)
         self.policy = Policy(model, temperature=temperature, entropy_gradient=training.entropy_coef > 0)
         self.attention_share = attention_share(model)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rpg.learner.adapters import add_adapters
+from rpg.learner.kernels import use_liger
 from rpg.learner.logprobs import token_logprobs
 from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.recomputation import recompute_activations
@@ -71,6 +72,8 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
     model.train()
     if training.packing and model.config._attn_implementation == "sdpa":
         model.config._attn_implementation = ATTENTION
+    if training.kernels == "liger":
+        use_liger(model, keeps_products=training.gradient_checkpointing == "selective")
     if training.lora:
         add_adapters(model, training.lora)
     if training.gradient_checkpointing:

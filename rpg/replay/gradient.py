@@ -35,7 +35,7 @@ class KeptPolicy:
             base: a transformers model directory.
             checkpoint: its directory; None: the base model itself, with which the first step started.
         """
-        training = experiment.training.model_copy(update={"zero_stage": 0})
+        training = experiment.training.model_copy(update={"zero_stage": 0, "kernels": "torch"})
         torch.manual_seed(experiment.seeds[0])  # as training does before it draws new adapters
         model = load_model(base, training)
         if checkpoint:

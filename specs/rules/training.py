@@ -62,6 +62,17 @@ def sequence_parallel(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def kernels(experiment: Experiment) -> Iterator[Issue]:
+    """Liger's kernels are programs for GPUs."""
+    if experiment.training.kernels == "liger" and experiment.resources.device == "cpu":
+        yield Issue(
+            "Liger's kernels run on GPUs",
+            ("training", "kernels"),
+            given="liger with resources.device cpu",
+            hint="leave kernels out",
+        )
+
+
 def schedule_free(experiment: Experiment) -> Iterator[Issue]:
     """Schedule-free AdamW has settings that AdamW has not."""
     training = experiment.training
@@ -115,5 +126,5 @@ def steep_rate(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-RULES = (offload, best_by_accuracy, sequence_parallel, schedule_free)
+RULES = (offload, best_by_accuracy, sequence_parallel, kernels, schedule_free)
 IDLE_KNOBS = (idle_skipping, steep_rate)

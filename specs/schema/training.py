@@ -160,6 +160,9 @@ class Training(Spec):
     gradients of an update up in float32, each rank its share: else every rank would hold all of them, in both types."""
     offload: Offload = execution(Offload())
     """What is kept in host memory."""
+    kernels: Literal["torch", "liger"] = execution("torch")
+    """What computes norms, rotations and the gates of MLPs: PyTorch's operations, or Liger-Kernel's, which read and
+    write memory less often (the extra `liger`; on GPUs, for models of type llama, qwen2 and qwen3)."""
     gradient_checkpointing: bool | Literal["selective"] = execution(False)
     """Recompute activations in the backward pass, for a third more arithmetic. selective: all but the results of matrix
     products and attention, for hardly any more. No effect on the gradient."""

@@ -51,6 +51,11 @@ def test_the_good_spec_warns_of_nothing():
             "group_size: 4\n  zero_stage: 2\n  offload: {parameters: true}",
             "training.offload.parameters: needs",
         ),
+        (
+            "minibatches: 2",
+            "minibatches: 2\n  kernels: liger\nresources: {device: cpu}",
+            "training.kernels: Liger's kernels run on GPUs",
+        ),
         ("hidden_size: 32", "hidden_size: 32, vocab_size: 99", "model.config.vocab_size: the tokenizer decides it"),
         (
             "exact_match}",

@@ -1,0 +1,58 @@
+"""Fused kernels in place of a model's norms, rotations and gated MLPs: Liger-Kernel, Hsu 2024, arXiv:2410.10989.
+
+Each reads and writes its tensors once, where PyTorch's own operations do so several times, and keeps less of them for
+the backward pass.
+"""
+
+from importlib.util import find_spec
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from specs.errors import Issue, SpecError
+
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
+"""Architectures whose logprobs and gradients with these kernels are held against PyTorch's by the tests."""
+_PATH = ("training", "kernels")
+
+
+def check_kernels(config: PretrainedConfig, device: torch.device) -> None:
+    """Raises SpecError where Liger's kernels cannot be used: on a CPU, for another architecture, or not installed."""
+    if device.type != "cuda":
+        raise SpecError(
+            Issue("Liger's kernels run on GPUs", _PATH, given=f"liger on a {device.type}", hint="leave kernels out")
+        )
+    if config.model_type not in MODEL_TYPES:
+        raise SpecError(
+            Issue(
+                "Liger's kernels are not tried with this architecture",
+                _PATH,
+                given=f"liger for {config.model_type}",
+                allowed=f"liger for {', '.join(MODEL_TYPES)}",
+                hint="leave kernels out",
+            )
+        )
+    if find_spec("liger_kernel") is None:
+        hint = "pip install 'rpg-experiments[liger]'"
+        raise SpecError(Issue("Liger-Kernel is not installed", _PATH, given="liger", hint=hint))
+
+
+def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
+    """Has the model compute norms, rotations and gated MLPs by Liger's kernels; models of its class that are made later
+    in this process do so too.
+
+    Args:
+        keeps_products: whether recomputation keeps the results of products, see `rpg.learner.recomputation`. Liger's
+            rotation overwrites the queries and keys that it is given. Where no norm stands before it, these are such
+            results, and would be rotated twice, so the rotation stays PyTorch's.
+    """
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type](
+        model=model,
+        rope=not keeps_products or model.config.model_type == "qwen3",
+        rms_norm=True,
+        swiglu=True,
+        cross_entropy=False,
+        fused_linear_cross_entropy=False,  # rpg.learner.logprobs has the output head
+    )
