@@ -45,7 +45,7 @@ spec.yaml:69: training.steps: missing
 spec.yaml:70: training.step: unknown field
     70 |   step: 40                  # batches of prompts_per_step x group_size responses
   allowed: checkpoint, entropy_coef, epochs, export_every_steps, gradient_checkpointing, group_size, guards, \
-lora, mask_truncated, microbatch_tokens, minibatches, offload, on_not_finite, optimizer, packing, precision, \
+kernels, lora, mask_truncated, microbatch_tokens, minibatches, offload, on_not_finite, optimizer, packing, precision, \
 prompts_per_step, ranks, schedule, sequence_parallel_size, skip_zero_advantage, steps, zero_stage
   hint: did you mean `steps`?
 2 errors; nothing was run
@@ -395,7 +395,7 @@ study.yaml:3: parameters[objective.clip.low]: the lower end must come first
         """\
 --set training.stepz=3: training.stepz: unknown field
   allowed: checkpoint, entropy_coef, epochs, export_every_steps, gradient_checkpointing, group_size, guards, \
-lora, mask_truncated, microbatch_tokens, minibatches, offload, on_not_finite, optimizer, packing, precision, \
+kernels, lora, mask_truncated, microbatch_tokens, minibatches, offload, on_not_finite, optimizer, packing, precision, \
 prompts_per_step, ranks, schedule, sequence_parallel_size, skip_zero_advantage, steps, zero_stage
   hint: did you mean `steps`?
 1 error; nothing was run
