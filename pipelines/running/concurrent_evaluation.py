@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.launchers import concurrent_directory, job_file, launcher_of, launchers, problems_file
-from pipelines.processes.supervisor import Child, RunningChild, StageError, failure, log_size, started
+from pipelines.processes.supervisor import (
+    TIMEOUT_GRACE_SECONDS,
+    Child,
+    RunningChild,
+    StageError,
+    failure,
+    log_size,
+    started,
+)
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, slots_of_evaluation
 from pipelines.running.run import RunExecution
 from rpg.evaluation.results import ConcurrentResults
@@ -99,6 +107,9 @@ class _ConcurrentEvaluation:
 
     def close(self) -> None:
         """Ends the process. What it has measured stays; what it was measuring is left to the evaluate stage."""
+        if self._child and self._launcher.outlives_command and not self._execution.superseded:
+            # Killed before it has noted the job that it submits, it would leave one of which nobody knows.
+            self._child.end(TIMEOUT_GRACE_SECONDS)
         self._child = None
         self._holding.close()
 
@@ -168,7 +179,8 @@ class _ConcurrentEvaluation:
         return job
 
     def _look_at_child(self, child: RunningChild) -> None:
-        """Frees what the process held, once it has ended. Raises StageError where it failed or has measured nothing."""
+        """Frees what the process held, once it has ended. Raises StageError where it failed, or has measured nothing of
+        what is still to be measured: weights that training has exported again meanwhile get no result."""
         code = child.poll()
         if code is None:
             return
@@ -177,7 +189,9 @@ class _ConcurrentEvaluation:
             raise failure("evaluate", code, self._log, since=self._log_start)
         measured = [policy["step"] for policy in self._begun if self._results.attempt(policy["step"])]
         if not measured:
-            raise StageError("evaluate has measured nothing", self._log)
+            if any(policy in self._begun for policy in self._due()):
+                raise StageError("evaluate has measured nothing", self._log)
+            return
         self._execution.outbox.log(f"evaluated while training goes on: steps {', '.join(map(str, measured))}")
 
     def _fail(self, error: Exception) -> None:

@@ -61,6 +61,8 @@ def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda
     outcome = "failed"
     try:
         outcome = _perform(execution, stage, tick)
+        if stage.stage == "evaluate":
+            forget_results(execution.directory)
         return outcome
     except StageStoppedError:
         outcome = "stopped"
@@ -203,8 +205,6 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
         job.unlink()
         manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
         publish(aside, stage.output, manifest | {"inputs": stage.inputs})
-    if stage.stage == "evaluate":
-        forget_results(directory)
 
 
 def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:

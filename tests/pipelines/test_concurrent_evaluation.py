@@ -1,7 +1,9 @@
 """Checkpoints are evaluated while the run trains, with the results of evaluation after training. Real processes."""
 
 import json
+import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,14 @@ import pytest
 from live import SPEC, Lab, finished, kill, wait_for
 
 from pipelines.home import Home
+from pipelines.launchers import concurrent_directory, job_file
 from pipelines.planning.plan import make_plan
+from pipelines.results import filling, publish
+from pipelines.running import concurrent_evaluation
 from pipelines.running.concurrent_evaluation import evaluating
 from pipelines.running.gpu_slots import concurrency_warnings
 from pipelines.running.run import RunExecution
+from pipelines.running.stages import perform_stage
 from rpg.files import files_under, read_json, write_json
 from rpg.processes.gpu_slots import leased
 from rpg.recording.run_directory import RunDirectory
@@ -120,13 +126,10 @@ def test_a_failing_evaluation_stops_no_training_and_cancel_ends_both(lab: Lab) -
     assert lab.state(run_id)["status"] == "cancelled"
 
 
-@pytest.fixture
-def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunExecution:
-    """A run that has exported step 20, on a machine with two GPU slots."""
-    monkeypatch.setenv("RPG_SLOTS", "4,7")
-    monkeypatch.setenv("RPG_SLOT_DIR", str(tmp_path / "slots"))
+def run_that_exported(tmp_path: Path, *overrides: str) -> RunExecution:
+    """A run that has exported step 20."""
     (tmp_path / "tiny.yaml").write_text(SPEC)
-    document, home = load_document(tmp_path / "tiny.yaml", CONCURRENTLY), Home(tmp_path / "home")
+    document, home = load_document(tmp_path / "tiny.yaml", (*CONCURRENTLY, *overrides)), Home(tmp_path / "home")
     execution = RunExecution(document, make_plan(document, home).runs[0].run_id, home)
     write_json(execution.directory / "attempts" / "0001.json", {"resumed_from_step": 0})
     write_json(execution.directory / "inputs.json", {})
@@ -134,6 +137,14 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunExecution:
     run.note_exported(20, 1)
     (run.weights / "step-000020").mkdir(parents=True)
     return execution
+
+
+@pytest.fixture
+def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunExecution:
+    """A run that has exported step 20, on a machine with two GPU slots."""
+    monkeypatch.setenv("RPG_SLOTS", "4,7")
+    monkeypatch.setenv("RPG_SLOT_DIR", str(tmp_path / "slots"))
+    return run_that_exported(tmp_path)
 
 
 def test_without_a_free_slot_nothing_is_begun_and_the_wait_is_told_once(exported: RunExecution) -> None:
@@ -146,6 +157,57 @@ def test_without_a_free_slot_nothing_is_begun_and_the_wait_is_told_once(exported
     assert "evaluation waits for GPU slots or the end of training: 1 of 2 GPU slots are needed" in note
     assert "held by the trainer" in note
     assert not (exported.directory / "concurrent").exists()
+
+
+def test_weights_that_are_exported_again_meanwhile_are_no_failure_and_are_begun_again(
+    exported: RunExecution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    exported.warn = notes.append  # type: ignore[method-assign]
+    monkeypatch.setattr(concurrent_evaluation, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))  # a process that ends well and measures nothing
+    job = job_file(concurrent_directory(exported.directory), "evaluate")
+
+    def attempt_begun() -> int:
+        return int(read_json(job)["exported"][0]["attempt"])
+
+    with evaluating(exported) as look:
+        look()
+        assert attempt_begun() == 1
+        write_json(exported.directory / "attempts" / "0002.json", {"resumed_from_step": 10})
+        RunDirectory(exported.directory).note_exported(20, 2)
+        wait_for(lambda: look() or attempt_begun() == 2, what="the second evaluation")
+    assert notes == []
+
+
+def test_a_job_that_is_being_submitted_when_training_ends_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = tmp_path / "slurm"
+    slurm.mkdir()
+    commands = {
+        "sbatch": f"touch {slurm}/has-the-job; sleep 0.5; echo 7",  # the answer comes later than the job
+        "squeue": f"[ -e {slurm}/cancelled ] || echo PENDING",
+        "scancel": f'echo "$@" >> {slurm}/cancelled',
+    }
+    for name, command in commands.items():
+        (slurm / name).write_text(f"#!/bin/sh\n{command}\n")
+        (slurm / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slurm}:/usr/bin:/bin")
+    with evaluating(run_that_exported(tmp_path, "launcher.type=slurm")) as look:
+        look()
+        wait_for((slurm / "has-the-job").exists, what="the submission")
+    assert (slurm / "cancelled").read_text() == "7\n"
+
+
+def test_what_a_command_left_that_was_killed_after_its_evaluation_goes_with_the_next(exported: RunExecution) -> None:
+    stage = exported.plan.stage("evaluate")
+    with filling(stage.output) as aside:
+        publish(aside, stage.output, {"stage": "evaluate", "fingerprint": stage.fingerprint, "inputs": stage.inputs})
+    left = concurrent_directory(exported.directory)
+    left.mkdir(parents=True)
+    assert perform_stage(exported, stage) == "cached"
+    assert not left.parent.exists()
 
 
 def test_a_plan_warns_of_a_machine_without_a_gpu_to_spare(exported: RunExecution) -> None:
