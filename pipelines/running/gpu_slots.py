@@ -92,6 +92,8 @@ def missing_here(experiment: Experiment) -> Iterator[Issue]:
     slots = slots_here()
     if slots:
         yield from (issue for stage in ON_A_GPU if (issue := _too_few(experiment, stage, slots)))
+        if experiment.resources.device == "auto":
+            yield from experiment.rollout.placement_issues([experiment.training.ranks])
     elif experiment.resources.device == "cuda":  # which a GPU that nvidia-smi does not know may be
         from rpg.processes.device import no_gpu
 

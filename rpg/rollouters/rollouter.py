@@ -87,7 +87,8 @@ class Rollouter(RollouterSection):
         ended: right for any environment. One that can let a prompt begin while others are under way overrides this.
 
         Args:
-            prompts: all that may be admitted, in the order in which they begin.
+            prompts: all that may be admitted, in the order in which they begin; none on a rank that shares the sampler
+                of another, which asks `admit` with the others until the end.
             admit: asked whenever nothing is under way, and meanwhile as often as `Sampler.stream` asks.
             on_response: see `generate`. Not called for a rollout that is under way at the end.
         Returns:

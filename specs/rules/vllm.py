@@ -53,6 +53,13 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def engines_gpus(experiment: Experiment) -> Iterator[Issue]:
+    """Engines cannot be on the GPUs that the spec names. Where the device is auto that shows on a machine with GPUs."""
+    launcher, training = experiment.launcher, experiment.training
+    if experiment.resources.device == "cuda" and not any(launcher.issues(training)):
+        yield from experiment.rollout.placement_issues(launcher.ranks_of_machines(training.ranks))
+
+
 def sleeping(experiment: Experiment) -> Iterator[Issue]:
     """An engine cannot sample and give its memory away at once."""
     rollout = experiment.rollout
@@ -75,5 +82,5 @@ def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("engine_gpus has no effect", ("rollout", "engine_gpus"), given=why, hint="leave it out")
 
 
-RULES = (sleeping, placement)
+RULES = (sleeping, placement, engines_gpus)
 IDLE_KNOBS = (idle_gpus,)

@@ -1,6 +1,7 @@
 """How responses are sampled."""
 
 from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -131,6 +132,11 @@ class SamplerSection(Spec):
         """GPUs that a machine needs for so many ranks and their samplers."""
         return ranks
 
+    def placement_issues(self, ranks_of_machines: Iterable[int]) -> Iterator[Issue]:
+        """What keeps samplers from the GPUs on which the spec puts them. Paths begin at the experiment."""
+        del ranks_of_machines
+        yield from ()
+
     def without_training(self) -> Self:
         """The section for ranks that have GPUs of their own and train nothing there."""
         return self
@@ -238,8 +244,41 @@ class VllmRollout(SamplerSection):
         """The GPUs of dedicated engines are among them."""
         if self.placement == "colocated":
             return ranks
-        wanted = self.samplers(ranks) * self.tensor_parallel_size
-        return max(ranks, *(place + 1 for place in self.engine_gpus[:wanted] or (ranks + wanted - 1,)))
+        return max([ranks, *(place + 1 for engine in self.engine_places(ranks) for place in engine)])
+
+    def engine_places(self, ranks: int) -> list[tuple[int, ...]]:
+        """Of each dedicated engine of a machine with so many ranks the places of its GPUs among the run's. Fewer than
+        tensor_parallel_size where engine_gpus names too few."""
+        size, count = self.tensor_parallel_size, self.samplers(ranks)
+        places = self.engine_gpus or tuple(range(ranks, ranks + count * size))
+        return [places[engine * size : (engine + 1) * size] for engine in range(count)]
+
+    def share_gpus(self, ranks_of_machines: Iterable[int]) -> set[bool]:
+        """Of the engines' GPUs on all machines: whether one is that of a rank which the engine serves."""
+        return {
+            place // self.ranks_per_engine == engine and place < ranks
+            for ranks in ranks_of_machines
+            for engine, places in enumerate(self.engine_places(ranks))
+            for place in places
+        }
+
+    def placement_issues(self, ranks_of_machines: Iterable[int]) -> Iterator[Issue]:
+        """Too few GPUs are named, or weights would reach the engines in two ways."""
+        machines = set(ranks_of_machines)
+        path, given = ("rollout", "engine_gpus"), len(self.engine_gpus)
+        count, size = self.samplers(max(machines)), self.tensor_parallel_size
+        if self.placement == "colocated" or not given:
+            return
+        if given < count * size:
+            engines = f"{given} for {count} engines of {size}"
+            yield Issue("too few GPUs for the engines", path, given=engines, allowed=f"{count * size}")
+        elif len(self.share_gpus(machines)) > 1:
+            yield Issue(
+                "some of the engines' GPUs are those of the ranks that they serve, and some are others",
+                path,
+                given=", ".join(map(str, self.engine_gpus)),
+                hint="give every engine GPUs of the ranks that it serves, or none of them",
+            )
 
     def without_training(self) -> Self:
         """Dedicated engines have the GPUs after the ranks' own."""

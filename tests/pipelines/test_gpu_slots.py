@@ -15,7 +15,7 @@ from pipelines.launchers.local import LocalRanks
 from pipelines.planning.plan import make_plan
 from pipelines.processes.stop import request_cancel
 from pipelines.processes.supervisor import StageError, StageStoppedError
-from pipelines.running.gpu_slots import runs_at_once, slot_environment, stage_slots
+from pipelines.running.gpu_slots import missing_here, runs_at_once, slot_environment, stage_slots
 from pipelines.running.run import RunExecution
 from rpg.processes.gpu_slots import leased
 from specs.errors import SpecError
@@ -64,6 +64,8 @@ def test_engines_apart_get_slots_behind_those_of_the_ranks_which_see_their_own(t
     with pytest.raises(SpecError) as refused, stage_slots(large, "train"):
         pass
     assert refused.value.issues[0].given == "1 ranks and 2 engine GPUs on 2 GPU slots: 4, 7"
+    one_for_two = execution(tmp_path, *APART, "training.ranks=2", "rollout.engine_gpus=[0]").plan.experiment
+    assert [issue.message for issue in missing_here(one_for_two)] == ["too few GPUs for the engines"]
 
 
 def test_nothing_is_leased_for_the_cpu_for_other_machines_or_for_data(tmp_path):

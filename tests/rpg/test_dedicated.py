@@ -263,7 +263,7 @@ def test_engines_that_would_be_reached_in_two_ways_are_the_specs_mistake(
     place_rank(monkeypatch, {"LOCAL_RANK": "0", "LOCAL_SIZE": "4"})
 
     with pytest.raises(SpecError, match="are those of the ranks that they serve, and some are others") as caught:
-        transfer_to_engines(dedicated(**fields))
+        engine_gpus(dedicated(**fields))
 
     assert caught.value.issues[0].path == ("rollout", "engine_gpus")
 

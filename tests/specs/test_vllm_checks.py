@@ -1,7 +1,9 @@
 """What a spec may say of vLLM's engines."""
 
 import pytest
-from spec_text import changed, message, warnings
+from spec_text import changed, message, warnings, write
+
+from specs.loader import load_any
 
 ROLLOUT = "rollout: {max_response_length: 32}"
 
@@ -32,6 +34,38 @@ def test_engines_that_cannot_be_where_they_are_put_are_errors(fields: str, expec
     text = message(with_engine(fields))
     assert expected in text
     assert text.endswith("1 error; nothing was run")
+
+
+NODES = "launcher: {type: slurm, nodes: 2}"
+HOSTS = "launcher: {type: ssh, hosts: [{host: a, slots: 3}, {host: b, slots: 1}]}"
+TOO_FEW = "rollout.engine_gpus: too few GPUs for the engines"
+IN_TWO_WAYS = (
+    "rollout.engine_gpus: some of the engines' GPUs are those of the ranks that they serve, and some are others"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "launcher", "expected"),
+    [
+        ("engine_gpus: [4, 5, 6]", "", TOO_FEW),
+        ("engine_gpus: [2, 3, 4], tensor_parallel_size: 3", NODES, TOO_FEW),
+        ("engine_gpus: [0, 4], ranks_per_engine: 2", "", IN_TWO_WAYS),
+        ("engine_gpus: [1, 2], ranks_per_engine: 2", HOSTS, IN_TWO_WAYS),  # b's engine is not on the GPU of its rank
+        ("engine_gpus: [1, 2], ranks_per_engine: 2", "", ""),
+        ("engine_gpus: [2, 3]", NODES, ""),
+    ],
+)
+def test_the_gpus_that_are_named_must_do_for_the_engines_of_each_machine(
+    fields: str, launcher: str, expected: str
+) -> None:
+    """4 ranks, on one machine, two a node, or 3 and 1."""
+    text = with_engine(f", placement: dedicated, {fields}").replace("steps: 4", "steps: 4\n  ranks: 4")
+    assert not load_any(write(f"{text}{launcher}\n")).warnings, "without GPUs nothing is wrong"
+    on_gpus = f"{text}{launcher}\nresources: {{device: cuda}}\n"
+    if expected:
+        assert expected in message(on_gpus)
+    else:
+        load_any(write(on_gpus))
 
 
 @pytest.mark.parametrize(

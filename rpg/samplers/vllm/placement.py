@@ -53,57 +53,23 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
 
 
 def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:
-    """The GPUs of the engine that serves this rank, as CUDA_VISIBLE_DEVICES is to name them.
+    """The GPUs of the engine that serves this rank, as CUDA_VISIBLE_DEVICES is to name them. All ranks call it.
 
     Raises:
-        SpecError: fewer are named than this machine's engines need.
+        SpecError: the engines of a machine cannot be on the GPUs that the spec names. All ranks raise it: they would
+            wait in vain for one that did alone.
     """
-    return tuple(_name(place) for place in _places(rollout)[ranks.local_rank() // rollout.ranks_per_engine])
+    if issues := list(rollout.placement_issues(ranks.gather(_local_ranks()))):
+        raise SpecError(*issues)
+    places = rollout.engine_places(_local_ranks())[ranks.local_rank() // rollout.ranks_per_engine]
+    return tuple(_name(place) for place in places)
 
 
 def transfer_to_engines(rollout: VllmRollout) -> Transfer:
-    """How weights reach the engines of this machine: ipc where they are on GPUs of the ranks that they serve, nccl
-    where they are on others. A GPU cannot be in nccl's group twice, as rank and as engine; and with ipc all ranks take
-    part.
-
-    Raises:
-        SpecError: fewer GPUs are named than the engines need, or some are of one kind and some of the other.
-    """
-    shared = {
-        place // rollout.ranks_per_engine == engine and place < _local_ranks()
-        for engine, places in enumerate(_places(rollout))
-        for place in places
-    }
-    if len(shared) > 1:
-        raise SpecError(
-            Issue(
-                "some of the engines' GPUs are those of the ranks that they serve, and some are others",
-                path=("rollout", "engine_gpus"),
-                given=", ".join(map(str, rollout.engine_gpus)),
-                hint="give every engine GPUs of the ranks that it serves, or none of them",
-            )
-        )
-    return "ipc" if shared == {True} else "nccl"
-
-
-def _places(rollout: VllmRollout) -> list[tuple[int, ...]]:
-    """Of each engine of this machine the places of its GPUs among the run's.
-
-    Raises:
-        SpecError: fewer are named than the engines need.
-    """
-    count, size = rollout.samplers(_local_ranks()), rollout.tensor_parallel_size
-    places = rollout.engine_gpus or tuple(range(_local_ranks(), _local_ranks() + count * size))
-    if len(places) < count * size:
-        raise SpecError(
-            Issue(
-                "too few GPUs for the engines",
-                path=("rollout", "engine_gpus"),
-                given=f"{len(places)} for {count} engines of {size}",
-                allowed=f"{count * size}",
-            )
-        )
-    return [places[engine * size : (engine + 1) * size] for engine in range(count)]
+    """How weights reach the engines: ipc where they are on GPUs of the ranks that they serve, nccl where they are on
+    others, on all machines the same. A GPU cannot be in nccl's group twice, as rank and as engine; and with ipc all
+    ranks take part."""
+    return "ipc" if rollout.share_gpus([_local_ranks()]) == {True} else "nccl"
 
 
 def _name(place: int) -> str:
