@@ -28,7 +28,7 @@ class Artifact:
 
 def unreferenced(home: Home) -> list[Artifact]:
     """Artifacts that no run's documents name."""
-    used = set(_used_names(home))
+    used = _used_names(home)
     directories = (path for path in sorted(home.root.glob("artifacts/*/*")) if not path.name.startswith("."))
     return [Artifact(path.parent.name, path, size_of(path)) for path in directories if path.name not in used]
 
@@ -39,7 +39,7 @@ def remove(home: Home, artifacts: list[Artifact]) -> tuple[list[Artifact], list[
     for artifact in artifacts:
         lock = home.locked(f"{artifact.stage}-{artifact.path.name}", waiting=_keep)
         with contextlib.suppress(_InUseError), lock:
-            if artifact.path.name in set(_used_names(home)):
+            if artifact.path.name in _used_names(home):
                 raise _InUseError
             # Renamed first: a directory that is removed in part must not look whole.
             aside = artifact.path.with_name(f".{artifact.path.name}.removed")
@@ -145,7 +145,15 @@ def _keep() -> None:
     raise _InUseError
 
 
-def _used_names(home: Home) -> Iterator[str]:
+def _used_names(home: Home) -> set[str]:
+    """Names of the artifacts that runs use, and of those whose files they link to: a model measured as it is may be
+    another run's base model."""
+    names = set(_names_in_documents(home))
+    used = (file for name in names for file in home.root.glob(f"artifacts/base/{name}/*") if file.is_symlink())
+    return names | {file.readlink().parent.name for file in used}
+
+
+def _names_in_documents(home: Home) -> Iterator[str]:
     """Names of the directories of all artifacts that some run's documents name."""
     for run in home.root.glob("runs/*"):
         for fingerprint in read_json(run / "run.json").get("fingerprints", {}).values():

@@ -139,6 +139,15 @@ def test_gc_lists_what_no_run_refers_to_and_removes_it_when_told(call: Call, hom
     assert call("gc", "--yes") == (0, "", "every artifact is in use\n")
 
 
+def test_gc_keeps_the_base_model_that_a_used_one_links_to(call: Call, home: Path) -> None:
+    linking = home / "artifacts" / "base" / ("7" * 16)
+    linking.mkdir()
+    (linking / "config.json").symlink_to(home / "artifacts" / "base" / ("8" * 16) / "content")
+    write_json(home / "runs" / "measured" / "run.json", {"fingerprints": {"base": "7" * 64}})
+    assert call("gc", "--yes")[2] == "removed 1 artifact, 1.0 MiB\n"
+    assert (linking / "config.json").resolve().is_file()
+
+
 def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alone_used(call: Call, home: Path) -> None:
     run = "sums-s0-aaaa1111"
     other = RecordedRun(home, "sums-s1-bbbb2222", seed=1)

@@ -52,7 +52,11 @@ def gc(yes: Yes = False, as_json: AsJson = False) -> None:
 
 def _total(artifacts: list[Artifact], tokens: list[TokenRows], states: list[SavedStates]) -> str:
     listed: list[Artifact | TokenRows | SavedStates] = [*artifacts, *tokens, *states]
-    parts = [f"{len(artifacts)} artifacts"] if artifacts or not (tokens or states) else []
+    parts = (
+        [f"{len(artifacts)} artifact{'s' if len(artifacts) != 1 else ''}"]
+        if artifacts or not (tokens or states)
+        else []
+    )
     for what, num_runs in (("token rows", len(tokens)), ("checkpoints", len(states))):
         parts += [f"the {what} of {num_runs} run{'s' if num_runs > 1 else ''}"] if num_runs else []
     return f"{' and '.join(parts)}, {sum(each.num_bytes for each in listed) / 2**20:.1f} MiB"
