@@ -81,6 +81,7 @@ class _ConcurrentEvaluation:
         self._look_at = 0.0
         """By the monotonic clock."""
         self._failures = 0
+        """In a row."""
         self._told_of_slots = False
         self._child: RunningChild | None = None
         self._log = execution.directory / "logs" / "evaluate-concurrent.log"
@@ -187,15 +188,18 @@ class _ConcurrentEvaluation:
         self.close()
         if code:
             raise failure("evaluate", code, self._log, since=self._log_start)
-        measured = [policy["step"] for policy in self._begun if self._results.attempt(policy["step"])]
+        measured = [
+            policy["step"] for policy in self._begun if self._results.attempt(policy["step"]) == policy["attempt"]
+        ]
         if not measured:
             if any(policy in self._begun for policy in self._due()):
                 raise StageError("evaluate has measured nothing", self._log)
             return
+        self._failures = 0
         self._execution.outbox.log(f"evaluated while training goes on: steps {', '.join(map(str, measured))}")
 
     def _fail(self, error: Exception) -> None:
-        """Says that an evaluation failed. After `stages.evaluate.retries` more of them no other is begun."""
+        """Says that an evaluation failed. After `stages.evaluate.retries` more in a row no other is begun."""
         self.close()
         self._failures += 1
         policy = self._experiment.stages.evaluate

@@ -20,6 +20,7 @@ from pipelines.running.concurrent_evaluation import evaluating
 from pipelines.running.gpu_slots import concurrency_warnings
 from pipelines.running.run import RunExecution
 from pipelines.running.stages import perform_stage
+from rpg.evaluation.results import ConcurrentResults
 from rpg.files import files_under, read_json, write_json
 from rpg.processes.gpu_slots import leased
 from rpg.recording.run_directory import RunDirectory
@@ -178,6 +179,29 @@ def test_weights_that_are_exported_again_meanwhile_are_no_failure_and_are_begun_
         RunDirectory(exported.directory).note_exported(20, 2)
         wait_for(lambda: look() or attempt_begun() == 2, what="the second evaluation")
     assert notes == []
+
+
+def test_one_failure_before_each_result_leaves_none_of_them_to_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = run_that_exported(tmp_path, "stages.evaluate.retry_delay_seconds=0", "stages.evaluate.retries=1")
+    monkeypatch.setenv("RPG_SLOTS", "")
+    monkeypatch.setattr(concurrent_evaluation, "_LOOK_SECONDS", 0.0)
+    results_of_run = ConcurrentResults(execution.directory, execution.plan.stage("evaluate").fingerprint)
+    result = results_of_run.path(20)
+    program = tmp_path / "fails-every-other-time"  # and else leaves a result of the attempt that it was begun for
+    program.write_text(
+        f"#!/bin/sh\nmkdir {tmp_path}/failed 2>/dev/null && exit 1\nrmdir {tmp_path}/failed\n"
+        f"mkdir -p {result}\ncp {execution.directory}/newest {result}/result.json\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with evaluating(execution) as look:
+        for attempt in (1, 2):
+            write_json(execution.directory / "newest", {"attempt": attempt})
+            write_json(execution.directory / "attempts" / f"{attempt:04}.json", {"resumed_from_step": 0})
+            RunDirectory(execution.directory).note_exported(20, attempt)
+            wait_for(lambda newest=attempt: look() or results_of_run.attempt(20) == newest, what="the result")
 
 
 def test_a_job_that_is_being_submitted_when_training_ends_is_cancelled(
