@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from rpg.processes.exit_cause import cause_of
 from rpg.samplers import open_sampler
 from rpg.samplers.sampling_ranks import has_sampler
 from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcessError
@@ -104,10 +106,12 @@ def test_an_engine_that_is_killed_fails_the_call_with_the_signal(engine: Dedicat
         child.send_signal(number)
     engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
 
-    child.kill()
+    child.suspend()  # so that it ends with a call that it has not read: the connection is then reset
+    threading.Timer(0.5, child.kill).start()
 
-    with pytest.raises(EngineProcessError, match="the engine's process ended by signal 9 in generate"):
+    with pytest.raises(EngineProcessError, match="the engine's process ended by signal 9 in generate") as killed:
         engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
+    assert cause_of(killed.value) == "other", "it is no rank that the others miss, but what they miss one for"
     with pytest.raises(EngineProcessError, match="ended by signal 9 in load_directory"):
         engine.load_weights(qwen3().named_parameters(), policy_version=1)
 

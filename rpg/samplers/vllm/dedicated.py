@@ -150,8 +150,8 @@ class DedicatedSampler:
     def _send(self, call: Call) -> None:
         try:
             self._connection.send(call)
-        except OSError as error:
-            raise self._end_error(call[0]) from error
+        except OSError:
+            raise self._end_error(call[0]) from None  # the end is the cause, not the connection: it is no lost rank
 
     def _reply(self, method: str) -> Any:
         return self._result(method, *self._receive(method))
@@ -162,8 +162,8 @@ class DedicatedSampler:
                 if self._process.poll() is not None and not self._connection.poll():
                     raise self._end_error(method)
             return self._connection.recv()
-        except (EOFError, ConnectionError) as error:
-            raise self._end_error(method) from error
+        except (EOFError, ConnectionError):
+            raise self._end_error(method) from None
 
     def _result(self, method: str, kind: str, value: Any) -> Any:
         if kind == "spec_error":
