@@ -89,7 +89,7 @@ def fused_kernels(bench: Bench) -> Figures:
     step = random_step(TINY["vocab_size"], _SHAPE)
     expected = exact_gradients(weights_dir, step, bench.device)
     errors: dict[str, float] = {}
-    for kernels in ("torch", "liger"):  # in this order: afterwards all models of the class have Liger's
+    for kernels in ("torch", "liger"):  # in this order: afterwards all models of the class have Liger's rotation
         settings = training("bfloat16").model_copy(update={"kernels": kernels})
         policy = Policy(load_model(weights_dir, settings), temperature=1.0).to(bench.device)
         errors[kernels] = relative_error(_gradients(policy, step, settings, bench.device), expected)

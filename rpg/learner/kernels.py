@@ -4,6 +4,7 @@ Each reads and writes its tensors once, where PyTorch's own operations do so sev
 the backward pass.
 """
 
+import sys
 from importlib.util import find_spec
 
 import torch
@@ -13,11 +14,14 @@ from specs.errors import Issue, SpecError
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 """Architectures whose logprobs and gradients with these kernels are held against PyTorch's by the tests."""
+_ACTIVATIONS = ("silu", "swish")
+"""Two names of the one activation that Liger's gated MLP has. It takes the place of any other without a word."""
 _PATH = ("training", "kernels")
 
 
 def check_kernels(config: PretrainedConfig, device: torch.device) -> None:
-    """Raises SpecError where Liger's kernels cannot be used: on a CPU, for another architecture, or not installed."""
+    """Raises SpecError where Liger's kernels cannot be used: on a CPU, for another architecture or
+    activation, or not installed."""
     if device.type != "cuda":
         raise SpecError(
             Issue("Liger's kernels run on GPUs", _PATH, given=f"liger on a {device.type}", hint="leave kernels out")
@@ -32,14 +36,24 @@ def check_kernels(config: PretrainedConfig, device: torch.device) -> None:
                 hint="leave kernels out",
             )
         )
+    if config.hidden_act not in _ACTIVATIONS:
+        raise SpecError(
+            Issue(
+                "Liger's gated MLP has another activation than this model",
+                _PATH,
+                given=f"liger for hidden_act {config.hidden_act}",
+                allowed=f"liger for hidden_act {' or '.join(_ACTIVATIONS)}",
+                hint="leave kernels out",
+            )
+        )
     if find_spec("liger_kernel") is None:
         hint = "pip install 'rpg-experiments[liger]'"
         raise SpecError(Issue("Liger-Kernel is not installed", _PATH, given="liger", hint=hint))
 
 
 def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
-    """Has the model compute norms, rotations and gated MLPs by Liger's kernels; models of its class that are made later
-    in this process do so too.
+    """Has the model compute norms, rotations and gated MLPs by Liger's kernels. All models of its architecture in this
+    process share the rotation; norms and MLPs of others stay as they are.
 
     Args:
         keeps_products: whether recomputation keeps the results of products, see `rpg.learner.recomputation`. Liger's
@@ -48,6 +62,8 @@ def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
+    modeling = sys.modules[type(model).__module__]
+    classes = {name: value for name, value in vars(modeling).items() if isinstance(value, type)}
     MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type](
         model=model,
         rope=not keeps_products or model.config.model_type == "qwen3",
@@ -56,3 +72,6 @@ def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
         cross_entropy=False,
         fused_linear_cross_entropy=False,  # rpg.learner.logprobs has the output head
     )
+    # Liger puts its own classes in for models that are made later. Its MLP has no biases, which a llama's may have.
+    for name, value in classes.items():
+        setattr(modeling, name, value)

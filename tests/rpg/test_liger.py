@@ -3,13 +3,15 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from rpg.learner.kernels import MODEL_TYPES, check_kernels
+from rpg.learner.kernels import MODEL_TYPES, check_kernels, use_liger
 from specs.errors import SpecError
+from tests.rpg.liger_worker import SHAPE
 from tests.rpg.tiny_run import finish, start
 
 
@@ -26,13 +28,29 @@ def test_logprobs_and_gradients_are_those_of_pytorch(model_type: str, recomputes
 
 
 @pytest.mark.parametrize(
-    ("model_type", "device", "message"),
+    ("model_type", "changes", "device", "message"),
     [
-        ("qwen3", "cpu", "Liger's kernels run on GPUs"),
-        ("gpt2", "cuda", "not tried with this architecture"),
+        ("qwen3", {}, "cpu", "Liger's kernels run on GPUs"),
+        ("gpt2", {}, "cuda", "not tried with this architecture"),
+        ("llama", {"hidden_act": "gelu"}, "cuda", "has another activation than this model"),
     ],
 )
-def test_kernels_that_cannot_be_used_are_refused(model_type: str, device: str, message: str) -> None:
+def test_kernels_that_cannot_be_used_are_refused(
+    model_type: str, changes: dict[str, Any], device: str, message: str
+) -> None:
     check_kernels(AutoConfig.for_model("qwen3"), torch.device("cuda"))
     with pytest.raises(SpecError, match=message):
-        check_kernels(AutoConfig.for_model(model_type), torch.device(device))
+        check_kernels(AutoConfig.for_model(model_type, **changes), torch.device(device))
+
+
+def test_norms_and_mlps_of_other_models_stay_as_they_are() -> None:
+    """A sampler's own model is made later, in the same process. The rotation is left out, which would stay with other
+    tests."""
+    config = AutoConfig.for_model("llama", **SHAPE, mlp_bias=True)
+    model, other = (AutoModelForCausalLM.from_config(config) for _ in range(2))
+    use_liger(model, keeps_products=True)
+    later = AutoModelForCausalLM.from_config(config)
+    assert "LigerRMSNorm" in str(model)
+    assert "LigerSwiGLUMLP" in str(model)
+    assert str(later) == str(other)
+    assert later.state_dict().keys() == model.state_dict().keys()

@@ -51,9 +51,9 @@ def add_gradients(policy: Policy, packing: Packing | None = PACKED) -> Tensor:
     ("model_type", "changes"),
     [
         ("qwen3", {}),
-        ("qwen3", {"precision": "bfloat16"}),
+        pytest.param("qwen3", {"precision": "bfloat16"}, marks=pytest.mark.long),
         ("qwen3", {"lora": {"rank": 2}}),
-        ("qwen2", {}),
+        pytest.param("qwen2", {}, marks=pytest.mark.long),
         ("gpt2", {}),
     ],
 )
