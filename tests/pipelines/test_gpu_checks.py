@@ -32,7 +32,9 @@ NAMES = [check.name for check in CHECKS]
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)  # which joining sets, and later tests must not find
     ranks.join("cpu")
     yield Bench(CPU, tmp_path)
     ranks.leave()
