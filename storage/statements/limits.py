@@ -140,8 +140,9 @@ class Stopwatch:
         """
         answer: Future[_Answer] = Future()
         began = time.monotonic()
-        threading.Thread(target=_settle, args=(answer, part), daemon=True).start()
+        thread = threading.Thread(target=_settle, args=(answer, part), daemon=True)
         try:
+            thread.start()  # in here: Ctrl-C may come while it waits for the thread, which has begun by then
             return answer.result(max(self._seconds - self._used, 0) if self._seconds else None)
         except TimeoutError:
             if answer.done():

@@ -65,6 +65,23 @@ def test_a_call_that_does_not_stop_is_left_alone_and_the_store_goes_on(home: Pat
         assert store.query("select count(*) from runs").rows == [(1,)]
 
 
+def test_ctrl_c_while_a_query_begins_stops_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        begin(thread)
+        raise KeyboardInterrupt
+
+    with Store.open(home) as store:
+        threads = set(threading.enumerate())
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.query(ENDLESS)
+        assert set(threading.enumerate()) <= threads  # one that computes while the process ends would abort it
+        assert store.query("select 1 as a").rows == [(1,)]
+
+
 def test_the_time_that_others_take_does_not_count(home: Path) -> None:
     with Store.open(home, Limits(seconds=0.5)) as store, store.stream("from range(200000)") as answer:
         time.sleep(0.6)
