@@ -17,6 +17,7 @@ from typing import Any
 from rpg.processes.exit_cause import USER_ERROR, leave_issues
 from rpg.processes.fence import Fence
 from rpg.processes.parent import die_with_parent, share_cores
+from rpg.processes.standstill import watch_for_standstill
 from rpg.processes.timed_output import time_output
 from specs.document import experiment_of
 from specs.errors import SpecError
@@ -32,6 +33,9 @@ def main(job_file: str) -> int:
     if is_first_rank:
         print(f"{job['stage']}: started", flush=True)
     try:
+        if job["stage"].startswith("evaluate"):
+            policy = experiment_of(job["spec"], {}).stages.evaluate
+            watch_for_standstill(Path(job_file).parent, policy.standstill_seconds)
         run(job)
     except SpecError as error:
         leave_issues(Path(job["problems"]), error.issues)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rpg.processes.exit_cause import STOPPED, USER_ERROR, EarlyExit, cause_of, leave_issues, note_exit
 from rpg.processes.fence import SupersededError
 from rpg.processes.parent import die_with_parent, share_cores
+from rpg.processes.standstill import watch_for_standstill
 from rpg.processes.stopping import StopAfterStep
 from rpg.processes.timed_output import time_output
 from specs.errors import SpecError
@@ -61,6 +62,7 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
     if run.trained(inputs["fingerprint"]):
         print(f"train: {run.path} is trained already", file=sys.stderr)
         return 0
+    watch_for_standstill(run.path, spec.stages.train.standstill_seconds)
     import transformers
 
     from rpg.parts import open_parts

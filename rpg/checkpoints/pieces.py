@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rpg.files import sync
 from rpg.processes import ranks
+from rpg.processes.standstill import show_work
 
 _DTYPES = {
     torch.float64: "F64",
@@ -156,6 +157,7 @@ def _write(path: Path, blocks: Iterable[memoryview]) -> dict[str, Any]:
             for part in _parts(block.cast("B")):
                 digest.update(part)
                 _write_all(file, part)
+                show_work()
         os.fsync(file.fileno())
     sync(path.parent)
     return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}

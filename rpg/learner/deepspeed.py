@@ -24,6 +24,7 @@ from rpg.learner.schedule_free import ScheduleFreeAdamW
 from rpg.learner.sequence_parallel import SequenceGroup
 from rpg.learner.sharded_loading import shard
 from rpg.processes import ranks
+from rpg.processes.standstill import show_work
 from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 
@@ -104,6 +105,7 @@ class Learner:
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of the batch's response tokens, nats. [n] each; with gradients on, the logprobs are
         differentiable, and the entropies where there is an entropy bonus."""
+        show_work()
         packing = Packing(batch.packed, self.device) if batch.packed else None
         logprobs, entropies = self._packed(batch.input_ids, batch.sources, batch.targets, packing=packing)
         if self._sequence_group and not self._sequence_group.leads:

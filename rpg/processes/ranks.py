@@ -12,11 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from rpg.processes.standstill import show_work
+
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=1)
 """How long a collective on the host waits for the other ranks, which may be sampling. A rank that ends, or loses its
-machine, is the launcher's to notice."""
+machine, is the launcher's to notice; that none of them works any more, see `rpg.processes.standstill`."""
 
 
 def join(device_type: str) -> None:
@@ -82,6 +84,7 @@ def total(values: Tensor) -> Tensor:
     """Sum over the ranks, in place; on the host."""
     if world_size() > 1:
         dist.all_reduce(values)
+        show_work()
     return values
 
 
@@ -89,6 +92,7 @@ def largest(values: Tensor) -> Tensor:
     """Elementwise maximum over the ranks, in place; on the host."""
     if world_size() > 1:
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        show_work()
     return values
 
 
@@ -105,6 +109,7 @@ def all_to_all(tensors: Sequence[Tensor]) -> Tensor:
     dist.all_to_all_single(received, sizes)
     result = tensors[0].new_empty(int(received.sum()))
     dist.all_to_all_single(result, torch.cat(list(tensors)), received.tolist(), sizes.tolist())
+    show_work()
     return result
 
 
@@ -123,6 +128,7 @@ def _gather(value: T, group: Callable[[], Any]) -> list[T]:
         return [value]
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value, group=group())
+    show_work()
     return values
 
 
@@ -208,6 +214,7 @@ def from_first(value: T) -> T:
         return value
     box: list[T] = [value]
     dist.broadcast_object_list(box, src=0, group=_host_group())
+    show_work()
     return box[0]
 
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from rpg.data import metadata
+from rpg.processes.standstill import show_work
 from rpg.rewards.score import Score
 from rpg.types import Problem
 from specs.schema.reward import Reward
@@ -230,6 +231,7 @@ class _Worker:
 
     def _finish(self, verdict: Score | None) -> None:
         if verdict is not None and self.task is not None:
+            show_work()
             self.task[0].set_result(verdict)
             self.task = None
 

@@ -148,9 +148,13 @@ class StagePolicy(Spec):
 
 
 class RetriedPolicy(StagePolicy):
-    """Retries and time limit of a stage that is worth another attempt."""
+    """Retries and time limits of a stage that is worth another attempt."""
 
     retries: int = Field(1, ge=0, le=10, description=_RETRIES)
+    standstill_seconds: float = Field(10800.0, ge=0)
+    """The stage is stopped, the stacks of its ranks in its log, once none of them has worked for so long: no token
+    sampled, no pass of the model begun, no response scored, no part of a checkpoint written, no exchange between ranks;
+    0: no limit. Loading a model and starting an engine show no work until they are done."""
 
 
 class Stages(Spec):

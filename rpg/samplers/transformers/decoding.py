@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rpg.processes.standstill import show_work
 from rpg.samplers.base import ADMISSION_STEPS
 from rpg.samplers.stop_texts import StopTextWatch
 from rpg.samplers.transformers.cache import KeysValues, SlotCache
@@ -96,6 +97,7 @@ class Decoding:
                 self._admit(np.arange(self.active, len(self.responses)))
                 continue
             self._step()
+            show_work()
             steps += 1
             ended = np.isin(self.feed[: self.active], self.eos_ids)
             if self.watch:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rpg.processes.standstill import show_work
 from rpg.samplers.base import ADMISSION_STEPS, response_limits, sampled_groups
 from rpg.samplers.stop_texts import tokenizer_in
 from rpg.samplers.vllm.engine import EngineSettings, process_restored, shut_down, start
@@ -226,6 +227,7 @@ class VllmSampler:
                     for output in engine.step():
                         if output.finished:
                             finished(indices.pop(output.request_id), output)
+                    show_work()
                     steps += 1
                 states = engine.output_processor.request_states.values()
                 return sum(state.detokenizer.num_output_tokens() for state in states)
