@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from specs.records import EVALUATION
 from storage.liveness import status_of
 
 Row = dict[str, Any]
@@ -80,7 +81,8 @@ def read_document(path: Path) -> Row:
 def _run(directory: Path, identity: Row, state: Row) -> Row:
     progress = read_document(directory / "progress.json")
     return {
-        **{key: identity.get(key) for key in ("experiment", "name", "seed", "objective", "question", "created_at")},
+        **{key: identity.get(key) for key in ("experiment", "name", "objective", "question", "created_at")},
+        "seed": None if identity.get("kind") == EVALUATION else identity.get("seed"),
         **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id", "evaluation")},
         "run_id": directory.name,
         "cell": identity.get("values"),

@@ -17,7 +17,7 @@ CREATE TABLE runs (
     run_id VARCHAR,                         -- the run: experiment, seed and a digest of all that changes its result
     experiment VARCHAR,                     -- name of the experiment that it belongs to
     name VARCHAR,                           -- readable: cell and seed
-    seed BIGINT,                            -- of the order of the prompts and of the sampling
+    seed BIGINT,                            -- of the order of the prompts and of the sampling; NULL: a model that was measured as it is
     status VARCHAR,                         -- pending running finished failed cancelled crashed
     started_at TIMESTAMP WITH TIME ZONE,    -- when it was first executed
     ended_at TIMESTAMP WITH TIME ZONE,      -- when it ended; NULL: it has not

@@ -78,7 +78,9 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
         evaluations = _objects(store, _EVALUATIONS, run_id)
         return {
             "run_id": run_id,
-            **{key: identity.get(key) for key in ("experiment", "name", "question", "seed", "values", "created_at")},
+            **{key: identity.get(key) for key in ("experiment", "name", "question")},
+            "seed": identity.get("seed") if trains else None,
+            **{key: identity.get(key) for key in ("values", "created_at")},
             "status": status_of(home, run_id),
             **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id")},
             "progress": {key: read_json(directory / "progress.json").get(key) for key in ("step", "steps", "phase")},

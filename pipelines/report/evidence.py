@@ -79,7 +79,8 @@ class Run:
     name: str
     experiment: str
     question: str
-    seed: int
+    seed: int | None
+    """None: nothing was trained."""
     values: JsonObject
     """The matrix cell."""
     created_at: str
@@ -187,7 +188,7 @@ def load_run(home: Home, run_id: str) -> Run:
         name=known.get("name", ""),
         experiment=known.get("experiment", ""),
         question=known.get("question", ""),
-        seed=known.get("seed", 0),
+        seed=None if known.get("kind") == EVALUATION else known.get("seed", 0),
         values=known.get("values", {}),
         created_at=known.get("created_at", ""),
         status=status_of(home, run_id),

@@ -256,7 +256,7 @@ def _time(stage: dict[str, Any]) -> str:
 
 def _facts(name: str, groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
-    seeds = sorted({run.seed for run in runs})
+    seeds = sorted({run.seed for run in runs if run.seed is not None})
     as_is = not any(run.trains for run in runs)
     facts = [name]
     if not as_is:

@@ -189,6 +189,11 @@ def test_an_evaluation_is_shown_and_exported_as_one(
 
     shown = call("show", greedy.run_id)[1]
     assert "Launch" not in shown
+    # Nothing was trained, so there is no seed of training; a version before this one wrote 0 into the run's directory.
+    assert json.loads(call("show", greedy.run_id, "--json")[1])["seed"] is None
+    assert [run["seed"] for run in json.loads(call("plan", str(file), "--json")[1])["runs"]] == [None, None]
+    with Store.open(home.root) as store:
+        assert store.query("SELECT DISTINCT seed FROM run_summary").rows == [(None,)]
     write_launch(home.run(greedy.run_id), "local", environment={}, stage="evaluate", ranks=2)
     assert re.search(r"^Launch\n  launcher +local\n.*\n  ranks +2$", call("show", greedy.run_id)[1], re.MULTILINE)
 

@@ -92,7 +92,7 @@ def as_data(made: Plan) -> dict[str, Any]:
             {
                 "run_id": run.run_id,
                 "name": run.name,
-                "seed": run.seed,
+                "seed": run.seed if run.experiment.trains else None,
                 "values": run.values,
                 **(_of_training(run.experiment) if run.experiment.trains else {}),
                 "stages": [
