@@ -3,7 +3,9 @@
 What is heavy is imported inside the verb that needs it, so that `rpg --help` and `rpg validate` answer at once.
 """
 
+import errno
 import importlib
+import os
 import pkgutil
 import sys
 from typing import Annotated
@@ -44,12 +46,19 @@ def _of_all_verbs(
     pass
 
 
+_OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+"""What a disk answers that is full, broken, or not this user's to write: no fault of the program, so no traceback."""
+
+
 def main() -> None:
     """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
     from specs.errors import RpgError, SpecError
 
     try:
-        app(prog_name="rpg")
+        try:
+            app(prog_name="rpg")
+        finally:
+            sys.stdout.flush()  # what stdout does not take is said below, not by the interpreter at its end
     except SpecError as error:
         from specs.errors import render
 
@@ -60,3 +69,17 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        _close_stdout()
+        sys.exit(0)  # the reader had enough
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            raise
+        print(f"{error.filename or 'the output cannot be written'}: {error.strerror}", file=sys.stderr)
+        _close_stdout()
+        sys.exit(1)
+
+
+def _close_stdout() -> None:
+    """Sends what stdout still holds nowhere: the interpreter would try to write it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

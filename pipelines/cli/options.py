@@ -30,7 +30,7 @@ RunId = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run's id, or a part of it that no other run shares.",
+        help="A run's id; or its beginning, or that of its last eight characters, where that fits no other run.",
         autocompletion=_recorded("runs"),
     ),
 ]

@@ -18,10 +18,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
     from storage.store import Stream
 
 MOST_TABLE_ROWS = 1000
 """A table is to be looked at; whoever wants more takes another format."""
+_LEAST_WIDTH = 24
+"""Characters down to which a column is cut before the last ones are left out: a run's id is whole."""
+_GAP = 3
+"""Between columns."""
 _CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)]} | {9: "\\t", 10: "\\n", 13: "\\r"}
 
 
@@ -93,24 +99,44 @@ def table_text(
         width: characters a line may have; None: the terminal's, without limit where stdout is none; 0: without limit.
     """
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     on_terminal = width is None and sys.stdout.isatty()
     shown = rows[:MOST_TABLE_ROWS]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for index, name in enumerate(columns):
-        numeric = any(_is_number(row[index]) for row in shown)
-        table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True, overflow="ellipsis")
-    for row in shown:
-        table.add_row(*(Text(cell_text(value)) for value in row))
     buffer = io.StringIO()
     console = Console(file=buffer, force_terminal=on_terminal, width=None if on_terminal else width or 100_000)
+    cells = [[Text(cell_text(value)) for value in row] for row in shown]
+    widths = [max(map(cell_len, [name, *(row[i].plain for row in cells)])) for i, name in enumerate(columns)]
+    widths = _fitting(widths, console.width)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, (name, most) in enumerate(zip(columns, widths, strict=False)):
+        justify: JustifyMethod = "right" if any(_is_number(row[index]) for row in shown) else "left"
+        table.add_column(Text(name), justify=justify, no_wrap=True, overflow="ellipsis", max_width=most)
+    for texts in cells:
+        table.add_row(*texts[: len(widths)])
     console.print(table)
+    if left_out := ", ".join(columns[len(widths) :]):
+        print(f"the terminal is too narrow for: {left_out}; `| cat` shows all", file=sys.stderr)
     if hidden := max(len(rows), num_rows) - len(shown):
         print(f"{hidden} more rows are not shown; `--format csv` or `-o FILE` gives all", file=sys.stderr)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def _fitting(widths: Sequence[int], room: int) -> list[int]:
+    """The widths of as many columns, from the first on, as a line has room for; the widest give way first.
+
+    >>> _fitting([22, 6, 8, 14, 19], room=80), _fitting([22, 107], room=60)
+    ([22, 6, 8, 14], [22, 35])
+    """
+    fitting = list(widths)
+    while len(fitting) > 1 and sum(min(width, _LEAST_WIDTH) for width in fitting) + _GAP * (len(fitting) - 1) > room:
+        fitting.pop()
+    while max(fitting, default=0) > 1 and sum(fitting) + _GAP * (len(fitting) - 1) > room:
+        fitting[fitting.index(max(fitting))] -= 1
+    return fitting
 
 
 def cell_text(value: Any) -> str:

@@ -40,8 +40,11 @@ def model_shape(experiment: Experiment) -> ModelShape | None:
         vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
         return shape_of_config({**model.config, "model_type": model.model_type, "vocab_size": vocab_size})
     config = _config_file(model)
-    fields = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
-    return shape_of_config(fields) if fields else None
+    try:
+        fields = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
+    except (OSError, ValueError):  # whoever opens the model names what is wrong with it
+        return None
+    return shape_of_config(fields) if isinstance(fields, dict) else None
 
 
 def _config_file(model: PretrainedModel) -> Path | None:
@@ -60,7 +63,8 @@ def shape_of_config(config: dict[str, Any]) -> ModelShape | None:
     """Reads the names that Llama's descendants share, and GPT-2's; None where a needed one is missing."""
 
     def read(*names: str, default: int | None = None) -> int | None:
-        return next((int(config[name]) for name in names if config.get(name) is not None), default)
+        sizes = (config[name] for name in names if isinstance(config.get(name), int))
+        return next((size for size in sizes if size > 0), default)
 
     hidden, layers = read("hidden_size", "n_embd"), read("num_hidden_layers", "n_layer")
     heads = read("num_attention_heads", "n_head")

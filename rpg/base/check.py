@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpg.base.stage import existing_model, scratch_config, scratch_model
+from rpg.base.stage import cannot_build, existing_model, scratch_config, scratch_model
 from rpg.base.tokenization import make_tokenizer
 from specs.schema.model import ByteTokenizer, Model, PretrainedModel, ScratchModel, TrainedTokenizer
 
@@ -26,8 +26,11 @@ def check_scratch(model: ScratchModel) -> None:
     # A tokenizer that the data trains is not there yet; the number of its tokens contradicts no setting.
     tokenizer = make_tokenizer(ByteTokenizer(), ())
     config = scratch_config(model, tokenizer)
-    with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(config).num_parameters()  # type: ignore[no-untyped-call]
+    try:
+        with torch.device("meta"):
+            parameters = AutoModelForCausalLM.from_config(config).num_parameters()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise cannot_build(model, error) from error
     if parameters <= SMALL:
         scratch_model(model, tokenizer)
 

@@ -218,18 +218,14 @@ def scratch_model(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> "
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     torch.manual_seed(spec.seed)
+    config = scratch_config(spec, tokenizer)
     try:
-        config = scratch_config(spec, tokenizer)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         # Some contradictions show only when the model computes.
         with torch.no_grad():
             model(input_ids=torch.zeros(1, 2, dtype=torch.long))
-    except SpecError:
-        raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        message = f"transformers cannot build {spec.model_type} with these settings: {reason}"
-        raise SpecError(Issue(message, path=("model", "config"), given=_shown(spec.config))) from error
+        raise cannot_build(spec, error) from error
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
@@ -260,14 +256,26 @@ def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> 
     ]
     if issues:
         raise SpecError(*issues)
-    return AutoConfig.for_model(
-        spec.model_type,
-        **spec.config,
-        vocab_size=len(tokenizer),
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    try:
+        return AutoConfig.for_model(
+            spec.model_type,
+            **spec.config,
+            vocab_size=len(tokenizer),
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    except Exception as error:  # transformers checks types and values, each architecture in its own way
+        raise cannot_build(spec, error) from error
+
+
+def cannot_build(spec: ScratchModel, error: Exception) -> SpecError:
+    """What transformers says of the settings; at the one that it names in quotes, if it names one."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    message = f"transformers cannot build {spec.model_type} with these settings: {reason}"
+    named = {key: value for key, value in spec.config.items() if f"'{key}'" in reason}
+    path = ("model", "config", *(named if len(named) == 1 else ()))
+    return SpecError(Issue(message, path=path, given=_shown(named or spec.config)))
 
 
 def _texts(data_dir: Path | None) -> list[str]:

@@ -2,6 +2,8 @@
 
 import difflib
 import os
+import re
+import stat
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, get_origin
@@ -17,6 +19,10 @@ from specs.schema.experiment import Experiment
 from specs.schema.fields import below, is_model, no_such_item, sections_of, split, unknown, with_field
 from specs.schema.study import Study
 
+_YAML = (".yaml", ".yml")
+_BRACKETS = re.compile(r"\[(\d+)\]")
+"""A place in a list, as Python writes it."""
+
 
 def read_tree(path: str, schema: type[BaseModel]) -> YamlNode:
     """The file and all it extends, merged as the schema has it, paths absolute. Raises SpecError."""
@@ -31,6 +37,9 @@ def override(root: YamlNode, setting: str, schema: type[BaseModel]) -> YamlNode:
         raise SpecError(Issue("a setting needs a value", file=at.file, allowed="path.to.field=value"))
     path = split(name.strip())
     if issue := unknown(schema, path) or no_such_item(root.plain(), path):
+        if _BRACKETS.search(name):
+            dotted = _BRACKETS.sub(r".\1", name.strip())
+            issue = replace(issue, hint=f"did you mean `{dotted}`?")
         raise SpecError(misplaced(replace(issue, file=at.file), schema))
     node = parse_text(text, lambda _line: at)
     return _absolute(assign(root, path, _on_one_line(node, at) if node else YamlNode(None, at), [schema]), [schema])
@@ -63,26 +72,42 @@ def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | Non
 
 
 def _read(path: str, named_at: Position | None) -> YamlNode:
+    at = named_at or Position(path, 0, "")
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # it can be read only once, or waits for a writer
+            raise SpecError(_at(at, "cannot be read: a pipe", hint="a spec is a file: write it to one"))
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SpecError(_not_found(path, named_at)) from None
+    except IsADirectoryError as error:
+        raise SpecError(_at(at, f"cannot be read: {error.strerror}", hint=_spec_in(path))) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SpecError(_at(named_at or Position(path, 0, ""), f"cannot be read: {reason}")) from None
+        raise SpecError(_at(at, f"cannot be read: {reason}")) from None
     return parse_bytes(data, path)
 
 
+def _spec_in(folder: str) -> str:
+    """The hint that names the only YAML file of a directory; empty where there is none, or a choice."""
+    names = [name for name in os.listdir(folder) if name.endswith(_YAML)]
+    return f"did you mean `{os.path.join(folder, names[0])}`?" if len(names) == 1 else ""
+
+
 def _not_found(path: str, named_at: Position | None) -> Issue:
+    at = named_at or Position(path, 0, "")
     folder = os.path.dirname(path) or "."
+    if os.path.islink(path):
+        return _at(at, "a link to a file that is not there", given=os.readlink(path))
+    if "=" in path and not path.endswith(_YAML) and not named_at:
+        return _at(at, "no such file", hint=f"to override a field write `--set {path}`")
     try:
-        stems = {os.path.splitext(name)[0]: name for name in os.listdir(folder) if name.endswith((".yaml", ".yml"))}
+        stems = {os.path.splitext(name)[0]: name for name in os.listdir(folder) if name.endswith(_YAML)}
     except OSError:
-        return _at(named_at or Position(path, 0, ""), "no such file", hint=f"there is no directory {folder}")
+        return _at(at, "no such file", hint=f"there is no directory {folder}")
     close = difflib.get_close_matches(os.path.splitext(os.path.basename(path))[0], stems, n=1)
     hint = f"did you mean `{stems[close[0]]}`?" if close else ""
-    return _at(named_at or Position(path, 0, ""), "no such file", given=path if named_at else "", hint=hint)
+    return _at(at, "no such file", given=path if named_at else "", hint=hint)
 
 
 def _at(

@@ -194,6 +194,9 @@ class _Composer:
             if not isinstance(event, ScalarEvent) or event.tag is not None:
                 raise SpecError(_at(self._where(event), "a key must be plain text"))
             at, key = self._where(event), self._text(event)
+            if key == "<<" and event.implicit[0]:
+                hint = "`extends: FILE` lays a file over another; `*name` repeats a whole section"
+                raise SpecError(_at(at, "YAML 1.2 has no merge key `<<`", hint=hint))
             node = self._node(self._next(), at, depth + 1)
             if earlier := entries.get(key):
                 self._issues.append(

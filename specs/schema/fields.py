@@ -200,7 +200,9 @@ def unknown(root: type[BaseModel], path: Path) -> Issue | None:
         if not under:
             allowed = names(here)
             if not allowed:
-                return Issue("has no fields", path[:index])
+                listed = any(get_origin(annotation) in (list, tuple) for annotation in here)
+                numbered = ".".join(map(str, (*path[:index], 0, *path[index:])))
+                return Issue("has no fields", path[:index], hint=f"items have numbers: `{numbered}`" if listed else "")
             return Issue(
                 "unknown field", path[: index + 1], allowed=", ".join(allowed), hint=nearest(str(part), allowed)
             )

@@ -2,11 +2,18 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from specs.errors import Issue, IssueError
 from specs.schema.base import Spec, names_path
 
 ConfigValue = str | int | float | bool | None | list[str] | list[int] | list[float]
+_SIZES = {
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "max_position_embeddings"),
+    *("n_embd", "n_inner", "n_layer", "n_head", "n_positions"),
+}
+"""Fields of transformers' decoder configs that count something: in the terms of Llama's descendants, then of GPT-2."""
 
 
 class PretrainedModel(Spec):
@@ -49,6 +56,15 @@ class ScratchModel(Spec):
     """How text becomes tokens."""
     seed: int = Field(0, ge=0)
     """Seed of the initial weights and of the warm-up; apart from the run's, so that all runs share one base model."""
+
+    @field_validator("config")
+    @classmethod
+    def _sizes_are_counts(cls, config: dict[str, ConfigValue]) -> dict[str, ConfigValue]:
+        for name, value in config.items():
+            counts = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if name in _SIZES and value is not None and not counts:
+                raise IssueError(Issue("must be a whole number", (name,), f"{value}", "a whole number, at least 1"))
+        return config
 
 
 Model = Annotated[PretrainedModel | ScratchModel, Field(discriminator="source")]

@@ -127,12 +127,15 @@ def test_a_mistake_is_told_in_words_with_exit_code_2(call: Call, arguments: tupl
     assert "Traceback" not in err
 
 
-def test_a_damaged_segment_is_warned_of_on_stderr(call: Call, home: Path) -> None:
+def test_a_damaged_segment_is_warned_of_once_on_stderr(
+    call: Call, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = next((home / "runs/sums-s0-aaaa1111/segments/tokens").glob("a0001-s000001-000001-*.parquet"))
     broken.write_bytes(broken.read_bytes()[:100])
     code, out, err = call("sql", "select count(*) as n from tokens", "--format", "csv")
     assert (code, out) == (0, "n\n30\n")
-    assert f"warning: skipped {broken.relative_to(home)}" in err
+    assert err.count(f"warning: skipped {broken.relative_to(home)}") == 1
+    assert not caplog.messages, "the log goes to stderr too"
 
 
 def test_values_are_bound_in_turn_or_by_name(call: Call) -> None:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import specs
+from pipelines.cli.output import table_text
+
+EXAMPLE = Path(specs.__file__).parent / "experiments" / "starter.yaml"
 RPG = [sys.executable, "-c", "from pipelines.cli import main; main()"]
 
 
@@ -39,3 +43,44 @@ def test_a_shell_completes_verbs_options_and_what_is_recorded(tmp_path: Path, wo
     position = str(len(words.split()) - 1)
     shown = rpg(RPG_HOME=str(tmp_path), _RPG_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=position)
     assert shown.split() == completed
+
+
+@pytest.mark.parametrize("words", [("validate", "spec.yaml"), ("schema",)])
+def test_an_output_that_takes_nothing_is_named(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A few bytes are refused when the command ends, many while it writes."""
+    (tmp_path / "spec.yaml").write_text(EXAMPLE.read_text())
+    environment = {**os.environ, "PYTHONUNBUFFERED": "", "RPG_HOME": str(tmp_path)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*RPG, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path, env=environment
+        )
+    assert (done.returncode, done.stderr) == (1, "the output cannot be written: No space left on device\n")
+
+
+def test_a_reader_that_left_before_a_short_answer_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(EXAMPLE.read_text())
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+        done = subprocess.run(
+            [*RPG, "validate", "spec.yaml"],
+            stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path, env=environment,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_narrow_terminal_keeps_first_columns_whole_and_names_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    row = ("quickstart-s0-65d6e96b", "finished", "0.438 -> 0.631", "2026-11-22 03:10:03")
+    assert table_text(("run", "status", "accuracy", "started"), [row], width=60) == (
+        "run                      status     accuracy\n"
+        "──────────────────────────────────────────────────\n"
+        "quickstart-s0-65d6e96b   finished   0.438 -> 0.631\n"
+    )
+    assert capsys.readouterr().err == "the terminal is too narrow for: started; `| cat` shows all\n"
+    question = ("quickstart", "Does it teach a half-taught model to add and subtract?")
+    assert table_text(("name", "question"), [question], width=40) == (
+        "name         question\n────────────────────────────────────────\nquickstart   Does it teach a half-taugh…\n"
+    )

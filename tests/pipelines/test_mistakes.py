@@ -1,5 +1,6 @@
 """The mistakes of a new user: each named before any stage starts, with exit code 2 and nothing left behind."""
 
+import os
 import shlex
 import socket
 import subprocess
@@ -231,6 +232,84 @@ spec.yaml:17: model.config.hiden_size: qwen3 has no such setting
     17 |     hiden_size: 128
   given: 128
   hint: did you mean `hidden_size`?
+1 error; nothing was run
+""",
+    ),
+    "a word for true that YAML no longer has": (
+        spec("tie_word_embeddings: true", "tie_word_embeddings: yes"),
+        "run spec.yaml",
+        """\
+spec.yaml:24: model.config.tie_word_embeddings: transformers cannot build qwen3 with these settings: Validation \
+error for field 'tie_word_embeddings': TypeError: Field 'tie_word_embeddings' expected bool, got str (value: 'yes')
+    24 |     tie_word_embeddings: yes
+  given: tie_word_embeddings: yes
+1 error; nothing was run
+""",
+    ),
+    "a size with a unit": (
+        spec("max_position_embeddings: 64", "max_position_embeddings: 64k"),
+        "plan spec.yaml",
+        """\
+spec.yaml:23: model.config.max_position_embeddings: must be a whole number
+    23 |     max_position_embeddings: 64k
+  given: 64k    allowed: a whole number, at least 1
+1 error; nothing was run
+""",
+    ),
+    "no heads": (
+        spec("num_attention_heads: 4", "num_attention_heads: 0"),
+        "plan spec.yaml",
+        """\
+spec.yaml:20: model.config.num_attention_heads: must be a whole number
+    20 |     num_attention_heads: 0
+  given: 0    allowed: a whole number, at least 1
+1 error; nothing was run
+""",
+    ),
+    "a merge key": (
+        spec("reward: {type", "reward: {<<: {timeout_seconds: 5}, type"),
+        "plan spec.yaml",
+        """\
+spec.yaml:56: YAML 1.2 has no merge key `<<`
+    56 | reward: {<<: {timeout_seconds: 5}, type: exact_match}  # or math_verify, math_dapo, reasoning_gym
+  hint: `extends: FILE` lays a file over another; `*name` repeats a whole section
+1 error; nothing was run
+""",
+    ),
+    "an item of a list as Python writes it": (
+        spec(),
+        "validate spec.yaml --set data.train[0].size=3",
+        """\
+--set data.train[0].size=3: data.train[0]: unknown field
+  allowed: deduplicate, evaluation, max_prompt_length, overlap, prompt, train
+  hint: did you mean `data.train.0.size`?
+1 error; nothing was run
+""",
+    ),
+    "an item of a list without its number": (
+        spec(),
+        "validate spec.yaml --set data.train.size=3",
+        """\
+--set data.train.size=3: data.train: has no fields
+  hint: items have numbers: `data.train.0.size`
+1 error; nothing was run
+""",
+    ),
+    "a setting as Hydra takes it": (
+        {},
+        "validate training.steps=3",
+        """\
+training.steps=3: no such file
+  hint: to override a field write `--set training.steps=3`
+1 error; nothing was run
+""",
+    ),
+    "the directory of a spec": (
+        {"mine/experiment.yaml": STARTER},
+        "run mine",
+        """\
+mine: cannot be read: Is a directory
+  hint: did you mean `mine/experiment.yaml`?
 1 error; nothing was run
 """,
     ),
@@ -526,6 +605,30 @@ def rpg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_a_mistake_is_named_before_anything_runs(rpg: Call, mistake: str) -> None:
     files, arguments, said = MISTAKES[mistake]
     assert rpg(arguments, files) == (2, said)
+
+
+def test_a_spec_that_is_no_file_is_named(rpg: Call) -> None:
+    os.mkfifo("pipe.yaml")
+    Path("link.yaml").symlink_to("gone.yaml")
+    assert rpg("validate pipe.yaml") == (
+        2,
+        "pipe.yaml: cannot be read: a pipe\n  hint: a spec is a file: write it to one\n1 error; nothing was run\n",
+    )
+    assert rpg("validate link.yaml") == (
+        2,
+        "link.yaml: a link to a file that is not there\n  given: gone.yaml\n1 error; nothing was run\n",
+    )
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "qwen3"', "[1]", '{"hidden_size": "x", "num_hidden_layers": 0}'])
+def test_a_model_whose_config_is_none_is_named(rpg: Call, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"mine/config.json": config, "mine/model.safetensors": ""}
+    files = spec(MODEL, "  source: pretrained\n  path: ./mine\n", **model)
+    monkeypatch.setattr(sys, "stdout", sys.stderr)  # what `rpg plan` can tell all the same
+    code, said = rpg("plan spec.yaml", files)
+    assert code == 2
+    assert "spec.yaml:15: model.path: the model cannot be loaded: " in said
+    assert said.endswith("1 error; nothing was run\n")
 
 
 HOMES = {

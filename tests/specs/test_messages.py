@@ -113,7 +113,7 @@ def test_a_missing_spec_file_and_a_directory():
     assert str(missing.value) == "smal.yaml: no such file\n  hint: did you mean `small.yaml`?"
     with pytest.raises(SpecError) as directory:
         load_experiment(".")
-    assert str(directory.value) == ".: cannot be read: Is a directory"
+    assert str(directory.value) == ".: cannot be read: Is a directory\n  hint: did you mean `./small.yaml`?"
 
 
 def test_a_duplicate_key_names_both_places():

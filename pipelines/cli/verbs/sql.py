@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +61,7 @@ def sql(
         query = find_query(home, query[1:]).text
     chosen, params = chosen or format_of(output), parse_params(param or [])
     limits = Limits(timeout, parse_memory(memory) if memory else 0)
-    with reading(profile) as record, Store.open(record.home.root, limits) as store, process_within(limits):
+    with reading(profile) as record, Store.open(record.home.root, limits) as store, process_within(limits), _unlogged():
         unnamed = {table for table in LARGE_TABLES if query is not None and table not in query.lower()}
         tables = TABLES.keys() - unnamed
         record.refresh(tables)
@@ -76,3 +78,16 @@ def sql(
             time.sleep(every)
             record.refresh(tables)
             store.refresh()
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keeps the store's log silent: each answer brings the same warnings."""
+    import logging
+
+    log = logging.getLogger("storage")
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = False
