@@ -43,7 +43,7 @@ class EvaluatedRun(_Evaluated):
 
     source: Literal["run"] = "run"
     run: str = Field(min_length=1)
-    """The run's id, a part of it that no other run shares, or an experiment that has one run."""
+    """The run's id, a beginning of it that no other run shares, or an experiment that has one run."""
     checkpoint: Literal["last", "best"] | Annotated[int, Field(ge=0)] = "last"
     """last: of its last step; best: of the exported step with the highest accuracy, on the set that the run's
     training.checkpoint.keep_best.accuracy_on names, else in the mean over its sets; a number: of that step, which it
