@@ -22,12 +22,17 @@ def sync(
     from pipelines.home import Home
     from pipelines.runs import find_runs, status_of
     from pipelines.sinks.sending import SinkError, is_behind, send, sinks_of
+    from rpg.files import read_json
+    from specs.records import EVALUATION
 
     home = Home.from_environment()
     failed = False
     for run_id in find_runs(home, name):
         if status_of(home, run_id) == "running":
             print(f"{run_id} is running", file=sys.stderr)
+            continue
+        if read_json(home.run(run_id) / "run.json").get("kind") == EVALUATION:
+            print(f"{run_id} is a model measured as it is: sinks take what training records", file=sys.stderr)
             continue
         if not (sinks := sinks_of(home, run_id)):
             print(f"{run_id} has no `sinks` in its spec", file=sys.stderr)
