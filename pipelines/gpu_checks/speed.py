@@ -72,7 +72,8 @@ def measure_updates(
         within: surrounds the passes of one more update, which is not timed, as a profiler does.
     Returns:
         Seconds of an update and of its passes, tokens that this rank computes a second, and on a GPU the share of its
-        peak, the most memory that torch allocated, and the estimate of `rpg plan`, GiB.
+        peak in the whole update and in the passes alone (an optimizer on the host waits for it), the most memory that
+        torch allocated, and the estimate of `rpg plan`, GiB.
     """
     device, first = bench.device, ranks.rank() == 0
     if first:
@@ -113,6 +114,7 @@ def measure_updates(
         figures |= {"tflops": flops * rate / 1e12}
         if peak := peak_flops(torch.cuda.get_device_name(device)):
             figures["share_of_peak"] = flops * rate / peak
+            figures["share_of_peak_in_passes"] = flops / of_passes / peak
         figures["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
         figures["estimated_gib"] = estimated_bytes(model, settings, shape) / 2**30
     return figures

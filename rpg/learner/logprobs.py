@@ -128,19 +128,23 @@ def _block(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
 
 
 @cache
-def _multiplies_into_float32(device: torch.device) -> bool:
-    """Whether torch has a product of bfloat16 matrices with a float32 result there; on a CPU it has none."""
+def multiplies_into_float32(device: torch.device) -> bool:
+    """Whether torch has products of bfloat16 matrices with a float32 result there, alone and added to another matrix.
+
+    On a CPU it has none. On a GPU without them the output head takes many times as long.
+    """
     one = torch.ones(1, 1, dtype=torch.bfloat16, device=device)
     try:
-        torch.mm(one, one, out_dtype=torch.float32)
-    except (NotImplementedError, RuntimeError):  # no such kernel at all, or one that refuses these types
+        total = torch.mm(one, one, out_dtype=torch.float32)
+        torch.addmm(total, one, one, out_dtype=torch.float32, out=total)
+    except RuntimeError:  # no such kernel at all (NotImplementedError), or one that refuses these types
         return False
     return True
 
 
 def _head(weight: Tensor, wide: torch.dtype) -> Tensor:
     """The head's weight as `_logits` takes it: as it is, or in the wide type where there is no product into that."""
-    return weight if weight.dtype == wide or _multiplies_into_float32(weight.device) else weight.to(wide)
+    return weight if weight.dtype == wide or multiplies_into_float32(weight.device) else weight.to(wide)
 
 
 def _logits(block: Tensor, hidden: Tensor, head: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
@@ -159,7 +163,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right, summed in the wider type: products rounded to bfloat16 chunk by chunk add up to a bias."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
-    elif _multiplies_into_float32(total.device):
+    elif multiplies_into_float32(total.device):
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(left.to(total.dtype), right.to(total.dtype))

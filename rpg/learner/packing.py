@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 ATTENTION = "rpg_packed"
 """The name under which transformers models find it."""
@@ -192,8 +192,12 @@ def _causal(
         whole = pad(query, (0, 0, ahead, 0))
         return _causal(whole, key, value, packing, scaling, window)[:, :, ahead:]
     mask = packing.mask(queries, key.shape[2], window, query)
+    if query.is_cuda:
+        # What comes here is in float32 or has a mask. Of torch's kernels for these only the plain one, which holds the
+        # scores of all pairs, lets query heads share keys.
+        key, value = (repeat_kv(states, query.shape[1] // key.shape[1]) for states in (key, value))
     return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=True
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=not query.is_cuda
     )
 
 

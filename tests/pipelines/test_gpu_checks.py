@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -17,15 +18,19 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.cli.gpu_table import lines
-from pipelines.gpu_checks import numerics, rank
+from pipelines.gpu_checks import engines, numerics, rank
 from pipelines.gpu_checks.catalogue import CHECKS
 from pipelines.gpu_checks.check import Bench, CheckFailedError, Result
+from pipelines.gpu_checks.models import TINY, make_model
 from pipelines.gpu_checks.network import tournament
 from pipelines.gpu_checks.session import check_gpus
 from pipelines.home import Home
 from rpg.learner.packing import Packing
 from rpg.processes import ranks
+from rpg.samplers import SamplerSettings, open_sampler
+from rpg.samplers.sentinel import Sentinel, probe_of
 from specs.schema.experiment import Experiment
+from specs.schema.rollout import TransformersRollout
 
 CPU = torch.device("cpu")
 NAMES = [check.name for check in CHECKS]
@@ -87,6 +92,24 @@ def test_packed_rows_that_are_not_kept_apart_are_noticed(bench: Bench, monkeypat
     monkeypatch.setattr(numerics, "Packing", as_one)
     with pytest.raises(CheckFailedError, match="gradients of packed rows are off by"):
         numerics.packed_against_single(bench)
+
+
+@pytest.mark.parametrize(
+    ("awake", "asleep", "loaded", "failure"),
+    [(10, 60, 50, ""), (10, 12, 50, "asleep the engine gives"), (10, 60, 12, "a load of weights takes the cache")],
+)
+def test_an_engine_that_keeps_its_memory_asleep_is_noticed(
+    awake: int, asleep: int, loaded: int, failure: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make_model(TINY, CPU, torch.float32)
+    learner.save_pretrained(bench.directory)
+    sampler = open_sampler(TransformersRollout(), SamplerSettings(bench.directory, CPU, max_length=64, seed=0))
+    sentinel = Sentinel(probe_of([5, 6], max_length=64), tolerance=0.05)
+    measured = iter([awake, asleep, loaded])
+    monkeypatch.setattr(engines, "_free", lambda _: (next(measured), 100))
+    expected = pytest.raises(CheckFailedError, match=failure) if failure else nullcontext()
+    with expected:
+        engines._memory_given_back(sampler, sentinel, learner, CPU)
 
 
 def test_the_table_has_the_range_over_the_ranks_and_a_remedy_for_each_failure() -> None:

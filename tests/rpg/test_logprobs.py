@@ -1,10 +1,13 @@
 """Chunked logprobs against the plain way."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
 
-from rpg.learner.logprobs import token_logprobs
+from rpg.learner.logprobs import multiplies_into_float32, token_logprobs
 
 TOKENS, HIDDEN, VOCABULARY = 13, 8, 11
 
@@ -108,6 +111,45 @@ def test_the_products_that_a_gpu_has_are_called_as_torch_wants_it() -> None:
     assert [(gradient.dtype, gradient.shape) for gradient in gradients] == [
         (torch.bfloat16, tensor.shape) for tensor in (hidden, weight, bias)
     ]
+
+
+@contextmanager
+def products_of_a_gpu(*, can_add: bool) -> Iterator[None]:
+    """Gives the CPU the products into float32 that torch has for GPUs; as an early torch has it, none that adds."""
+
+    def multiply(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+        assert left.dtype == right.dtype == torch.bfloat16
+        return left.to(dtype) @ right.to(dtype)
+
+    def multiply_into(left: Tensor, right: Tensor, dtype: torch.dtype, *, out: Tensor) -> Tensor:
+        return out.copy_(multiply(left, right, dtype))
+
+    def add(total: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype, *, out: Tensor) -> Tensor:
+        if not can_add:
+            raise RuntimeError("self and mat2 must have the same dtype")
+        return out.copy_(total + multiply(left, right, dtype))
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name, kernel in (("mm.dtype", multiply), ("mm.dtype_out", multiply_into), ("addmm.dtype_out", add)):
+            library.impl(name, kernel, "CPU")
+        multiplies_into_float32.cache_clear()
+        yield
+    multiplies_into_float32.cache_clear()
+
+
+@pytest.mark.parametrize("can_add", [True, False])
+def test_gradients_by_the_products_of_a_gpu_are_those_without(can_add: bool) -> None:
+    hidden, weight, bias, targets = inputs(torch.bfloat16)
+
+    def gradients() -> tuple[Tensor, ...]:
+        logprobs, _ = token_logprobs(hidden, weight, targets, bias=bias, chunk=5)
+        return logprobs, *torch.autograd.grad((logprobs * torch.arange(TOKENS)).sum(), (hidden, weight, bias))
+
+    without = gradients()
+    with products_of_a_gpu(can_add=can_add):
+        assert multiplies_into_float32(torch.device("cpu")) == can_add
+        for value, other in zip(gradients(), without, strict=True):
+            assert torch.allclose(value.float(), other.float(), rtol=0.01, atol=0.01)
 
 
 def test_the_weights_gradient_in_half_precision_does_not_get_worse_with_more_chunks() -> None:

@@ -161,9 +161,10 @@ def test_ranks_that_find_different_things_agree_to_pad() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("make", [qwen3, llama])
-def test_the_kernel_for_unequal_lengths_gives_the_same_states(make: Callable[[], PreTrainedModel]) -> None:
-    model = make().to("cuda", torch.bfloat16)
+def test_the_kernels_of_a_gpu_give_the_same_states(make: Callable[[], PreTrainedModel], dtype: torch.dtype) -> None:
+    model = make().to("cuda", dtype)
     families = ((200,), (120, 120, 7, 1), (100, 150), (3, 200, 90))
     ids = torch.randint(0, 12, (1, sum(map(sum, families))), device="cuda")
     row = Packing(families, ids.device)
