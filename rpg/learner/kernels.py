@@ -6,6 +6,8 @@ the backward pass.
 
 import sys
 from importlib.util import find_spec
+from types import FunctionType, MethodType
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -17,6 +19,8 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3")
 _ACTIVATIONS = ("silu", "swish")
 """Two names of the one activation that Liger's gated MLP has. It takes the place of any other without a word."""
 _PATH = ("training", "kernels")
+_ROTATION = "apply_rotary_pos_emb"
+"""What the modules of these architectures call the function that rotates queries and keys."""
 
 
 def check_kernels(config: PretrainedConfig, device: torch.device) -> None:
@@ -52,8 +56,7 @@ def check_kernels(config: PretrainedConfig, device: torch.device) -> None:
 
 
 def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
-    """Has the model compute norms, rotations and gated MLPs by Liger's kernels. All models of its architecture in this
-    process share the rotation; norms and MLPs of others stay as they are.
+    """Has the model compute norms, rotations and gated MLPs by Liger's kernels. Other models stay as they are.
 
     Args:
         keeps_products: whether recomputation keeps the results of products, see `rpg.learner.recomputation`. Liger's
@@ -66,7 +69,7 @@ def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
     classes = {name: value for name, value in vars(modeling).items() if isinstance(value, type)}
     MODEL_TYPE_TO_APPLY_LIGER_FN[model.config.model_type](
         model=model,
-        rope=not keeps_products or model.config.model_type == "qwen3",
+        rope=False,  # it would be that of all models of the architecture in this process
         rms_norm=True,
         swiglu=True,
         cross_entropy=False,
@@ -75,3 +78,23 @@ def use_liger(model: PreTrainedModel, *, keeps_products: bool) -> None:
     # Liger puts its own classes in for models that are made later. Its MLP has no biases, which a llama's may have.
     for name, value in classes.items():
         setattr(modeling, name, value)
+    if not keeps_products or model.config.model_type == "qwen3":
+        _use_rotation(model)
+
+
+def _use_rotation(model: PreTrainedModel) -> None:
+    """Has the model's attention rotate queries and keys by Liger's kernel.
+
+    A forward of transformers calls the function that its module has under a name. So each attention gets a copy of its
+    class's forward, for which that name stands for Liger's function.
+    """
+    from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+    attentions = [module for module in model.modules() if _ROTATION in type(module).forward.__code__.co_names]
+    assert attentions, f"no forward of {type(model).__name__} calls {_ROTATION}"
+    for attention in attentions:
+        plain: Any = type(attention).forward
+        names = {**plain.__globals__, _ROTATION: liger_rotary_pos_emb}
+        forward = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
+        forward.__kwdefaults__ = plain.__kwdefaults__
+        attention.forward = MethodType(forward, attention)

@@ -43,13 +43,20 @@ def test_kernels_that_cannot_be_used_are_refused(
         check_kernels(AutoConfig.for_model(model_type, **changes), torch.device(device))
 
 
-def test_norms_and_mlps_of_other_models_stay_as_they_are() -> None:
-    """A sampler's own model is made later, in the same process. The rotation is left out, which would stay with other
-    tests."""
-    config = AutoConfig.for_model("llama", **SHAPE, mlp_bias=True)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_other_models_stay_as_they_are(model_type: str) -> None:
+    """A sampler's own model is made later, in the same process; another learner's was made before. Neither could
+    compute on this CPU with Liger's kernels."""
+    config = AutoConfig.for_model(model_type, **SHAPE, mlp_bias=True)
     model, other = (AutoModelForCausalLM.from_config(config) for _ in range(2))
-    use_liger(model, keeps_products=True)
+    ids = torch.arange(5)[None]
+    before = other(ids).logits
+    use_liger(model, keeps_products=False)
     later = AutoModelForCausalLM.from_config(config)
+    assert torch.equal(other(ids).logits, before)
+    later(ids)
+    rotations = {layer.self_attn.forward.__globals__["apply_rotary_pos_emb"] for layer in model.model.layers}
+    assert [rotation.__name__ for rotation in rotations] == ["liger_rotary_pos_emb"]
     assert "LigerRMSNorm" in str(model)
     assert "LigerSwiGLUMLP" in str(model)
     assert str(later) == str(other)
