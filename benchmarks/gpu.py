@@ -7,7 +7,8 @@
               that have a float32 result
     learner   an update of 1.7 and 4 billion parameters, passes of 16,384 packed tokens: tokens/s, share of the peak,
               memory against the estimate, and where a pass's time goes; with all, some and no activations recomputed,
-              and with Liger's kernels, which take the extra `liger`
+              and with Liger's kernels, which take the extra `liger`; how long the state of an update takes to leave
+              the GPU for sampling and to come back
     noise     mean and largest differences of logprobs: packed rows against each response alone, bfloat16 against
               float32, a head whose logits are rounded to bfloat16 against one whose are not
     trainer   `rpg.train` with the transformers engine on a tiny model: ZeRO 0 to 3, offloading, max_staleness, and a
@@ -114,6 +115,42 @@ def update(bench: "Bench", size: str, recomputes: bool | str, offloads: bool, ke
     config = CONFIGS[BILLIONS[size]] if on_gpu else SMALL
     figures = measure_updates(bench, config, settings, shape, within=lambda: profiled(bench.device.type, times))
     return {**figures, **times}
+
+
+def state_away(bench: "Bench", size: str) -> Row:
+    """Seconds in which what only updates need leaves the device, and comes back. The first time, which page-locks host
+    memory, does not count."""
+    import torch
+
+    from benchmarks.logprobs import now
+    from pipelines.gpu_checks.models import SMALL, BatchShape, random_step, write_model
+    from pipelines.gpu_checks.numerics import add_gradient, training
+    from pipelines.planning.model_shape import CONFIGS
+    from rpg.batches.minibatches import cut, plan_step
+    from rpg.learner.deepspeed import Learner
+    from specs.schema.training import Offload
+
+    on_gpu, kind = bench.device.type == "cuda", bench.device.type
+    config, shape = CONFIGS[BILLIONS[size]] if on_gpu else SMALL, BatchShape(2, 2, 16, 48, 512)
+    settings = training("bfloat16", zero_stage=2, shape=shape)
+    settings = settings.model_copy(update={"offload": Offload(while_sampling=True)})
+    write_model(bench.directory, config, bench.device, torch.bfloat16)
+    learner = Learner(bench.directory, settings, temperature=1.0, device=bench.device, lends_weights=False)
+    step = random_step(config["vocab_size"], shape)
+    passes = cut(step, plan_step(step, settings, packed=learner.packs), bench.device)[0].passes
+    with learner.updating():
+        add_gradient(learner, passes, step)
+        learner.update(learning_rate=1e-6)
+    times, held = [], 0
+    for _ in range(3):
+        start = now(kind)
+        with learner.updating():
+            there = now(kind)
+            held = torch.cuda.memory_allocated() if on_gpu else 0
+        times.append((there - start, now(kind) - there))
+    back, out = (min(seconds) for seconds in zip(*times, strict=True))
+    away = (held - torch.cuda.memory_allocated()) / 2**30 if on_gpu else 0.0
+    return {"away_gib": away, "out_seconds": out, "back_seconds": back}
 
 
 @contextmanager
@@ -285,6 +322,7 @@ SECTIONS: dict[str, dict[str, tuple[Callable[..., Row], dict[str, Any]]]] = {
             update,
             {"size": "1.7B", "recomputes": "selective", "offloads": False, "kernels": "liger"},
         ),
+        "1.7B, state away": (state_away, {"size": "1.7B"}),
         # Master weights, moments and gradients of 4 billion parameters are 64 GB: the optimizer goes to the host.
         "4B, recomputing, offloading": (update, {"size": "4B", "recomputes": True, "offloads": True}),
         "4B, recomputing some, offloading": (update, {"size": "4B", "recomputes": "selective", "offloads": True}),

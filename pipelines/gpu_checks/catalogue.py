@@ -67,6 +67,13 @@ CHECKS = (
         scope="all",
     ),
     Check(
+        "state_away",
+        "training.state_away_while_sampling",
+        "what only updates need leaves the GPU while rollouts are sampled, and comes back as it was",
+        "write training.offload: {while_sampling: false}; compare deepspeed and torch with constraints.txt",
+        scope="all",
+    ),
+    Check(
         "train_and_resume",
         "training.trained_and_resumed",
         "`rpg.train` trains, pauses, and goes on from its checkpoint",

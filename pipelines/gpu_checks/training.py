@@ -18,6 +18,7 @@ from rpg.checkpoints.pieces import StateCopy
 from rpg.learner.deepspeed import Learner
 from rpg.processes import ranks
 from specs.schema.experiment import Experiment
+from specs.schema.training import Offload, Training
 
 _SHAPE = BatchShape(prompts=4, group_size=4, prompt_length=8, response_length=24, microbatch_tokens=256, unequal=True)
 _STEPS, _PAUSE = 4, 2
@@ -27,47 +28,99 @@ _TOKENS = ("<pad>", "<eos>", "0", "1", "=")
 
 def state_saved_and_loaded(bench: Bench) -> Figures:
     """A learner that loads another's state holds its weights in every bit, and makes the same next update."""
-    directory, device = bench.directory, bench.device
+    directory = bench.directory
+    _write_base(bench)
+    settings = training(bench.precision, zero_stage=2, shape=_SHAPE)
+    saving = _opened(bench, settings)
+    for _ in range(2):
+        _update(saving, settings)
+    saved, copy = _weights(saving), StateCopy()
+    saving.save(copy)
     if ranks.rank() == 0:
-        write_model(directory / "base", TINY, torch.device("cpu"), getattr(torch, bench.precision))
         (directory / "state").mkdir()
     ranks.wait_for_all()
-    settings = training(bench.precision, zero_stage=2, shape=_SHAPE)
-    step = random_step(TINY["vocab_size"], _SHAPE)
-
-    def opened() -> Learner:
-        return Learner(directory / "base", settings, temperature=1.0, device=device, lends_weights=False)
-
-    def weights(learner: Learner) -> torch.Tensor:
-        return torch.cat([weight.detach().float().flatten() for _, weight in learner.weights()])
-
-    def update(learner: Learner) -> float:
-        add_gradient(learner, passes, step)
-        return learner.update(learning_rate=1e-3)
-
-    saving = opened()
-    passes = cut(step, plan_step(step, settings, packed=saving.packs), device)[0].passes
-    for _ in range(2):
-        update(saving)
-    saved, copy = weights(saving), StateCopy()
-    saving.save(copy)
     copy.write(directory / "state")
     ranks.wait_for_all()
-    loading = opened()
+    loading = _opened(bench, settings)
     loading.load(directory / "state")
-    if not torch.equal(weights(loading), saved):
+    if not torch.equal(_weights(loading), saved):
         raise CheckFailedError("the weights that were loaded are not those that were saved")
-    norms = update(saving), update(loading)
-    moved = weights(saving) - saved
-    apart = float((weights(loading) - weights(saving)).norm() / moved.norm())
-    # Kernels of a GPU add up in any order, and AdamW makes a small gradient's sign a whole step.
-    allowed = 0.0 if device.type == "cpu" else 0.1
-    if not apart <= allowed:
+    norms = _update(saving, settings), _update(loading, settings)
+    apart = _difference(_weights(loading), _weights(saving), since=saved)
+    if not apart <= _allowed(bench):
         raise CheckFailedError(
-            f"the update after loading is off by {apart:.2g} of its norm, allowed {allowed}; gradient norms"
+            f"the update after loading is off by {apart:.2g} of its norm, allowed {_allowed(bench)}; gradient norms"
             f" {norms[0]:.6g} and {norms[1]:.6g}"
         )
     return {"state_mib": copy.num_bytes / 2**20, "next_update_difference": apart}
+
+
+def state_away_while_sampling(bench: Bench) -> Figures:
+    """Updates whose state leaves the device after each are those of a learner whose state stays; its memory is given
+    back, that of the optimizer's two moments and of the master weights at least."""
+    _write_base(bench)
+    figures: Figures = {}
+    for stage in (2, 3):
+        stays = training(bench.precision, zero_stage=stage, shape=_SHAPE)
+        leaves = stays.model_copy(update={"offload": Offload(while_sampling=True)})
+        learners = _opened(bench, stays), _opened(bench, leaves)
+        before = _weights(learners[0])
+        for _ in range(3):
+            for learner in learners:
+                _update(learner, stays)
+        apart = _difference(_weights(learners[1]), _weights(learners[0]), since=before)
+        if not apart <= _allowed(bench):
+            raise CheckFailedError(f"at ZeRO {stage} three updates are off by {apart:.2g}, allowed {_allowed(bench)}")
+        figures[f"difference_{stage}"] = apart
+        if bench.device.type == "cuda":
+            figures[f"given_back_mib_{stage}"] = _given_back(learners[1], bench.device, stage) / 2**20
+    return figures
+
+
+def _given_back(learner: Learner, device: torch.device, stage: int) -> int:
+    """Bytes that torch holds less between updates than while they are made."""
+    with learner.updating():
+        held = torch.cuda.memory_allocated(device)
+    given_back = held - torch.cuda.memory_allocated(device)
+    least = 12 * sum(weight.numel() for _, weight in learner.weights()) // ranks.world_size()
+    if not given_back >= least:
+        raise CheckFailedError(f"at ZeRO {stage} {given_back} bytes were given back, of at least {least}")
+    return given_back
+
+
+def _write_base(bench: Bench) -> None:
+    if ranks.rank() == 0:
+        write_model(bench.directory / "base", TINY, torch.device("cpu"), getattr(torch, bench.precision))
+    ranks.wait_for_all()
+
+
+def _opened(bench: Bench, settings: Training) -> Learner:
+    return Learner(bench.directory / "base", settings, temperature=1.0, device=bench.device, lends_weights=False)
+
+
+def _weights(learner: Learner) -> torch.Tensor:
+    """All of them, end to end."""
+    return torch.cat([weight.detach().float().flatten() for _, weight in learner.weights()])
+
+
+def _update(learner: Learner, settings: Training) -> float:
+    """One update on random responses, the same ones each time. Returns its gradient norm."""
+    step = random_step(TINY["vocab_size"], _SHAPE)
+    passes = cut(step, plan_step(step, settings, packed=learner.packs), learner.device)[0].passes
+    with learner.updating():
+        add_gradient(learner, passes, step)
+        return learner.update(learning_rate=1e-3)
+
+
+def _difference(weights: torch.Tensor, others: torch.Tensor, *, since: torch.Tensor) -> float:
+    """In norm, relative to how far the others have moved."""
+    return float((weights - others).norm() / (others - since).norm())
+
+
+def _allowed(bench: Bench) -> float:
+    """Of the difference of updates. Kernels of a GPU add up in any order, and AdamW makes a small gradient's sign a
+    whole step."""
+    return 0.0 if bench.device.type == "cpu" else 0.1
 
 
 def trained_and_resumed(bench: Bench) -> Figures:

@@ -3,7 +3,7 @@
 These are upper bounds from the spec alone; nothing is loaded. Sizes are in bytes unless a name says otherwise.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipelines.planning.device import KNOWN_GPUS, NAMED_BY_SPEC, Device, device_of, on_device
 from pipelines.planning.model_shape import ModelShape, model_shape
@@ -65,13 +65,20 @@ class MemoryEstimate:
     """For an engine that takes a share of a known memory, the share, its weights included. 0 on GPUs of its own."""
     cache_stays: bool = False
     """Whether `kv_cache` is held while training too: by an engine that does not sleep, or that samples meanwhile."""
+    away: int = 0
+    """Of the parts above, what is in host memory while rollouts are sampled."""
 
     @property
     def total(self) -> int:
-        """Sum of the parts; where sampling and training take turns, the larger of cache and activations counts."""
+        """Sum of the parts; where sampling and training take turns, that of the turn which needs more."""
         fixed = self.weights + self.gradients + self.buckets + self.optimizer + self.reference + self.sampler
         training = self.gathered + self.activations + self.logits
-        return fixed + (training + self.kv_cache if self.cache_stays else max(training, self.kv_cache))
+        return fixed + (training + self.kv_cache if self.cache_stays else max(training, self.kv_cache - self.away))
+
+    @property
+    def only_for_updates(self) -> int:
+        """What `training.offload.while_sampling` moves to host memory, or DeepSpeed frees by then."""
+        return self.gradients + self.buckets + self.optimizer
 
 
 def batch_algebra(experiment: Experiment) -> BatchAlgebra:
@@ -120,7 +127,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
     logits = _logits(shape, chunk, size, has_gradient=not adapters)
     share = engine_memory(experiment)
     elsewhere = experiment.gpus > training.ranks
-    return MemoryEstimate(
+    estimate = MemoryEstimate(
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
         # Gradients are added up in float32; from stage 2 on a rank keeps its share of them.
         gradients=trained * 4 // (training.ranks if stage > 1 else 1),
@@ -134,6 +141,8 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         kv_cache=0 if elsewhere else share or cache,
         cache_stays=not elsewhere and ((share > 0 and not rollout.sleeps) or rollout.max_staleness > 0),
     )
+    moves = training.offload.while_sampling and experiment.resources.device != "cpu"
+    return replace(estimate, away=estimate.only_for_updates) if moves else estimate
 
 
 def engine_memory(experiment: Experiment) -> int:
@@ -162,7 +171,7 @@ def memory_warnings(experiment: Experiment) -> list[Issue]:
     if shape is None or device is None or _fits(experiment, shape, device):
         return []
     estimate = memory_estimate(on_device(experiment, device), shape)
-    largest = f"largest part: {_largest_part(estimate, experiment.rollout)}"
+    largest = f"largest part: {_largest_part(estimate, experiment.rollout)}{_gain_while_sampling(estimate, experiment)}"
     if device.name == NAMED_BY_SPEC:
         on, hint = "", largest
     else:
@@ -200,6 +209,15 @@ def _largest_part(estimate: MemoryEstimate, rollout: Rollout) -> str:
     }
     name = max(remedies, key=lambda part: getattr(estimate, part))
     return f"{name} with {getattr(estimate, name) / GIB:.1f} GiB; {remedies[name]}"
+
+
+def _gain_while_sampling(estimate: MemoryEstimate, experiment: Experiment) -> str:
+    """A further remedy where sampling needs more than training; empty where it gains next to nothing."""
+    gain = estimate.total - replace(estimate, away=estimate.only_for_updates).total
+    offload = experiment.training.offload
+    if gain < GIB / 10 or offload.optimizer or offload.parameters or experiment.resources.device == "cpu":
+        return ""
+    return f"; training.offload.while_sampling: true takes {gain / GIB:.1f} GiB off"
 
 
 def _buckets(trained: int, experiment: Experiment, size: int) -> int:

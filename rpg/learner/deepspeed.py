@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rpg.checkpoints.pieces import StateCopy
 from rpg.learner import shards
 from rpg.learner.adapters import save_adapter, whole_weights
 from rpg.learner.kernels import check_kernels
+from rpg.learner.offloading import UpdateState
 from rpg.learner.packing import Packing
 from rpg.learner.packing_trial import PackingTrial, try_packing
 from rpg.learner.policy import Policy, attention_share, load_model
@@ -91,6 +92,11 @@ class Learner:
                     allowed="1",
                 )
             )
+        self._update_state: UpdateState | None = None
+        """Where it is in host memory between updates; None: it stays on the device."""
+        if training.offload.while_sampling:
+            self._update_state = UpdateState(self._engine, device)
+            self._update_state.to_host()
 
     @property
     def packs(self) -> bool:
@@ -127,11 +133,17 @@ class Learner:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Wraps `backward` and `update`. Outside the block the module holds the policy, which samples and gives all
-        other logprobs.
+        other logprobs, and with offload.while_sampling what only updates need is in host memory.
 
         With schedule_free_adamw the module holds inside the block the weights at which gradients are taken. With adamw
         these are the policy's own.
         """
+        on_device = self._update_state.on_device() if self._update_state else nullcontext()
+        with on_device, self._at_gradient_point():
+            yield
+
+    @contextmanager
+    def _at_gradient_point(self) -> Iterator[None]:
         optimizer = self._engine.basic_optimizer
         if not isinstance(optimizer, ScheduleFreeAdamW):
             yield
@@ -228,6 +240,8 @@ class Learner:
         """Restores what `save` wrote, on any number of ranks and with any ZeRO stage."""
         shards.load(self._engine, self.model, directory)
         self._show_master_weights()
+        if self._update_state:
+            self._update_state.to_host()  # what the optimizer had no state for before
 
     def export(self, directory: Path) -> None:
         """Writes the policy as a transformers model directory: safetensors and config. Rank 0 writes; all ranks call.

@@ -20,6 +20,37 @@ def offload(experiment: Experiment) -> Iterator[Issue]:
             )
 
 
+def offload_while_sampling(experiment: Experiment) -> Iterator[Issue]:
+    """What updates need can leave a GPU only if it is there, and is worth moving only if the sampler's memory is not
+    held while updates are made."""
+    offload, rollout = experiment.training.offload, experiment.rollout
+    if not offload.while_sampling:
+        return
+    path = ("training", "offload", "while_sampling")
+    for name in ("optimizer", "parameters"):
+        if getattr(offload, name):
+            yield Issue(
+                "what is in host memory always cannot leave the GPU",
+                path,
+                given=f"true with {name}: true",
+                hint=f"leave one of the two out; with {name}: true alone the GPU never holds it",
+            )
+    if rollout.max_staleness:
+        yield Issue(
+            "rollouts are sampled while updates are made",
+            path,
+            given=f"true with rollout.max_staleness {rollout.max_staleness}",
+            hint="leave one of the two out",
+        )
+    elif rollout.memory_share and not rollout.sleeps:
+        yield Issue(
+            "the engine holds its memory while updates are made too, or has a GPU of its own",
+            path,
+            given="true with an engine that does not sleep",
+            hint="write rollout.sleep: true with placement: colocated, or leave while_sampling out",
+        )
+
+
 def best_by_accuracy(experiment: Experiment) -> Iterator[Issue]:
     """The best checkpoint can be chosen by accuracies alone that training measures, at steps that have a checkpoint."""
     saved, every = experiment.training.checkpoint, experiment.evaluation.every_steps
@@ -95,6 +126,17 @@ def schedule_free(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def idle_offloading(experiment: Experiment) -> Iterator[Issue]:
+    """On a CPU there is no other memory to move to."""
+    if experiment.training.offload.while_sampling and experiment.resources.device == "cpu":
+        yield Issue(
+            "while_sampling copies memory of the host to memory of the host",
+            ("training", "offload", "while_sampling"),
+            given="resources.device cpu",
+            hint="leave while_sampling out",
+        )
+
+
 def idle_skipping(experiment: Experiment) -> Iterator[Issue]:
     """No response can be left out under a loss that has a gradient for each."""
     training = experiment.training
@@ -126,5 +168,5 @@ def steep_rate(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-RULES = (offload, best_by_accuracy, sequence_parallel, kernels, schedule_free)
-IDLE_KNOBS = (idle_skipping, steep_rate)
+RULES = (offload, offload_while_sampling, best_by_accuracy, sequence_parallel, kernels, schedule_free)
+IDLE_KNOBS = (idle_offloading, idle_skipping, steep_rate)

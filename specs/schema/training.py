@@ -50,12 +50,17 @@ class Schedule(Spec):
 
 
 class Offload(Spec):
-    """What DeepSpeed keeps in host memory."""
+    """What is kept in host memory."""
 
     optimizer: bool = False
     """The optimizer's state, and its step on the CPU; needs ZeRO 2 or 3."""
     parameters: bool = False
     """The parameters while they are not in use; needs ZeRO 3."""
+    while_sampling: bool = False
+    """What only an update needs, from the end of one step's updates to the beginning of the next step's: optimizer
+    state, float32 master weights, room for gradients. They go and come at the speed of the link to the host, and while
+    rollouts are sampled the sampler can have their memory: a vLLM engine that sleeps a higher rollout.memory_fraction,
+    transformers a higher rollout.max_concurrent."""
 
 
 class KeepBest(Spec):

@@ -23,6 +23,8 @@ from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, plan_step
 from rpg.checkpoints.pieces import StateCopy
 from rpg.keeper import TrainingState
+from rpg.learner import shards
+from rpg.learner.deepspeed import Learner
 from rpg.learner.policy import load_model
 from rpg.objectives import token_losses
 from rpg.parts import _seed_everything, open_parts
@@ -47,6 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "selective": {"gradient_checkpointing": "selective"},
     "offloaded": {"offload": {"optimizer": True}},
     "all_offloaded": {"offload": {"optimizer": True, "parameters": True}},
+    "away": {"offload": {"while_sampling": True}},
     "free": {
         "optimizer": {"type": "schedule_free_adamw"},
         "schedule": {"type": "constant", "warmup_updates": 3},
@@ -133,6 +136,8 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
         trainer.recompute(minibatches, ledger)
         if trainer.training.on_not_finite == "skip":
             poison(trainer)
+        if trainer.training.offload.while_sampling:
+            rest_between_updates(parts.learner)
         with parts.learner.updating():
             seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
         weights = {name: weight.float().numpy().copy() for name, weight in parts.learner.weights()}
@@ -164,6 +169,32 @@ def poison(trainer: Trainer) -> None:
         return norm
 
     learner.backward, learner.update = poisoned_backward, proven_update  # type: ignore[method-assign]
+
+
+def rest_between_updates(learner: Learner) -> None:
+    """Has the state of an update leave the device after each one, as it does while a step's rollouts are sampled."""
+    make = learner.update
+
+    def update_and_rest(*, learning_rate: float) -> float:
+        norm = make(learning_rate=learning_rate)
+        assert learner._update_state is not None
+        model, state = places(learner, of_model=True), places(learner, of_model=False)
+        learner._update_state.to_host()
+        assert places(learner, of_model=True) == model, "the model's weights stay"
+        assert places(learner, of_model=False) != state, "on a CPU it is copied"
+        learner._update_state.to_device()
+        return norm
+
+    learner.update = update_and_rest  # type: ignore[method-assign]
+
+
+def places(learner: Learner, *, of_model: bool) -> set[int]:
+    """Where in memory the model's weights lie, or what the optimizer keeps beside them, master weights included."""
+    parameters: list[Any] = list(learner.model.parameters())
+    weights = {getattr(parameter, "ds_tensor", parameter).data_ptr() for parameter in parameters}
+    stepped = list(shards._stepped(learner._engine, learner.model))
+    kept = {tensor.data_ptr() for part in stepped for tensor in (part.values, *part.tensors().values())}
+    return weights if of_model else kept - weights
 
 
 class Unrecorded:

@@ -17,9 +17,10 @@ ALONE = [
     *["plain:lora", "0:float32:60:lora", "3:bfloat16:60:all_offloaded:recomputed:lora"],
     *["plain:free", "0:float32:60:free", "1:float32:60:free", "3:bfloat16:60:free"],
     *["plain:poisoned", "0:float32:60:poisoned", "2:bfloat16:60:offloaded:poisoned"],
+    *["0:float32:60:away", "2:bfloat16:60:away", "3:bfloat16:60:free:away"],
 ]
 TOGETHER = [*STAGES, "1:bfloat16:60", "3:float32:60:lora", "2:float32:60:free", "3:float32:60:free"]
-TOGETHER += ["2:float32:60:poisoned", "0:float32:60:shared", "3:float32:60:selective"]
+TOGETHER += ["3:float32:60:away", "2:float32:60:poisoned", "0:float32:60:shared", "3:float32:60:selective"]
 BOUND = {"float32": 1e-5, "bfloat16": 0.03}
 """Of the relative error in norm of any tensor after five updates, and of the gradient norm.
 
@@ -101,6 +102,14 @@ def test_recomputing_some_activations_changes_no_bit_of_the_weights(results: Pat
     assert worst(results, case.format(":selective"), case.format("")) == 0
 
 
+@pytest.mark.parametrize(
+    "case",
+    [f"{case}x1" for case in ALONE if "away" in case] + [f"{case}x2" for case in TOGETHER if "away" in case],
+)
+def test_state_that_leaves_the_device_between_updates_changes_no_bit_of_the_weights(results: Path, case: str) -> None:
+    assert worst(results, case, case.replace(":away", "")) == 0
+
+
 def test_only_adapted_weights_move(results: Path) -> None:
     import safetensors.numpy
 
@@ -123,7 +132,7 @@ def test_every_stage_precision_and_number_of_ranks_agrees_with_plain_pytorch(
         f"{zero}:{precision}:60{option}"
         for zero in range(4)
         for precision in ("float32", "bfloat16")
-        for option in ("", ":lora", ":free", ":lora:free", ":poisoned")
+        for option in ("", ":lora", ":free", ":lora:free", ":poisoned", ":away", ":lora:free:away", ":poisoned:away")
     ]
     offloaded = ["2:float32:60:offloaded:poisoned"]
     shared = ["3:float32:60:recomputed:lora:shared", "2:bfloat16:60:shared", "2:bfloat16:60:selective:shared"]
@@ -133,4 +142,6 @@ def test_every_stage_precision_and_number_of_ranks_agrees_with_plain_pytorch(
     errors = {case: worst(out, case, plain(case)) for case in made}
     print("\n".join(f"{case:40} {error:.1e}" for case, error in errors.items()))
     assert all(error < BOUND[case.split(":")[1]] for case, error in errors.items()), errors
+    left = [case for case in made if ":away" in case]
+    assert all(worst(out, case, case.replace(":away", "")) == 0 for case in left), left
     assert worst(out, "2:bfloat16:60:selective:sharedx2", "2:bfloat16:60:sharedx2") == 0

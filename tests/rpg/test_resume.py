@@ -70,6 +70,25 @@ def test_many_kills_change_nothing(inputs: Path, tmp_path: Path, uninterrupted: 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("zero_stage", range(4))
+def test_state_that_leaves_the_device_while_sampling_comes_back_as_it_was(
+    inputs: Path, tmp_path: Path, zero_stage: int
+) -> None:
+    stays = {"zero_stage": zero_stage, "precision": "bfloat16" if zero_stage > 1 else "float32"}
+    leaves = {**stays, "offload": {"while_sampling": True}}
+    straight, killed = (
+        make_run(inputs, tmp_path / name / "run", **{**CHANGES, "training": {**CHANGES["training"], **training}})
+        for name, training in (("straight", stays), ("killed", leaves))
+    )
+    train(straight)
+    kill(killed, times=2)
+    train(killed)
+    same_state(killed, straight)
+    same_rows(killed, straight)
+
+
+@pytest.mark.long
 @pytest.mark.vllm
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")

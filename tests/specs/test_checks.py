@@ -52,6 +52,11 @@ def test_the_good_spec_warns_of_nothing():
             "training.offload.parameters: needs",
         ),
         (
+            "group_size: 4",
+            "group_size: 4\n  zero_stage: 2\n  offload: {optimizer: true, while_sampling: true}",
+            "training.offload.while_sampling: what is in host memory always cannot leave the GPU",
+        ),
+        (
             "minibatches: 2",
             "minibatches: 2\n  kernels: liger\nresources: {device: cpu}",
             "training.kernels: Liger's kernels run on GPUs",
@@ -71,6 +76,20 @@ def test_the_good_spec_warns_of_nothing():
 )
 def test_what_cannot_be_is_refused(old, new, said):
     assert f": {said}" in message(changed(old, new))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        ("max_staleness: 1", "rollouts are sampled while updates are made"),
+        ("engine: vllm", "the engine holds its memory while updates are made too"),
+        ("engine: vllm, placement: dedicated", "the engine holds its memory while updates are made too"),
+    ],
+)
+def test_nothing_leaves_the_gpu_for_a_sampler_that_gains_nothing_by_it(rollout, said):
+    text = changed("group_size: 4", "group_size: 4\n  offload: {while_sampling: true}")
+    assert warnings(text.replace("rollout: {", "rollout: {engine: vllm, sleep: true, ")) == "0 warnings"
+    assert f"training.offload.while_sampling: {said}" in message(text.replace("rollout: {", f"rollout: {{{rollout}, "))
 
 
 def test_there_is_nothing_to_evaluate_during_training_without_an_evaluation_set():
@@ -115,6 +134,11 @@ def test_a_clip_that_can_never_fire_is_named():
         ("training:", "evaluation: {checkpoints: all}\ntraining:", "only the first and the last checkpoint"),
         ("training:", "evaluation: {every_steps: 4}\ntraining:", "nothing is evaluated during training"),
         ("group_size: 4", "group_size: 4\n  schedule: {warmup_updates: 8}", "the learning rate never reaches its peak"),
+        (
+            "minibatches: 2",
+            "minibatches: 2\n  offload: {while_sampling: true}\nresources: {device: cpu}",
+            "training.offload.while_sampling: while_sampling copies memory of the host to memory of the host",
+        ),
         ("rollout: {", "rollout: {correction: {bound: 3}, ", "rollout.correction.bound: the bound has no effect"),
         ("rollout: {", "rollout: {correction: {type: mask}, ", "rollout.correction: the correction can never act"),
     ],

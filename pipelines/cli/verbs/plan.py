@@ -218,6 +218,7 @@ def _algebra(made: Plan) -> list[str]:
         lines.append(
             f"memory  at most {parts.total / GIB:.2f} GiB a rank{_of(device)} for "
             f"{_count(shape.parameters)} parameters: {listed}"
+            + (f"; {_size(parts.away)} of it in host memory while rollouts are sampled" if parts.away else "")
         )
         if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
             hours = gpu_hours(experiment, shape)
