@@ -3,6 +3,7 @@ nothing."""
 
 import json
 import signal
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +16,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from pipelines.launchers.local import local_command
+from rpg.processes.exit_cause import USER_ERROR
 from tests.rpg.test_pause import DATA, EVALUATION, SAMPLES, evaluated, metrics, new_run, set_inputs
 from tests.rpg.test_pause import inputs as inputs  # the fixture: model, problems, an evaluation set
 from tests.rpg.test_resume import recorded, same_rows, wait_for_step
-from tests.rpg.tiny_run import finish, free_port, rows, start, train
+from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
 
 STEPS = 6
 KILLED_AFTER = 5
@@ -147,3 +149,20 @@ def test_a_run_goes_on_with_one_rank_as_if_there_had_never_been_two(runs: Runs, 
         assert [changed[key][name] for name in ("response", "reward", "policy_version")] == [
             straight[key][name] for name in ("response", "reward", "policy_version")
         ]
+
+
+def test_all_ranks_say_why_their_engine_does_not_start(tmp_path: Path) -> None:
+    make_inputs(tmp_path, head_dim=8)
+    run_dir = make_run(
+        tmp_path,
+        tmp_path / "run",
+        training={"ranks": 2},
+        rollout={"engine": "vllm", "placement": "dedicated", "cpu_cache_gib": 0.25, "ranks_per_engine": 2},
+    )
+    program, port = [sys.executable, "-m", "rpg.train", str(run_dir)], str(free_port())
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_SIZE": "2"}
+    processes = [start(program, where | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    for output in [finish(process, expect=USER_ERROR) for process in processes]:
+        assert "train: " in output
+        assert "vLLM on a CPU has no attention for the model's head size" in output
+        assert "Traceback" not in output

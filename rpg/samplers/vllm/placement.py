@@ -11,7 +11,7 @@ from rpg.samplers.sampling_ranks import has_sampler
 from rpg.samplers.vllm.dedicated import DedicatedSampler
 from rpg.samplers.vllm.engine import EngineSettings, Transfer
 from rpg.samplers.vllm.sampler import VllmSampler
-from rpg.samplers.vllm.sharing import GuestSampler, HostSampler
+from rpg.samplers.vllm.sharing import GuestSampler, HostSampler, opened_on_all_ranks
 from specs.errors import Issue, SpecError
 from specs.schema.rollout import VllmRollout
 
@@ -49,7 +49,9 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
             gpus, engine = engine_gpus(rollout), replace(engine, transfer=transfer_to_engines(rollout))
         if rollout.ranks_per_engine == 1:
             return DedicatedSampler(engine, gpus=gpus)
-        return HostSampler(engine, gpus=gpus) if has_sampler(rollout) else GuestSampler(engine)
+        return opened_on_all_ranks(
+            lambda: HostSampler(engine, gpus=gpus) if has_sampler(rollout) else GuestSampler(engine)
+        )
 
 
 def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:

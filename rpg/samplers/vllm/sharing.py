@@ -14,6 +14,7 @@ from rpg.samplers.vllm.dedicated import DedicatedSampler
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.weight_transfer import open_guests_transfer
 from rpg.types import Admit, RolloutGroup
+from specs.errors import Issue, SpecError
 
 
 class HostSampler(DedicatedSampler):
@@ -60,6 +61,32 @@ class GuestSampler:
     def close(self) -> None:
         """Frees what the transfer holds. The engine is the host's to end."""
         self._transfer.close()
+
+
+def opened_on_all_ranks(make: Callable[[], HostSampler | GuestSampler]) -> HostSampler | GuestSampler:
+    """What `make` opens on this rank, once all have opened theirs. Else guests would wait in vain for their host.
+
+    Raises:
+        SpecError: what `make` raised, on this rank or another.
+        RuntimeError: it failed otherwise on another rank.
+    """
+    refused: list[Issue] = []
+
+    def opened() -> HostSampler | GuestSampler | None:
+        try:
+            return make()
+        except SpecError as error:
+            refused.extend(error.issues)
+            return None
+
+    of_ranks = ranks.gather_made(lambda: (opened(), refused), what="engine", for_others=lambda made: (None, made[1]))
+    sampler, _ = of_ranks[ranks.rank()]
+    issues = dict.fromkeys(issue for _, of_rank in of_ranks for issue in of_rank)
+    if issues and sampler:
+        sampler.close()
+    if issues or not sampler:
+        raise SpecError(*issues)
+    return sampler
 
 
 def _from_host(logprobs: Callable[[], list[float] | None]) -> list[float]:
