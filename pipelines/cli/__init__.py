@@ -52,6 +52,7 @@ _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 
 def main() -> None:
     """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    from rpg.files import DiskError
     from specs.errors import RpgError, SpecError
 
     try:
@@ -67,6 +68,9 @@ def main() -> None:
     except RpgError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except DiskError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

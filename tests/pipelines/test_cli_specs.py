@@ -171,3 +171,13 @@ def test_a_resolved_plan_has_each_cells_whole_spec_with_the_origin_of_each_value
     assert spec["seeds"] == {"path": "seeds", "value": [0, 1], "origin": "matrix", "file": "b.yaml", "line": 2}
     assert spec["objective.divergence"]["value"] == "unnormalized_reverse"
     assert not Path(".rpg").exists()
+
+
+def test_a_plan_of_many_runs_sums_them_up_and_shows_each_on_request(rpg):
+    Path("a.yaml").write_text(STARTER)
+    many = ("plan", "a.yaml", "--set", "seeds=[0, 1, 2, 3, 4, 5, 6, 7, 8]")
+    summed, each = rpg(*many)[1], rpg(*many, "--all")[1]
+    assert "9 runs; `--all` shows each\n  data      RUN  9  new" in summed
+    assert "starter-s0-" not in summed
+    assert each.count("starter-s") == 9
+    assert summed.split("\n\n")[2:] == each.split("\n\n")[2:], "the estimates are the same"

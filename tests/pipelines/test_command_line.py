@@ -10,6 +10,7 @@ import pytest
 
 import specs
 from pipelines.cli.output import table_text
+from tests.pipelines.unpacked_home import unpack
 
 EXAMPLE = Path(specs.__file__).parent / "experiments" / "starter.yaml"
 RPG = [sys.executable, "-c", "from pipelines.cli import main; main()"]
@@ -84,3 +85,23 @@ def test_a_narrow_terminal_keeps_first_columns_whole_and_names_the_rest(capsys: 
     assert table_text(("name", "question"), [question], width=40) == (
         "name         question\n────────────────────────────────────────\nquickstart   Does it teach a half-taugh…\n"
     )
+
+
+def test_a_home_that_can_only_be_read_is_read_and_a_page_that_cannot_be_written_there_named(tmp_path: Path) -> None:
+    unpack(tmp_path)
+    home = tmp_path / "home"
+    if subprocess.run(["mount", "--bind", home, home], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", home], check=True)
+        assert "finished-s0-" in rpg("runs", RPG_HOME=str(home))
+        done = subprocess.run(
+            [*RPG, "report", "finished"],
+            capture_output=True, text=True, timeout=60, env={**os.environ, "RPG_HOME": str(home)},
+        )  # fmt: skip
+    finally:
+        subprocess.run(["umount", "-l", home], check=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    page = home / "experiments" / "finished" / "report.html"
+    assert done.stderr.splitlines()[-1].startswith(f"cannot write {page}: the file system is read-only; ")
+    assert "Traceback" not in done.stderr

@@ -57,12 +57,12 @@ def test_a_missing_package_is_broken(tmp_path, package, monkeypatch):
 
 def test_hosts_of_a_spec_that_do_not_answer_are_broken(tmp_path, monkeypatch):
     (tmp_path / "spec.yaml").write_text(
-        SPEC + "launcher: {type: ssh, hosts: [{host: nowhere}], ssh: [sh, -c, exit 255]}\n"
+        SPEC + "launcher: {type: ssh, hosts: [{host: here}], ssh: [sh, -c, exit 255]}\n"
     )
     environment = {"RPG_HOME": str(tmp_path / "home"), "RPG_PROFILE": "", "RPG_SLOTS": "5"}
     monkeypatch.setenv("RPG_SLOT_DIR", str(tmp_path))
     with leased(1, "run-a", waiting=None, available=["5"]):
-        code, findings = examined(str(tmp_path / "spec.yaml"), **environment)
+        code, findings = examined(str(tmp_path / "spec.yaml"), "--set", "launcher.hosts.0.host=nowhere", **environment)
     assert code == 1
     assert findings["host nowhere"]["status"] == "broken"
     assert findings["gpu slots"]["message"].startswith("1: 5; 5 is held by run-a")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import AsJson
+from pipelines.cli.options import AsJson, Overrides
 
 if TYPE_CHECKING:
     from specs.schema.experiment import Experiment
@@ -18,12 +18,15 @@ def doctor(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Real work of minutes on this node's GPUs, or where the spec's ranks run.")
     ] = False,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Says what is installed, reachable and misconfigured. Exits 1 where something that is needed is broken."""
+    if file is None and overrides:
+        raise typer.BadParameter("it overrides a field of a spec: name the file", param_hint="--set")
     from specs.loader import load_experiment
 
-    experiment = load_experiment(file) if file else None
+    experiment = load_experiment(file, overrides or ()) if file else None
     healthy = _check_gpus(experiment, as_json) if gpu else _examine(experiment, as_json)
     if not healthy:
         raise typer.Exit(1)

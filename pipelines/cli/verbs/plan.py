@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,19 +16,26 @@ if TYPE_CHECKING:
     from pipelines.planning.plan import Plan
     from specs.schema.experiment import Experiment
 
+MOST_RUNS = 8
+"""So many are shown one by one."""
+_MOST_REASONS = 5
+"""Of a stage in the summary of many runs."""
 _RESOLVED = "Each cell's full spec with the origin of each value instead: file and line, --set, published, default."
 
 
 def plan(
     file: SpecFile,
     overrides: Overrides = None,
+    all_runs: Annotated[
+        bool, typer.Option("--all", help=f"Each run, where there are more than {MOST_RUNS}; else a summary.")
+    ] = False,
     resolved: Annotated[bool, typer.Option("--resolved", help=_RESOLVED)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing.
 
     It looks at the data and the model of what is still to run, as `rpg validate --deep` does: exit code 2 if anything
-    is wrong with them. What this machine lacks for it is a warning.
+    is wrong with them. What this machine lacks for it is a warning. Many runs are summed up.
 
     Of a study: the search space, what the search and its confirmation cost at best and at worst, and what is done.
     """
@@ -63,7 +72,7 @@ def plan(
     elif as_json:
         print(json.dumps(as_data(made), indent=2))
     else:
-        _print_plan(made)
+        _print_plan(made, each=all_runs or len(made.runs) <= MOST_RUNS)
     of_runs = {
         warning
         for run in made.runs
@@ -157,7 +166,7 @@ def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
     return {**asdict(gpu_hours(experiment, shape)), "total": gpu_hours(experiment, shape).total} if shape else None
 
 
-def _print_plan(made: Plan) -> None:
+def _print_plan(made: Plan, *, each: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -166,17 +175,37 @@ def _print_plan(made: Plan) -> None:
     experiment = made.document.experiment
     console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
     colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}
-    for run in made.runs:
+    if not each:
+        console.print(f"[bold]{len(made.runs)} runs[/]; `--all` shows each")
         table = Table(box=None, pad_edge=False, show_header=False)
-        for stage in run.stages:
-            colour = colours[stage.action]
+        for stage, action, number, reason in _summary(made):
+            colour = colours.get(action, "default")
+            table.add_row(f"  {stage}", f"[{colour}]{action}[/]", f"{number}", escape(reason))
+        console.print(table)
+    for run in made.runs if each else ():
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for planned in run.stages:
+            colour = colours[planned.action]
             table.add_row(
-                f"  {stage.stage}", f"[{colour}]{stage.action}[/]", stage.fingerprint[:8], escape(stage.reason)
+                f"  {planned.stage}", f"[{colour}]{planned.action}[/]", planned.fingerprint[:8], escape(planned.reason)
             )
         console.print(f"[bold]{run.run_id}[/]  {escape(run.name)}")
         console.print(table)
     for line in _algebra(made):
         console.print(line, markup=False)
+
+
+def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
+    """Of all runs: stage, what happens to it, in how many runs, and why; the most frequent first."""
+    stages = dict.fromkeys(planned.stage for run in made.runs for planned in run.stages)
+    for stage in stages:
+        counts = Counter(
+            (planned.action, planned.reason) for run in made.runs for planned in run.stages if planned.stage == stage
+        ).most_common()
+        for row, ((action, reason), number) in enumerate(counts[:_MOST_REASONS]):
+            yield stage if row == 0 else "", action, number, reason
+        if rest := counts[_MOST_REASONS:]:
+            yield "", "", sum(number for _, number in rest), f"for {len(rest)} other reasons"
 
 
 def _algebra(made: Plan) -> list[str]:
