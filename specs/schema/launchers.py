@@ -5,7 +5,7 @@ A launcher is a section here, which says what is wrong with it, and the module o
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import accumulate
 from typing import Annotated, Literal, Self
 
@@ -43,6 +43,11 @@ class _Launcher(Spec):
     def beside(self, training: Training, ranks: int) -> Self:
         """The launcher of `ranks` more that work while training does, which has its own."""
         del training, ranks
+        return self
+
+    def without(self, hosts: Collection[str]) -> Self:
+        """The launcher that leaves these hosts alone, where it is the spec that names hosts."""
+        del hosts
         return self
 
 
@@ -138,6 +143,11 @@ class SshLauncher(_Cluster):
         slots_before = accumulate((host.slots for host in hosts), initial=0)
         spare = tuple(host for host, before in zip(hosts, slots_before, strict=False) if before >= training.ranks)
         return self.model_copy(update={"hosts": spare, "hostfile": "", "min_ranks": 0})
+
+    def without(self, hosts: Collection[str]) -> Self:
+        """On the other hosts."""
+        others = tuple(host for host in self.read_hosts() if host.host not in hosts)
+        return self.model_copy(update={"hosts": others, "hostfile": ""})
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """Hosts that cannot be read, that are named twice, or that take too few ranks."""
