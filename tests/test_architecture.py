@@ -32,7 +32,7 @@ FLOORS = {
         {"errors", "labels", "metrics", "records", "segment_names"},
     ],
     "rpg": [
-        {"train", "stage"},
+        {"train", "stage", "engine"},
         {"trainer"},
         {"keeper"},
         {"rollouts"},

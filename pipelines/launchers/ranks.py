@@ -1,4 +1,5 @@
-"""The ranks on one machine of several: their start, their signals, their end, and what it means for the run."""
+"""The ranks or engines on one machine of several: their start, their signals, their end, and what it means for the
+run."""
 
 import contextlib
 import os
@@ -17,30 +18,41 @@ import psutil
 
 from pipelines.launchers import LaunchedStage, rank_program
 from rpg.processes.exit_cause import STOPPED
-from rpg.processes.parent import die_with_parent
+from rpg.processes.gpu_slots import gpu_at, gpus_of_run
+from rpg.processes.parent import die_with_parent, own_threads
 from rpg.processes.redacted_log import redacted_log
 from specs.secrets import resolved
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One machine's share of a run: the ranks that it starts, and how they find the others."""
+    """One machine's share of a run: the ranks that it starts, or the engines, and how they find the others."""
 
     run_dir: str
-    first_rank: int
-    ranks: int
     world_size: int
+    """Ranks of the run."""
     node: int
-    """Which machine of the run it is, from 0."""
+    """Which machine of the run it is, from 0; those with engines come after those with ranks."""
     nodes: int
+    """Machines with ranks."""
     master_address: str
     master_port: int
     log: str
-    """The ranks' output is appended to it; on the shared file system."""
+    """The processes' output is appended to it; on the shared file system."""
+    first_rank: int = 0
+    ranks: int = 0
+    """0 on a machine that has engines."""
+    first_engine: int = 0
+    engines: int = 0
+    """0 on a machine that has ranks, who start their engines themselves."""
+    address: str = ""
+    """The machine's own, at which ranks reach its engines."""
     device: str = "cpu"
-    """The spec's resources.device; where it is not the CPU, GPU slots are leased for the ranks."""
+    """The spec's resources.device; where it is not the CPU, GPU slots are leased for the processes."""
     gpus: int = 0
-    """Those of the ranks and their engines; 0: one a rank."""
+    """Those of the ranks and their engines, or of the engines alone; 0: one a rank."""
+    threads: int = 0
+    """The spec's resources.threads."""
     interface: str = ""
     """Network interface over which the ranks meet (gloo); empty: the library's choice. NCCL chooses its own, among
     them InfiniBand, which is no interface of this kind."""
@@ -53,19 +65,56 @@ class Share:
         """From plain data that may hold more."""
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
+    @property
+    def ended_well(self) -> tuple[int, ...]:
+        """Exit codes that are no failure of its processes. Nothing asks an engine to stop before its rank has ended."""
+        return ENDED_WELL if self.ranks else (0,)
+
+    def commands(self, environment: Mapping[str, str]) -> list[tuple[list[str], dict[str, str]]]:
+        """Of each process the module that it runs, with arguments, and its variables beside `environment`."""
+        if self.ranks:
+            program = rank_program(Path(self.run_dir), self.stage)
+            return [(program, self.rank_environment(local_rank)) for local_rank in range(self.ranks)]
+        return [
+            (["rpg.engine", str(self.first_engine + place), self.address], self._engine_environment(place, environment))
+            for place in range(self.engines)
+        ]
+
+    def __str__(self) -> str:
+        if self.engines:
+            return f"engines {self.first_engine} to {self.first_engine + self.engines - 1}"
+        return f"ranks {self.first_rank} to {self.first_rank + self.ranks - 1}"
+
     def rank_environment(self, local_rank: int) -> dict[str, str]:
         """What torch.distributed, DeepSpeed and the trainer read."""
-        return {
-            **({"GLOO_SOCKET_IFNAME": self.interface} if self.interface else {}),
-            **self.environment,
-            "MASTER_ADDR": self.master_address,
-            "MASTER_PORT": str(self.master_port),
+        return self._meeting_environment() | {
             "RANK": str(self.first_rank + local_rank),
             "LOCAL_RANK": str(local_rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_SIZE": str(self.ranks),
             "CROSS_RANK": str(self.node),
             "CROSS_SIZE": str(self.nodes),
+        }
+
+    def _engine_environment(self, place: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """The GPUs that are the engine's, in the order of those that this machine gives the run, and its threads."""
+        known, size = gpus_of_run(environment), self.gpus // self.engines
+        own = [gpu_at(known, gpu) for gpu in range(place * size, (place + 1) * size)]
+        on_gpus = self.device == "cuda" or (self.device == "auto" and known)
+        variables = self._meeting_environment()
+        return {
+            **variables,
+            "OMP_NUM_THREADS": str(own_threads(self.threads, self.engines, {**environment, **variables})),
+            **({"CUDA_VISIBLE_DEVICES": ",".join(own)} if on_gpus else {}),
+        }
+
+    def _meeting_environment(self) -> dict[str, str]:
+        """The spec's variables, and how processes on several machines find each other."""
+        return {
+            **({"GLOO_SOCKET_IFNAME": self.interface} if self.interface else {}),
+            **self.environment,
+            "MASTER_ADDR": self.master_address,
+            "MASTER_PORT": str(self.master_port),
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -75,52 +124,52 @@ ENDED_WELL = (0, STOPPED, -signal.SIGTERM)
 when it listened no more."""
 
 
-class Ranks:
-    """One process a rank, output in the machine's log. They die with this process, however it ends."""
+class Processes:
+    """Those of a share: one a rank or engine, output in the machine's log. They die with this one, however it ends."""
 
     def __init__(self, share: Share, slots: Sequence[str] = ()) -> None:
         """Starts them. Raises SecretError where this machine lacks a secret that the spec's environment refers to."""
+        self._share = share
         environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(slots)} if slots else {})}
         self.processes: list[subprocess.Popen[bytes]] = []
         share = replace(share, environment=resolved(share.environment))
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(redacted_log(Path(share.log), environment | share.environment))
-            last = share.first_rank + share.ranks - 1
-            machine = f"node {share.node} of {share.nodes}, {socket.gethostname()}"
-            log.write(f"{machine}: ranks {share.first_rank} to {last}\n".encode())
-            for local_rank in range(share.ranks):
+            node = f"node {share.node} of {share.nodes}" if share.ranks else f"node {share.node}"
+            log.write(f"{node}, {socket.gethostname()}: {share}\n".encode())
+            for program, variables in share.commands(environment):
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", *rank_program(Path(share.run_dir), share.stage)],
+                        [sys.executable, "-m", *program],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env=environment | share.rank_environment(local_rank),
+                        env=environment | variables,
                         preexec_fn=partial(die_with_parent, os.getpid()),
                     )
                 )
             self._output = stack.pop_all()
 
     def codes(self) -> list[int | None]:
-        """Exit codes; None while a rank runs, negative where a signal ended it."""
+        """Exit codes; None while a process runs, negative where a signal ended it."""
         return [process.poll() for process in self.processes]
 
     def over(self) -> bool:
         """Whether all have ended, or one has failed, so that the others wait for it in vain."""
         codes = self.codes()
-        return None not in codes or any(code not in (None, *ENDED_WELL) for code in codes)
+        return None not in codes or any(code not in (None, *self._share.ended_well) for code in codes)
 
     def stop(self) -> None:
-        """Asks them to save their state and end."""
+        """Asks ranks to save their state and end. Engines serve them until then."""
         for process in self.processes:
-            if process.poll() is None:
+            if self._share.ranks and process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
     def kill(self, *, settle_seconds: float = 0.0) -> list[int | None]:
         """Ends what still runs, and all it started. Returns the codes of those that had ended by themselves, else None.
 
         Args:
-            settle_seconds: how long a rank may yet end by itself, so that its own code is seen.
+            settle_seconds: how long a process may yet end by itself, so that its own code is seen.
         """
         deadline = time.monotonic() + settle_seconds
         while None in self.codes() and time.monotonic() < deadline:
@@ -143,10 +192,10 @@ class Ranks:
 def verdict(codes: Sequence[int | None]) -> int:
     """One exit code for many, as a shell has it: the first that tells of a failure, 143 if any was stopped, else 0.
 
-    None is no code: the rank was killed because of another's end.
+    None is no code: the process was killed because of another's end.
     """
     failures = [code for code in codes if code is not None and code not in ENDED_WELL]
-    # A rank that a signal ended is the cause of its peers' complaints.
+    # A process that a signal ended is the cause of its peers' complaints.
     if killed := [code for code in failures if code < 0]:
         return 128 - killed[0]
     if failures:
@@ -177,12 +226,12 @@ class Losses:
         return self.losses <= most
 
 
-def rank_range(first: int, ranks: int) -> str:
-    """The first and the last of a machine's ranks, for launch.json: `4-7`."""
-    return f"{first}-{first + ranks - 1}"
+def number_range(first: int, count: int) -> str:
+    """The first and the last of a machine's ranks or engines, for launch.json: `4-7`."""
+    return f"{first}-{first + count - 1}"
 
 
 def log_of(run_dir: Path, stage: LaunchedStage, node: int, host: str) -> Path:
-    """Where the ranks of a machine write: a file that `rpg logs` shows."""
+    """Where the ranks or engines of a machine write: a file that `rpg logs` shows."""
     name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in host)
     return run_dir / "logs" / f"{stage}-{node}-{name}.log"

@@ -112,7 +112,7 @@ def _slots_wanted(experiment: Experiment, stage: str) -> int:
     if stage not in ON_A_GPU or (stage != "base" and not launcher_of(experiment).ranks_run_here):
         return 0
     ranks = _ranks(experiment, stage)
-    gpus = ranks if stage == "base" else experiment.rollout.gpus(ranks)
+    gpus = ranks if stage == "base" else experiment.gpus_beside(ranks)
     return slots_wanted(experiment.resources.device, gpus)
 
 

@@ -1,11 +1,9 @@
 """Where a process computes, and with how many threads."""
 
-import os
-
 import torch
 
 from rpg.processes import ranks
-from rpg.processes.parent import RUNS_AT_ONCE
+from rpg.processes.parent import own_threads
 from specs.errors import Issue, SpecError
 from specs.schema.execution import Resources
 
@@ -45,6 +43,4 @@ def use_threads(resources: Resources, *, processes: int = 1) -> None:
         resources: the spec's.
         processes: how many of this run compute on this machine at the same time.
     """
-    threads = resources.threads or int(os.environ.get("OMP_NUM_THREADS", "0"))
-    sharing = processes * int(os.environ.get(RUNS_AT_ONCE, "1"))
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // sharing))
+    torch.set_num_threads(own_threads(resources.threads, processes))

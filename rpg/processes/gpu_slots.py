@@ -73,6 +73,12 @@ def gpus_of_run(environment: Mapping[str, str] = os.environ) -> list[str]:
     return _listed(environment.get(OF_RUN) or environment.get("CUDA_VISIBLE_DEVICES", ""))
 
 
+def gpu_at(known: Sequence[str], place: int) -> str:
+    """The name of the run's GPU at this place. A place beyond the known GPUs, as in a run of ranks that were started by
+    hand, is itself the name."""
+    return known[place] if place < len(known) else str(place)
+
+
 def slots_wanted(device: str, gpus: int) -> int:
     """How many GPU slots a run of this `resources.device` has to lease here; 0 where it computes on the CPU."""
     return 0 if device == "cpu" or (device == "auto" and not slots_here()) else gpus

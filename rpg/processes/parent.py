@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 RUNS_AT_ONCE = "RPG_RUNS_AT_ONCE"
@@ -22,6 +23,20 @@ def share_cores() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def own_threads(threads: int, processes: int, environment: Mapping[str, str] = os.environ) -> int:
+    """With how many threads one of several processes of a run computes on this machine: as many as the spec or
+    OMP_NUM_THREADS says, else its share of the cores.
+
+    Args:
+        threads: the spec's resources.threads.
+        processes: how many of the run there are here.
+        environment: of the process.
+    """
+    sharing = processes * int(environment.get(RUNS_AT_ONCE, "1"))
+    said = threads or int(environment.get("OMP_NUM_THREADS", "0"))
+    return said or max(1, len(os.sched_getaffinity(0)) // sharing)
 
 
 def die_with_parent(parent: int | None = None, *, number: signal.Signals = signal.SIGKILL) -> None:

@@ -1,12 +1,15 @@
 """Which ranks sample: all, or of those that share a sampler the one that has it."""
 
 from rpg.processes import ranks
+from rpg.processes.engine_machines import engines_elsewhere
 from specs.schema.rollout import Rollout
 
 
 def has_sampler(rollout: Rollout) -> bool:
-    """Whether this rank has a sampler of its own, and not that of a rank before it on the same machine."""
-    return ranks.local_rank() % rollout.ranks_per_sampler == 0
+    """Whether this rank has a sampler of its own, and not that of a rank before it: on the same machine, or where the
+    engines are elsewhere, on any."""
+    place = ranks.rank() if engines_elsewhere() else ranks.local_rank()
+    return place % rollout.ranks_per_sampler == 0
 
 
 def sampling_ranks(rollout: Rollout) -> list[int]:

@@ -60,6 +60,30 @@ def engines_gpus(experiment: Experiment) -> Iterator[Issue]:
         yield from experiment.rollout.placement_issues(launcher.ranks_of_machines(training.ranks))
 
 
+def engine_machines(experiment: Experiment) -> Iterator[Issue]:
+    """Engines cannot be on the machines that the launcher has for them."""
+    launcher, rollout = experiment.launcher, experiment.rollout
+    if not launcher.engines_key:
+        return
+    if not isinstance(rollout, VllmRollout) or rollout.placement == "colocated":
+        placement = ", placement colocated" if isinstance(rollout, VllmRollout) else ""
+        yield Issue(
+            "only dedicated engines of vLLM can be on machines without ranks",
+            ("launcher", launcher.engines_key),
+            given=f"rollout.engine {rollout.engine}{placement}",
+            hint="write rollout: {engine: vllm, placement: dedicated}, or leave it out",
+        )
+        return
+    if rollout.engine_gpus:
+        yield Issue(
+            "it names GPUs of the ranks' machines, and the engines are on others",
+            ("rollout", "engine_gpus"),
+            given=", ".join(map(str, rollout.engine_gpus)),
+            hint=f"leave it out, or launcher.{launcher.engines_key}",
+        )
+    yield from launcher.engine_issues(experiment.samplers, rollout.gpus_per_sampler)
+
+
 def sleeping(experiment: Experiment) -> Iterator[Issue]:
     """An engine cannot sample and give its memory away at once."""
     rollout = experiment.rollout
@@ -82,5 +106,5 @@ def idle_gpus(experiment: Experiment) -> Iterator[Issue]:
         yield Issue("engine_gpus has no effect", ("rollout", "engine_gpus"), given=why, hint="leave it out")
 
 
-RULES = (sleeping, placement, engines_gpus)
+RULES = (sleeping, placement, engines_gpus, engine_machines)
 IDLE_KNOBS = (idle_gpus,)

@@ -89,11 +89,18 @@ class Experiment(Spec):
     @property
     def gpus(self) -> int:
         """GPUs of the ranks and of dedicated engines on all machines, where they compute on GPUs."""
-        return sum(map(self.rollout.gpus, self.launcher.ranks_of_machines(self.training.ranks)))
+        engines = self.samplers * self.rollout.gpus_per_sampler if self.launcher.engines_key else 0
+        return engines + sum(map(self.gpus_beside, self.launcher.ranks_of_machines(self.training.ranks)))
+
+    def gpus_beside(self, ranks: int) -> int:
+        """GPUs that a machine with so many of the ranks needs for them and their engines."""
+        return ranks if self.launcher.engines_key else self.rollout.gpus(ranks)
 
     @property
     def samplers(self) -> int:
-        """Samplers on all machines: ranks that share one are on the same."""
+        """Samplers on all machines: ranks that share one are on the same, if it is there too."""
+        if self.launcher.engines_key:
+            return self.rollout.samplers(self.training.ranks)
         return sum(map(self.rollout.samplers, self.launcher.ranks_of_machines(self.training.ranks)))
 
     @property

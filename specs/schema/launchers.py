@@ -40,8 +40,18 @@ class _Launcher(Spec):
         """How many of the ranks each machine has."""
         return [ranks]
 
+    @property
+    def engines_key(self) -> str:
+        """The key that puts dedicated engines on machines without ranks; empty where they are with the ranks."""
+        return ""
+
+    def engine_issues(self, engines: int, gpus: int) -> Iterator[Issue]:
+        """What keeps so many engines of so many GPUs each from the machines that have no ranks."""
+        del engines, gpus
+        yield from ()
+
     def beside(self, training: Training, ranks: int) -> Self:
-        """The launcher of `ranks` more that work while training does, which has its own."""
+        """The launcher of `ranks` more that work while training does, which has its own, engines included."""
         del training, ranks
         return self
 
@@ -111,6 +121,10 @@ class SshLauncher(_Cluster):
     """Filled in order, as far as training.ranks needs them; what is left over stands in for a lost one."""
     hostfile: str = names_path("file", "")
     """In the place of hosts: a file as DeepSpeed's, a line `NAME slots=N` for each host."""
+    engine_hosts: tuple[Host, ...] = ()
+    """Machines for dedicated vLLM engines alone, a slot a GPU; with none the engines are on the machines of the ranks.
+    They are filled in order: a host has as many engines as rollout.tensor_parallel_size goes into its slots. What is
+    left over stands in for a lost one."""
     ssh: tuple[str, ...] = Field(("ssh",), min_length=1)
     """The program and its options, e.g. [ssh, -F, cluster.conf, -p, "2222"]."""
     connect_seconds: float = Field(30.0, gt=0)
@@ -142,7 +156,24 @@ class SshLauncher(_Cluster):
         hosts = self.read_hosts()
         slots_before = accumulate((host.slots for host in hosts), initial=0)
         spare = tuple(host for host, before in zip(hosts, slots_before, strict=False) if before >= training.ranks)
-        return self.model_copy(update={"hosts": spare, "hostfile": "", "min_ranks": 0})
+        return self.model_copy(update={"hosts": spare, "hostfile": "", "engine_hosts": (), "min_ranks": 0})
+
+    @property
+    def engines_key(self) -> str:
+        """Where there are hosts for them."""
+        return "engine_hosts" if self.engine_hosts else ""
+
+    def engine_issues(self, engines: int, gpus: int) -> Iterator[Issue]:
+        """Too few slots."""
+        slots = [host.slots for host in self.engine_hosts]
+        room = sum(count // gpus for count in slots)
+        if room < engines:
+            yield Issue(
+                "too few slots for the engines",
+                ("launcher", "engine_hosts"),
+                given=f"{', '.join(map(str, slots))} slots: {room} of {engines} engines of {gpus} GPUs",
+                hint="raise rollout.ranks_per_engine, or add hosts or slots",
+            )
 
     def without(self, hosts: Collection[str]) -> Self:
         """On the other hosts."""
@@ -169,10 +200,12 @@ class SshLauncher(_Cluster):
             hint = "a line for each host, as DeepSpeed's: worker-1 slots=8"
             yield Issue(f"is no hostfile: {error}", path, given=self.hostfile, hint=hint)
             return
-        names = [host.host for host in hosts]
-        for index, name in enumerate(names):
+        places = [(*path, index) for index in range(len(hosts))]
+        places += [("launcher", "engine_hosts", index) for index in range(len(self.engine_hosts))]
+        names = [host.host for host in (*hosts, *self.engine_hosts)]
+        for index, (place, name) in enumerate(zip(places, names, strict=True)):
             if name in names[:index]:
-                yield Issue("the host is named twice", (*path, index, "host"), given=name)
+                yield Issue("the host is named twice", (*place, "host"), given=name)
         slots = sum(host.slots for host in hosts)
         if slots < training.ranks:
             yield Issue(
@@ -190,6 +223,9 @@ class SlurmLauncher(_Cluster):
     """slurm: sbatch hands the run to Slurm, srun starts the ranks, this command waits."""
     nodes: int = Field(1, ge=1)
     """Machines; training.ranks must be a multiple."""
+    engine_nodes: int = Field(0, ge=0)
+    """Further machines of the job, for dedicated vLLM engines alone, over which these are spread evenly; 0: the engines
+    are on the machines of the ranks."""
     partition: str = ""
     """Empty: Slurm's default."""
     time_limit_minutes: int = Field(0, ge=0)
@@ -205,7 +241,27 @@ class SlurmLauncher(_Cluster):
 
     def beside(self, training: Training, ranks: int) -> Self:
         """In a job of their own, on a node at most as many as training has there."""
-        return self.model_copy(update={"nodes": -(-ranks * self.nodes // training.ranks)})
+        return self.model_copy(update={"nodes": -(-ranks * self.nodes // training.ranks), "engine_nodes": 0})
+
+    @property
+    def engines_key(self) -> str:
+        """Where there are nodes for them."""
+        return "engine_nodes" if self.engine_nodes else ""
+
+    def engine_issues(self, engines: int, gpus: int) -> Iterator[Issue]:
+        """More nodes than engines."""
+        del gpus
+        if engines < self.engine_nodes:
+            yield Issue(
+                "more nodes than engines",
+                ("launcher", "engine_nodes"),
+                given=f"{self.engine_nodes} for {engines} engines",
+                allowed=f"at most {engines}",
+            )
+
+    def engines_of_nodes(self, engines: int) -> list[int]:
+        """How many of the engines each of their nodes has, the first ones one more where they do not divide."""
+        return [(engines + self.engine_nodes - 1 - node) // self.engine_nodes for node in range(self.engine_nodes)]
 
     def issues(self, training: Training) -> Iterator[Issue]:
         """Ranks that do not divide, a time limit that is too short, options that are none or that the launcher sets."""

@@ -217,8 +217,9 @@ class VllmRollout(SamplerSection):
     tensor_parallel_size: int = execution(1, ge=1)
     """GPUs (on a CPU: processes) over which a dedicated engine spreads each weight matrix."""
     ranks_per_engine: int = execution(1, ge=1)
-    """Neighbouring ranks of a machine that share a dedicated engine; a machine's last engine may serve fewer. The first
-    of them gives it its prompts and weights, and what was sampled goes to the ranks that train on it. A response
+    """Neighbouring ranks of a machine that share a dedicated engine, or where the launcher puts engines on machines of
+    their own, of the run; the last engine may serve fewer. The first of them gives it its prompts and weights, and what
+    was sampled goes to the ranks that train on it. A response
     follows from its prompt and the prompt's seed, whichever engine samples it; what is sampled beside it may change the
     last bits of its logprobs."""
     enable_prefix_caching: bool = execution(True)

@@ -58,6 +58,45 @@ def test_the_interface_on_which_ranks_meet_is_gloos_and_nccl_chooses_its_own(tmp
     assert names == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_IB_HCA": "mlx5"}
 
 
+@pytest.mark.parametrize(
+    ("device", "gpus", "of_engines"),
+    [
+        ("cuda", "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e", ["GPU-a,GPU-b", "GPU-c,GPU-d"]),
+        ("cuda", None, ["0,1", "2,3"]),
+        ("auto", None, [None, None]),
+        ("cpu", "GPU-a", ["GPU-a", "GPU-a"]),
+    ],
+)
+def test_each_engine_of_a_machine_has_its_gpus_and_is_no_rank(
+    tmp_path: Path, device: str, gpus: str | None, of_engines: list[str | None]
+) -> None:
+    share = Share(
+        run_dir=str(tmp_path),
+        world_size=8,
+        node=1,
+        nodes=1,
+        master_address="10.0.0.1",
+        master_port=7,
+        log="",
+        first_engine=2,
+        engines=2,
+        address="10.0.0.2",
+        device=device,
+        gpus=4,
+        threads=3,
+        environment={"OMP_NUM_THREADS": "5"},
+    )
+    environment = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+    commands = share.commands(environment)
+    assert [program for program, _ in commands] == [["rpg.engine", "2", "10.0.0.2"], ["rpg.engine", "3", "10.0.0.2"]]
+    started = [environment | variables for _, variables in commands]
+    assert [variables.get("CUDA_VISIBLE_DEVICES") for variables in started] == of_engines
+    for variables in started:
+        assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "7")
+        assert variables["OMP_NUM_THREADS"] == "3"
+        assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & variables.keys()
+
+
 def test_only_ranks_that_run_here_take_this_machines_gpus() -> None:
     assert {kind: launcher_of(experiment(kind)).ranks_run_here for kind in SECTIONS} == {
         "local": True,

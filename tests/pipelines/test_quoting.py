@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.launchers import read_launch, sent_along, write_launch
-from pipelines.launchers.ranks import Ranks, Share
+from pipelines.launchers.ranks import Processes, Share
 from pipelines.launchers.slurm.queue import batch_script
 from pipelines.launchers.ssh.connection import _remote_command
 from specs.errors import RpgError
@@ -114,7 +114,7 @@ def test_ranks_get_the_secret_that_a_reference_names_on_their_machine_and_their_
         f"open({str(tmp_path / 'seen')!r}, 'w').write(os.environ['WEBHOOK']); os._exit(0)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    ranks = Ranks(share(tmp_path, {"WEBHOOK": f"file:{tmp_path / 'secret'}"}))
+    ranks = Processes(share(tmp_path, {"WEBHOOK": f"file:{tmp_path / 'secret'}"}))
     assert ranks.kill(settle_seconds=60) == [0]
     assert (tmp_path / "seen").read_text() == "canary-1f2e3d"
     assert "rank has (hidden)" in (tmp_path / "log").read_text()
@@ -122,4 +122,4 @@ def test_ranks_get_the_secret_that_a_reference_names_on_their_machine_and_their_
 
 def test_ranks_do_not_start_without_a_secret_that_they_need(tmp_path: Path) -> None:
     with pytest.raises(RpgError, match="WEBHOOK is env:NOT_HERE, and there is no variable NOT_HERE on this machine"):
-        Ranks(share(tmp_path, {"WEBHOOK": "env:NOT_HERE"}))
+        Processes(share(tmp_path, {"WEBHOOK": "env:NOT_HERE"}))

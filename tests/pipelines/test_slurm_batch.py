@@ -11,17 +11,22 @@ from tests.rpg.tiny_run import SPEC
 
 
 def options(
-    *, rollout: dict[str, Any] | None = None, device: str = "cuda", of_spec: tuple[str, ...] = (), partition: str = ""
+    *,
+    rollout: dict[str, Any] | None = None,
+    device: str = "cuda",
+    of_spec: tuple[str, ...] = (),
+    partition: str = "",
+    engine_nodes: int = 0,
+    names: tuple[str, ...] = ("--gpus",),
 ) -> list[str]:
+    """Those of the names that are asked for."""
     launcher = {"type": "slurm", "nodes": 2, "options": list(of_spec), "partition": partition}
     training = SPEC["training"] | {"ranks": 4}
-    changes = {"launcher": launcher, "training": training, "resources": {"device": device}}
+    resources = {"device": device, "threads": 2}
+    changes = {"launcher": launcher | {"engine_nodes": engine_nodes}, "training": training, "resources": resources}
     spec = SPEC | changes | ({"rollout": rollout} if rollout else {})
-    return [
-        each
-        for each in batch_options(Experiment.model_validate(spec), Path("run"), "train")
-        if each.startswith("--gpus")
-    ]
+    asked = batch_options(Experiment.model_validate(spec), Path("run"), "train")
+    return [each for each in asked if each.startswith(names)]
 
 
 def test_a_gpu_a_rank_and_those_of_engines_apart_are_asked_for_where_the_spec_asks_for_none() -> None:
@@ -32,6 +37,23 @@ def test_a_gpu_a_rank_and_those_of_engines_apart_are_asked_for_where_the_spec_as
     assert options(rollout=apart | {"tensor_parallel_size": 2}) == ["--gpus-per-node=6"]
     assert options(rollout=apart | {"engine_gpus": [0, 2]}) == ["--gpus-per-node=3"]
     assert options(rollout=apart | {"ranks_per_engine": 4}) == ["--gpus-per-node=3"], "an engine on each of two nodes"
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "expected"),
+    [
+        ({}, 1, ["--nodes=3", "--cpus-per-task=8", "--gpus-per-node=4"]),
+        ({}, 3, ["--nodes=5", "--cpus-per-task=4", "--gpus-per-node=2"]),
+        ({"tensor_parallel_size": 4}, 2, ["--nodes=4", "--cpus-per-task=4", "--gpus-per-node=8"]),
+        ({"ranks_per_engine": 4}, 1, ["--nodes=3", "--cpus-per-task=4", "--gpus-per-node=2"]),
+    ],
+)
+def test_nodes_for_engines_are_further_ones_and_all_nodes_have_what_the_fullest_needs(
+    fields: dict[str, Any], nodes: int, expected: list[str]
+) -> None:
+    """Two ranks on each of two nodes, and their four engines, or one."""
+    apart = {"engine": "vllm", "placement": "dedicated", **fields}
+    assert options(rollout=apart, engine_nodes=nodes, names=("--nodes", "--cpus", "--gpus")) == expected
 
 
 def test_gpus_that_slurm_knows_of_in_the_specs_partition_are_asked_for(

@@ -41,15 +41,15 @@ from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start
 STALE_AFTER_STEP_3 = """
 import pathlib, sys
 from rpg import train
-from rpg.samplers.vllm.weight_transfer import DirectoryTransfer
-whole = DirectoryTransfer.send
+from rpg.samplers.vllm.weight_transfer import SafetensorsTransfer
+whole = SafetensorsTransfer.send
 def send(self, weights, policy_version):
     if policy_version == 3:  # the engine is told that it has new weights, and is given those that it had
         weights = self.before
     else:
         weights = self.before = [(name, weight.clone()) for name, weight in weights]
     whole(self, weights, policy_version)
-DirectoryTransfer.send = send
+SafetensorsTransfer.send = send
 sys.exit(train.main(pathlib.Path(sys.argv[1])))
 """
 
@@ -101,7 +101,7 @@ def engine(weights_dir: Path) -> Iterator[DedicatedSampler]:
 @pytest.mark.long
 def test_an_engine_that_is_killed_fails_the_call_with_the_signal(engine: DedicatedSampler) -> None:
     engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
-    child = psutil.Process(engine._process.pid)
+    child = psutil.Process(engine._process.child.pid)
     for number in (signal.SIGINT, signal.SIGTERM):  # these mean the trainer, which wants to end its step
         child.send_signal(number)
     engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
@@ -120,7 +120,7 @@ ORPHAN = """
 import pathlib, sys
 from tests.rpg.tiny_engine import open_engine
 engine = open_engine("dedicated", pathlib.Path(sys.argv[1]))
-print(engine._process.pid, flush=True)
+print(engine._process.child.pid, flush=True)
 input()
 """
 

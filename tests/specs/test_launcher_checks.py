@@ -58,6 +58,10 @@ def test_a_hostfile_that_is_none_is_a_problem_of_the_spec():
         ("{type: ssh, hosts: [{host: a, slots: 4}, {host: a}]}", "launcher.hosts.1.host: the host is named twice"),
         ("{type: ssh, hosts: [{host: -oProxyCommand=x}]}", "launcher.hosts.0.host"),
         ("{type: ssh, hosts: [{host: a, slots: 4}], min_ranks: 5}", "launcher.min_ranks: is more than training.ranks"),
+        (
+            "{type: ssh, hosts: [{host: a, slots: 4}], engine_hosts: [{host: b}, {host: a}]}",
+            "launcher.engine_hosts.1.host: the host is named twice",
+        ),
         ("{type: slurm, nodes: 3}", "launcher.nodes: the ranks do not divide"),
         ("{type: slurm, time_limit_minutes: 2}", "launcher.stop_before_seconds: no time is left to train in"),
         ("{type: slurm, options: [--nodes=2]}", "launcher.options.0: the launcher sets it"),

@@ -76,6 +76,60 @@ def test_gpus_that_no_engine_takes_are_warned_of(fields: str) -> None:
     assert "rollout.engine_gpus: engine_gpus has no effect" in text
 
 
+APART = "launcher: {type: ssh, hosts: [{host: a, slots: 4}], engine_hosts: [{host: b, slots: 3}, {host: c}]}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "launcher", "expected"),
+    [
+        (", placement: dedicated", APART, ""),
+        (", placement: dedicated, ranks_per_engine: 2", "launcher: {type: slurm, nodes: 4, engine_nodes: 2}", ""),
+        (
+            "",
+            APART,
+            "launcher.engine_hosts: only dedicated engines of vLLM can be on machines without ranks\n"
+            f"    25 | {APART}\n"
+            "  given: rollout.engine vllm, placement colocated\n"
+            "  hint: write rollout: {engine: vllm, placement: dedicated}, or leave it out\n",
+        ),
+        (
+            ", placement: dedicated, tensor_parallel_size: 2",
+            APART,
+            "launcher.engine_hosts: too few slots for the engines\n"
+            f"    25 | {APART}\n"
+            "  given: 3, 1 slots: 1 of 4 engines of 2 GPUs\n"
+            "  hint: raise rollout.ranks_per_engine, or add hosts or slots\n",
+        ),
+        (
+            ", placement: dedicated, engine_gpus: [4, 5, 6, 7]",
+            APART,
+            "rollout.engine_gpus: it names GPUs of the ranks' machines, and the engines are on others\n",
+        ),
+        (
+            ", placement: dedicated, ranks_per_engine: 2",
+            "launcher: {type: slurm, nodes: 4, engine_nodes: 3}",
+            "launcher.engine_nodes: more nodes than engines\n"
+            "    25 | launcher: {type: slurm, nodes: 4, engine_nodes: 3}\n"
+            "  given: 3 for 2 engines    allowed: at most 2\n",
+        ),
+    ],
+)
+def test_engines_on_machines_of_their_own_are_dedicated_ones_that_have_room_there(
+    fields: str, launcher: str, expected: str
+) -> None:
+    """4 ranks."""
+    text = with_engine(fields).replace("steps: 4", "steps: 4\n  ranks: 4") + f"{launcher}\n"
+    if expected:
+        assert expected in message(text)
+    else:
+        load_any(write(text))
+
+
+def test_sampling_in_the_trainer_needs_no_machines_for_engines() -> None:
+    text = changed("steps: 4", "steps: 4\n  ranks: 4") + f"{APART}\n"
+    assert "  given: rollout.engine transformers\n" in message(text)
+
+
 def test_an_engine_that_samples_ahead_cannot_sleep_meanwhile() -> None:
     text = message(with_engine(", sleep: true, max_staleness: 1"))
     assert "rollout.sleep: an engine that samples while the learner trains cannot sleep then\n" in text

@@ -71,10 +71,12 @@ class SlurmHead:
         else:
             job = read_json(job_file(self._run, self._stage))
             result = {name: job[name] for name in ("fingerprint", "out")}
+        # Jobs of before there were engine nodes say nothing of them, and are for the same work where there are none.
+        unsaid = None if self._launcher.engine_nodes else {"engine_nodes"}
         return {
             **result,
             "ranks": self._spec.training.ranks,
-            "launcher": self._launcher.model_dump(mode="json"),
+            "launcher": self._launcher.model_dump(mode="json", exclude=unsaid),
             "module": JOB_MODULE,
         }
 
@@ -86,6 +88,9 @@ class SlurmHead:
             "stage": self._stage,
             "ranks": self._spec.training.ranks,
             **{name: getattr(self._launcher, name) for name in ("nodes", "interface", "environment", "restarts")},
+            "engines": self._launcher.engines_of_nodes(self._spec.samplers),
+            "gpus_per_engine": self._spec.rollout.gpus_per_sampler,
+            **{name: getattr(self._spec.resources, name) for name in ("device", "threads")},
         }
         write_json(self._files.settings, settings)
         answer = sbatch(self._spec, self._run, self._stage)

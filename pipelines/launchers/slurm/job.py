@@ -4,27 +4,30 @@ sbatch starts it on the first node of the allocation. It starts the ranks with s
 the end means:
 
 - stopped (143) and nobody of ours asked for it: preempted, or the time limit is near. The job is queued again.
-- a node or a rank was lost: queued again too, so many times in a row without a checkpoint between.
+- a node, a rank or an engine was lost: queued again too, so many times in a row without a checkpoint between.
 - anything else: it has ended for good, and tells the command that waits.
 """
 
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pipelines.launchers import LaunchedStage, write_launch
 from pipelines.launchers.network import address_of, free_port, source_address
-from pipelines.launchers.ranks import ENDED_WELL, Losses, rank_range, verdict
+from pipelines.launchers.ranks import ENDED_WELL, Losses, number_range, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
 from rpg.files import write_json
+from rpg.processes.engine_machines import KEY
 from rpg.processes.exit_cause import SIGNALLED, STOPPED, forget_exits
 
 _POLL_SECONDS = 0.2
@@ -52,11 +55,16 @@ class Job:
         """Trains, and queues the job again where that is called for. Returns the job's exit code."""
         forget_exits(self._run_dir)
         self._prepare()
-        command = ["srun", f"--nodes={self._nodes}", f"--ntasks={self._nodes}", "--ntasks-per-node=1"]
+        nodes, environment = self._nodes + len(self._engines), dict(os.environ)
+        command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        if self._engines:
+            environment[KEY] = secrets.token_hex(32)
+            command.append("--export=ALL")
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
             command.append(f"--cpus-per-task={cpus}")
         node = [sys.executable, "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._stretch]
-        self._srun = subprocess.Popen([*command, "--kill-on-bad-exit=1", *node], stdin=subprocess.DEVNULL)
+        command += ["--kill-on-bad-exit=1", *node]
+        self._srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         self._wait()
         code, lost = self._meaning()
         if self._files.stop.exists() or not self._queued_again(code, lost):
@@ -65,7 +73,14 @@ class Job:
 
     @property
     def _nodes(self) -> int:
+        """Those with ranks."""
         return int(self._settings["nodes"])
+
+    @property
+    def _engines(self) -> list[int]:
+        """How many each node with engines has. A job that an earlier version of this code has queued has none."""
+        engines: list[int] = self._settings.get("engines", [])
+        return engines
 
     def _prepare(self) -> None:
         """Chooses where the ranks meet, tells the nodes, and records what was chosen."""
@@ -81,20 +96,32 @@ class Job:
             "interface": self._settings["interface"],
             "environment": self._settings["environment"],
             "stage": self._stage,
+            "engines": self._engines,
+            **{name: self._settings[name] for name in ("gpus_per_engine", "device", "threads") if self._engines},
         }
         write_json(self._files.share(self._stretch), job)
         chosen = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_", "CUDA_"))}
+        of_nodes = [("ranks", node * ranks, ranks) for node in range(self._nodes)]
+        before = accumulate(self._engines, initial=0)
+        of_nodes += [("engines", first, count) for first, count in zip(before, self._engines, strict=False)]
+        hosts = [
+            {"host": name, kind: number_range(first, count)}
+            for name, (kind, first, count) in zip(names, of_nodes, strict=True)
+        ]
         write_launch(
             self._run_dir,
             "slurm",
             job=self._id,
             go=1 + self._restarts,
             rendezvous=f"{address}:{port}",
-            hosts=[{"host": name, "ranks": rank_range(node * ranks, ranks)} for node, name in enumerate(names)],
+            hosts=hosts,
             environment=chosen | self._settings["environment"],
             stage=self._stage,
         )
-        self._say(f"{self._settings['ranks']} ranks on {', '.join(names)}, at {address}:{port}")
+        places = f"{self._settings['ranks']} ranks on {', '.join(names[: self._nodes])}"
+        if self._engines:
+            places += f", {sum(self._engines)} engines on {', '.join(names[self._nodes :])}"
+        self._say(f"{places}, at {address}:{port}")
 
     def _address(self, names: list[str]) -> str:
         """This machine's address, where the ranks meet."""
@@ -116,7 +143,7 @@ class Job:
                 asked_to_stop = True
                 # To the ranks, by way of Slurm: srun itself would end them at once.
                 subprocess.run(["scancel", "--signal=TERM", self._id])
-            codes = [code for report in self._reports() for code in report["codes"]]
+            codes = [code for of_node in self._codes().values() for code in of_node]
             if not failed_at and any(code not in (None, *ENDED_WELL) for code in codes):
                 failed_at = time.monotonic()
             if failed_at and time.monotonic() - failed_at > _PEERS_SECONDS:
@@ -124,18 +151,23 @@ class Job:
             time.sleep(_POLL_SECONDS)
 
     def _meaning(self) -> tuple[int, bool]:
-        """The exit code, and whether a node or a rank was lost."""
+        """The exit code, and whether a node, a rank or an engine was lost. How engines end that no rank needs any more
+        is of no account."""
         assert self._srun is not None
-        reports = self._reports()
-        code = verdict([code for report in reports for code in report["codes"]])
-        if len(reports) < self._nodes:
-            if not reports:
+        by_node = self._codes()
+        of_ranks = [by_node[node] for node in range(self._nodes) if node in by_node]
+        if len(of_ranks) == self._nodes and all(code in ENDED_WELL for codes in of_ranks for code in codes):
+            return verdict([code for codes in of_ranks for code in codes]), False
+        code = verdict([code for codes in by_node.values() for code in codes])
+        if len(by_node) < self._nodes + len(self._engines):
+            if not by_node:
                 print(f"srun ended with {self._srun.returncode}, and no node says how its ranks ended", flush=True)
             return code or 1, True
         return code, code > SIGNALLED and code != STOPPED
 
-    def _reports(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_bytes()) for path in self._files.reports(self._stretch)]
+    def _codes(self) -> dict[int, list[int | None]]:
+        """The exit codes that the nodes have reported, by node."""
+        return self._files.codes(self._stretch, self._nodes + len(self._engines))
 
     def _queued_again(self, code: int, lost: bool) -> bool:
         """Queues the job again, if that is what its end asks for. Whether it did, or Slurm does by itself."""
@@ -144,7 +176,8 @@ class Job:
         # One that its user or Slurm ends already is not ours to bring back; Slurm queues again what it preempts.
         if "RUNNING" not in _output("squeue", "--noheader", "--jobs", self._id, "--format=%T"):
             return True
-        self._say(f"{'a node or a rank was lost' if lost else 'stopped'}; queued again")
+        what = "a node, a rank or an engine" if self._engines else "a node or a rank"
+        self._say(f"{f'{what} was lost' if lost else 'stopped'}; queued again")
         return subprocess.run(["scontrol", "requeue", self._id]).returncode == 0
 
     def _worth_another(self) -> bool:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from rpg.files import read_json
+
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
@@ -45,9 +47,10 @@ class JobFiles:
         return self.directory / f"{stretch}.json"
 
     def report(self, stretch: str, node: int) -> Path:
-        """From a node to the job: how its ranks ended."""
+        """From a node to the job and the nodes with engines: how its processes ended."""
         return self.directory / f"{stretch}-node-{node}.json"
 
-    def reports(self, stretch: str) -> list[Path]:
-        """Those of the nodes that have reported."""
-        return list(self.directory.glob(f"{stretch}-node-*.json"))
+    def codes(self, stretch: str, nodes: int) -> dict[int, list[int | None]]:
+        """By node, of the first ones those that have reported: the exit codes, None of what another's end has ended."""
+        reports = {node: read_json(self.report(stretch, node)) for node in range(nodes)}
+        return {node: report["codes"] for node, report in reports.items() if report}

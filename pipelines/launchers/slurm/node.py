@@ -9,12 +9,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.launchers import problems_file
 from pipelines.launchers.network import address_of, interface_of, source_address
-from pipelines.launchers.ranks import Ranks, Share, log_of, verdict
+from pipelines.launchers.ranks import ENDED_WELL, Processes, Share, log_of, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
 from rpg.files import write_json
 from rpg.processes.exit_cause import USER_ERROR, leave_issues
@@ -26,22 +27,27 @@ _SETTLE_SECONDS = 1.0
 
 
 def main(run_dir: Path, stretch: str) -> int:
-    """Starts the ranks, waits, and returns their exit code as a shell has it."""
+    """Starts the ranks or engines, waits, and returns their exit code as a shell has it."""
     files, node = JobFiles.of(run_dir), int(os.environ["SLURM_PROCID"])
     share = _share(run_dir, json.loads(files.share(stretch).read_bytes()), node)
     try:
-        ranks = Ranks(share)
+        processes = Processes(share)
     except SecretError as error:
         leave_issues(problems_file(run_dir, share.stage), [Issue(str(error), ("launcher", "environment"))])
         write_json(files.report(stretch, node), {"host": socket.gethostname(), "codes": [USER_ERROR]}, durable=False)
         return USER_ERROR
     # Slurm sends a signal to all that runs here, ranks included; srun passes on one that the batch script got.
-    signal.signal(signal.SIGTERM, lambda *_: ranks.stop())
-    while not ranks.over():
+    signal.signal(signal.SIGTERM, lambda *_: processes.stop())
+    while not processes.over() and not (share.engines and _ranks_over(files.codes(stretch, share.nodes), share.nodes)):
         time.sleep(_POLL_SECONDS)
-    codes = ranks.kill(settle_seconds=_SETTLE_SECONDS)
+    codes = processes.kill(settle_seconds=_SETTLE_SECONDS if processes.over() else 0.0)
     write_json(files.report(stretch, node), {"host": socket.gethostname(), "codes": codes}, durable=False)
     return verdict(codes)
+
+
+def _ranks_over(codes: Mapping[int, Sequence[int | None]], nodes: int) -> bool:
+    """Whether the ranks of all nodes have ended, or one has failed, by what the nodes have reported."""
+    return len(codes) == nodes or any(code not in ENDED_WELL for of_node in codes.values() for code in of_node)
 
 
 def _share(run_dir: Path, job: dict[str, Any], node: int) -> Share:
@@ -52,11 +58,21 @@ def _share(run_dir: Path, job: dict[str, Any], node: int) -> Share:
     of_this_node = {
         "run_dir": str(run_dir),
         "node": node,
-        "first_rank": node * job["ranks"],
         "log": str(log),
         "interface": interface or interface_of(source_address(job["master_address"])),
     }
-    return Share.parse(job | of_this_node)
+    if node < job["nodes"]:
+        return Share.parse(job | of_this_node | {"first_rank": node * job["ranks"], "engines": 0})
+    of_nodes = job["engines"]
+    place = node - job["nodes"]
+    its_engines = {
+        "ranks": 0,
+        "first_engine": sum(of_nodes[:place]),
+        "engines": of_nodes[place],
+        "gpus": of_nodes[place] * job["gpus_per_engine"],
+        "address": address_of(interface) if interface else source_address(job["master_address"]),
+    }
+    return Share.parse(job | of_this_node | its_engines)
 
 
 if __name__ == "__main__":

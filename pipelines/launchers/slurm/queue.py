@@ -85,13 +85,14 @@ def examine_queue(home: Home, experiment: Experiment) -> Iterator[Finding]:
 
 
 def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedStage) -> list[str]:
-    """Options of sbatch for one task a node, which starts the node's ranks; the spec's own options last."""
+    """Options of sbatch for one task a node, which starts the node's ranks or engines; the spec's own options last."""
     launcher = experiment.launcher
     assert isinstance(launcher, SlurmLauncher)
     per_node = experiment.training.ranks // launcher.nodes
+    engines = max(launcher.engines_of_nodes(experiment.samplers), default=0)
     options = [
-        *("--parsable", f"--job-name={run_directory.name}", f"--nodes={launcher.nodes}", "--ntasks-per-node=1"),
-        *("--requeue", "--open-mode=append", f"--output={batch_log(run_directory, stage)}"),
+        *("--parsable", f"--job-name={run_directory.name}", f"--nodes={launcher.nodes + launcher.engine_nodes}"),
+        *("--ntasks-per-node=1", "--requeue", "--open-mode=append", f"--output={batch_log(run_directory, stage)}"),
         f"--signal=B:TERM@{launcher.stop_before_seconds}",
     ]
     if launcher.partition:
@@ -99,11 +100,12 @@ def batch_options(experiment: Experiment, run_directory: Path, stage: LaunchedSt
     if launcher.time_limit_minutes:
         options.append(f"--time={launcher.time_limit_minutes}")
     if experiment.resources.threads:
-        options.append(f"--cpus-per-task={experiment.resources.threads * per_node}")
+        options.append(f"--cpus-per-task={experiment.resources.threads * max(per_node, engines)}")
     asks_for_gpus = any(option.startswith(_GPU_OPTIONS) for option in launcher.options)
     device = experiment.resources.device
     if not asks_for_gpus and (device == "cuda" or (device == "auto" and _partition_has_gpus(launcher.partition))):
-        options.append(f"--gpus-per-node={experiment.rollout.gpus(per_node)}")
+        of_engines = engines * experiment.rollout.gpus_per_sampler
+        options.append(f"--gpus-per-node={max(experiment.gpus_beside(per_node), of_engines)}")
     return [*options, *launcher.options]
 
 

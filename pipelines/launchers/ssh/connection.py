@@ -11,13 +11,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipelines.home import Home
 from pipelines.launchers import Finding, passed_on, sent_along
+from pipelines.launchers.ranks import Share
 from pipelines.launchers.ssh.node import BEAT_SECONDS, TOKEN_FILE, machine_versions
+from pipelines.processes.supervisor import log_size
 from rpg.processes.parent import die_with_parent
 from specs.schema.launchers import Host, SshLauncher
 
@@ -38,22 +41,35 @@ def _remote_command(launcher: SshLauncher, host: str) -> list[str]:
 class Connection:
     """A host that takes our orders. Its reports come in only when `receive` is called: call it many times a second."""
 
-    def __init__(self, host: Host, launcher: SshLauncher, run_directory: Path, token: str) -> None:
+    def __init__(
+        self, host: Host, launcher: SshLauncher, run_directory: Path, token: str, secret: Mapping[str, str] = {}
+    ) -> None:
+        """Connects.
+
+        Args:
+            host: where to.
+            launcher: the spec's section.
+            run_directory: which the host is to see as well.
+            token: the word in it.
+            secret: variables for all that runs there, which are never written down.
+        """
         self.host = host
         self.heard_at = self._beaten_at = time.monotonic()
         self.closed = False
         self.hello: dict[str, Any] = {}
         """The host's first report, about itself; empty until it has come."""
         self.ended: dict[str, Any] = {}
-        """The report of the ranks' end: their codes, None for one that was killed because of another's end."""
+        """The report of its processes' end: their codes, None for one that was killed because of another's end."""
         self.refused = ""
-        """Why the host will not train; empty where it has not said so."""
+        """Why the host will not take part; empty where it has not said so."""
         self.waiting = ""
         """What the host waits for, as last reported."""
-        self.first_rank = self.ranks = 0
-        self.log = Path()
-        """Of its ranks; its first `log_began` bytes are from earlier launches."""
+        self.ranks = self.engines = range(0)
+        """The numbers of those that are to run there."""
+        self.share: Share | None = None
+        """What it was ordered to start."""
         self.log_began = 0
+        """So many bytes of the share's log are from earlier launches."""
         self._buffer = b""
         self._ssh = subprocess.Popen(
             _remote_command(launcher, host.host),
@@ -67,7 +83,7 @@ class Connection:
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
         settings = {
-            "environment": passed_on() | sent_along(launcher.environment),
+            "environment": {**passed_on(), **sent_along(launcher.environment), **secret},
             "run_dir": str(run_directory),
             "token": token,
             "interface": launcher.interface,
@@ -103,8 +119,18 @@ class Connection:
         return time.monotonic() - self.heard_at
 
     def codes(self) -> list[int]:
-        """Exit codes of the ranks that ended by themselves."""
+        """Exit codes of its processes that ended by themselves."""
         return [code for code in self.ended.get("codes", []) if code is not None]
+
+    def start(self, share: Share) -> None:
+        """Orders the host to start its share."""
+        self.share, self.log_began = share, log_size(Path(share.log))
+        self.order("start", **asdict(share))
+
+    @property
+    def failures(self) -> list[int]:
+        """Those of the codes that are a failure."""
+        return [code for code in self.codes() if self.share and code not in self.share.ended_well]
 
     def close(self) -> None:
         """Ends the connection, and with it what runs there."""
@@ -175,7 +201,8 @@ def examine_hosts(home: Home, launcher: SshLauncher) -> Iterator[Finding]:
     home.create()
     with tempfile.TemporaryDirectory(dir=home.root, prefix=".doctor-") as directory:
         token = leave_token(Path(directory))
-        connections = [Connection(host, launcher, Path(directory), token) for host in launcher.read_hosts()]
+        hosts = (*launcher.read_hosts(), *launcher.engine_hosts)
+        connections = [Connection(host, launcher, Path(directory), token) for host in hosts]
         try:
             await_answers(connections, launcher.connect_seconds)
             for connection in connections:

@@ -1,20 +1,22 @@
 """Holds a run over ssh hosts together: `python -m pipelines.launchers.ssh.head RUN_DIR [STAGE]`, started by the
 supervisor.
 
-A lost host or a rank that a signal killed brings training back from its last checkpoint, and evaluation from its
-beginning, on the hosts that answer. Exit codes are the ranks': 0, 1, 2, 143 when stopped; 128 + the signal's number
-where one killed a rank.
+A lost host, or a rank or engine that a signal killed, brings training back from its last checkpoint, and evaluation
+from its beginning, on the hosts that answer. Exit codes are the ranks': 0, 1, 2, 143 when stopped; 128 + the signal's
+number where one killed a rank or an engine.
 """
 
+import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from pipelines.launchers import LaunchedStage, launched_stage, passed_on, problems_file, write_launch
-from pipelines.launchers.ranks import ENDED_WELL, Losses, Share, log_of, rank_range, verdict
+from pipelines.launchers.ranks import Losses, Share, log_of, number_range, verdict
 from pipelines.launchers.ssh.connection import (
     POLL_SECONDS,
     Connection,
@@ -24,7 +26,8 @@ from pipelines.launchers.ssh.connection import (
     version_differences,
 )
 from pipelines.launchers.ssh.node import machine_versions
-from pipelines.processes.supervisor import log_size, log_tail
+from pipelines.processes.supervisor import log_tail
+from rpg.processes.engine_machines import KEY
 from rpg.processes.exit_cause import SIGNALLED, STOPPED, USER_ERROR, forget_exits, leave_issues
 from rpg.processes.parent import die_with_parent
 from specs.errors import Issue
@@ -41,9 +44,9 @@ class LaunchEnding:
 
     code: int
     lost: bool = False
-    """A host or a rank went away: worth another launch, once `fence_seconds` have passed."""
+    """A host, a rank or an engine went away: worth another launch, once `fence_seconds` have passed."""
     fence_seconds: float = 0.0
-    """After these even a host that hears nothing has ended its ranks."""
+    """After these even a host that hears nothing has ended what runs there."""
 
 
 class SshHead:
@@ -76,10 +79,11 @@ class SshHead:
             number += 1
 
     def _launch(self, number: int) -> LaunchEnding:
-        """One launch, from connecting to the hosts to the end of their ranks."""
+        """One launch, from connecting to the hosts to the end of what runs there."""
         connections: list[Connection] = []
+        secret = {KEY: secrets.token_hex(32)} if self._launcher.engine_hosts else {}
         try:
-            connections += self._connect(patience=self._launcher.recover_seconds if number > 1 else 0.0)
+            connections += self._connect(secret, patience=self._launcher.recover_seconds if number > 1 else 0.0)
             if self._stopping:
                 return LaunchEnding(STOPPED)
             if not connections:
@@ -93,15 +97,20 @@ class SshHead:
             for connection in connections:
                 connection.close()
 
-    def _connect(self, *, patience: float) -> list[Connection]:
-        """Connections to as many hosts as the ranks need, in the spec's order; empty where too few answer.
+    def _connect(self, secret: Mapping[str, str], *, patience: float) -> list[Connection]:
+        """Connections to as many hosts as the ranks and then their engines need, in the spec's order; empty where too
+        few answer.
 
         Args:
+            secret: see Connection.
             patience: seconds in which all of training.ranks must find room; after these launcher.min_ranks are enough.
         """
         deadline = time.monotonic() + patience
         while not self._stopping:
-            connections = [Connection(host, self._launcher, self._directory, self._token) for host in self._hosts]
+            connections = [
+                Connection(host, self._launcher, self._directory, self._token, secret)
+                for host in (*self._hosts, *self._launcher.engine_hosts)
+            ]
             await_answers(connections, self._launcher.connect_seconds)
             late = time.monotonic() >= deadline
             chosen = self._choose(connections, fewest=self._launcher.min_ranks if late else 0)
@@ -113,25 +122,33 @@ class SshHead:
             if chosen:
                 return chosen
             if late:
-                _say(f"too few hosts answer for {self._spec.training.ranks} ranks")
+                engines = " and their engines" if self._launcher.engine_hosts else ""
+                _say(f"too few hosts answer for {self._spec.training.ranks} ranks{engines}")
                 break
             self._wait(_RETRY_SECONDS)
         return []
 
     def _choose(self, connections: Sequence[Connection], *, fewest: int) -> list[Connection]:
-        """The first hosts whose slots are enough, each given its ranks; `fewest` ranks will do, 0: all of them.
+        """The first hosts whose slots are enough, each given its ranks or engines; `fewest` ranks will do, 0: all.
 
         Of fewer than all there are whole groups of those that share sequences.
         """
-        training = self._spec.training
-        chosen, placed, slots = [], 0, sum(each.host.slots for each in connections if each.hello and not each.closed)
-        wanted = min(training.ranks, slots // training.sequence_parallel_size * training.sequence_parallel_size)
-        for connection in connections:
-            if connection.hello and not connection.closed and placed < wanted:
-                connection.first_rank, connection.ranks = placed, min(connection.host.slots, wanted - placed)
-                placed += connection.ranks
-                chosen.append(connection)
-        return chosen if placed >= max(1, fewest or training.ranks) else []
+        training, rollout = self._spec.training, self._spec.rollout
+        answering = [each for each in connections if each.hello and not each.closed]
+        with_engines = [each for each in answering if each.host in self._launcher.engine_hosts]
+        with_ranks = [each for each in answering if each not in with_engines]
+        slots = [each.host.slots for each in with_ranks]
+        room, engines = sum(slots), [each.host.slots // rollout.gpus_per_sampler for each in with_engines]
+        if self._launcher.engine_hosts:
+            room = min(room, sum(engines) * rollout.ranks_per_sampler)
+        count = min(training.ranks, room // training.sequence_parallel_size * training.sequence_parallel_size)
+        if count < max(1, fewest or training.ranks):
+            return []
+        for connection, numbers in zip(with_ranks, _dealt(count, slots), strict=True):
+            connection.ranks = numbers
+        for connection, numbers in zip(with_engines, _dealt(rollout.samplers(count), engines), strict=True):
+            connection.engines = numbers
+        return [each for each in (*with_ranks, *with_engines) if each.ranks or each.engines]
 
     def _unfit(self, connections: Sequence[Connection]) -> list[Issue]:
         """What keeps these hosts from training together."""
@@ -147,56 +164,68 @@ class SshHead:
         return issues
 
     def _start(self, connections: Sequence[Connection], number: int) -> None:
-        """Orders every host to start its ranks, and records what was chosen."""
-        first, ranks = connections[0].hello, sum(connection.ranks for connection in connections)
-        master, port = first["address"], first["port"]
+        """Orders every host to start its share, and records what was chosen."""
+        first, with_ranks = connections[0].hello, [each for each in connections if each.ranks]
+        world_size = sum(len(each.ranks) for each in connections)
         (self._directory / "logs").mkdir(exist_ok=True)
         hosts = []
         for node, connection in enumerate(connections):
             log = log_of(self._directory, self._stage, node, connection.host.host)
+            ranks, engines = connection.ranks, connection.engines
             share = Share(
                 run_dir=str(self._directory),
-                first_rank=connection.first_rank,
-                ranks=connection.ranks,
-                world_size=ranks,
+                world_size=world_size,
                 node=node,
-                nodes=len(connections),
-                master_address=master,
-                master_port=port,
+                nodes=len(with_ranks),
+                master_address=first["address"],
+                master_port=first["port"],
                 log=str(log),
+                first_rank=ranks.start,
+                ranks=len(ranks),
+                first_engine=engines.start,
+                engines=len(engines),
+                address=connection.hello["address"],
                 device=self._spec.resources.device,
-                gpus=self._spec.rollout.gpus(connection.ranks),
+                gpus=len(engines) * self._spec.rollout.gpus_per_sampler or self._spec.gpus_beside(len(ranks)),
+                threads=self._spec.resources.threads,
                 interface=connection.hello["interface"],
                 environment=self._launcher.environment,
                 stage=self._stage,
             )
-            connection.log, connection.log_began = log, log_size(log)
-            connection.order("start", **asdict(share))
+            connection.start(share)
+            numbers = {
+                name: number_range(of_host.start, len(of_host))
+                for name, of_host in (("ranks", ranks), ("engines", engines))
+                if of_host
+            }
             address = {key: connection.hello[key] for key in ("address", "interface")}
-            share_of_ranks = rank_range(share.first_rank, share.ranks)
-            hosts.append({"host": connection.host.host, "ranks": share_of_ranks, **address, "log": log.name})
+            hosts.append({"host": connection.host.host, **numbers, **address, "log": log.name})
         environment = passed_on() | self._launcher.environment
-        rendezvous = f"{master}:{port}"
+        rendezvous = f"{first['address']}:{first['port']}"
         chosen = {"go": number, "rendezvous": rendezvous, "hosts": hosts}
         write_launch(self._directory, "ssh", environment=environment, stage=self._stage, **chosen)
-        names = ", ".join(host["host"] for host in hosts)
-        fewer = f" (of {self._spec.training.ranks})" if ranks < self._spec.training.ranks else ""
-        _say(f"{ranks} ranks{fewer} on {names}; they meet at {rendezvous}")
+        fewer = f" (of {self._spec.training.ranks})" if world_size < self._spec.training.ranks else ""
+        places = f"{world_size} ranks{fewer} on {_names(with_ranks)}"
+        if with_engines := [each for each in connections if each.engines]:
+            places += f", {sum(len(each.engines) for each in with_engines)} engines on {_names(with_engines)}"
+        _say(f"{places}; they meet at {rendezvous}")
 
     def _watch(self, connections: Sequence[Connection]) -> LaunchEnding:
-        """Until all ranks have ended; a failure or a loss on one host ends the others."""
-        asked_to_stop = False
-        while not all(self._over(connection) for connection in connections):
+        """Until all ranks have ended; a failure or a loss on one host ends the others. How engines end that no rank
+        needs any more is of no account."""
+        asked_to_stop, with_ranks = False, [each for each in connections if each.ranks]
+        while not all(map(self._over, with_ranks)):
             if self._stopping and not asked_to_stop:
                 asked_to_stop = True
                 for connection in connections:
                     connection.order("stop")
             receive_until(lambda: False, connections, POLL_SECONDS)
             if any(self._over(connection) and not _ended_well(connection) for connection in connections):
-                for connection in connections:
-                    connection.order("kill")
-                receive_until(lambda: all(map(self._over, connections)), connections, float("inf"))
-        return self._ending(connections)
+                break
+        for connection in connections:
+            connection.order("kill")
+        receive_until(lambda: all(map(self._over, connections)), connections, float("inf"))
+        return self._ending(with_ranks if all(map(_ended_well, with_ranks)) else connections)
 
     def _over(self, connection: Connection) -> bool:
         return bool(connection.ended or connection.refused or self._lost(connection))
@@ -214,9 +243,10 @@ class SshHead:
         for connection in lost:
             _say(f"{connection.host.host}: lost, {'the connection ended' if connection.closed else 'silent'}")
         for connection in connections:
-            if failed := [code for code in connection.codes() if code not in ENDED_WELL]:
-                _say(f"{connection.host.host}: a rank ended with {failed[0]}; the end of its log:")
-                _say(log_tail(connection.log, since=connection.log_began))
+            if connection.share and connection.failures:
+                kind = "a rank" if connection.ranks else "an engine"
+                _say(f"{connection.host.host}: {kind} ended with {connection.failures[0]}; the end of its log:")
+                _say(log_tail(Path(connection.share.log), since=connection.log_began))
         code = verdict([code for connection in connections for code in connection.codes()])
         if lost:
             return LaunchEnding(code or 1, lost=True, fence_seconds=self._launcher.lost_after_seconds + 1)
@@ -232,8 +262,17 @@ class SshHead:
 
 
 def _ended_well(connection: Connection) -> bool:
-    """Whether all its ranks are done, or ended as they were asked to."""
-    return bool(connection.ended) and set(connection.ended["codes"]) <= set(ENDED_WELL)
+    """Whether all its processes are done, or ended as they were asked to."""
+    return bool(connection.ended) and not connection.failures and None not in connection.ended["codes"]
+
+
+def _dealt(count: int, rooms: Sequence[int]) -> list[range]:
+    """The numbers below `count`, dealt in order to places that have room for so many each."""
+    return [range(min(count, end - room), min(count, end)) for room, end in zip(rooms, accumulate(rooms), strict=True)]
+
+
+def _names(connections: Sequence[Connection]) -> str:
+    return ", ".join(connection.host.host for connection in connections)
 
 
 def _say(text: str) -> None:

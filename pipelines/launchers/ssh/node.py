@@ -6,8 +6,8 @@ Orders come in on stdin, reports go out on stdout, a JSON object a line each:
     <- {"report": "hello", ...}   {"report": "waiting", "for": ...}   {"report": "started"}   {"report": "beat"}
     <- {"report": "ended", "codes": [...]}   {"report": "refused", "message": ...}
 
-The ranks die with this process, and this process ends them when stdin ends (the connection was closed) or is silent for
-too long (the connection was cut): no rank outlives the head, which gives the orders.
+The ranks or engines die with this process, and this process ends them when stdin ends (the connection was closed) or is
+silent for too long (the connection was cut): none outlives the head, which gives the orders.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.launchers.network import address_of, free_port, interface_of
-from pipelines.launchers.ranks import Ranks, Share
+from pipelines.launchers.ranks import Processes, Share
 from rpg.files import versions_of
 from rpg.processes.gpu_slots import TooFewSlotsError, leased, slots_wanted
 from specs.secrets import SecretError
@@ -38,7 +38,7 @@ BEAT_SECONDS = 1.0
 """Each side lets the other know so often that it is there."""
 _POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 1.0
-"""How long ranks may yet end by themselves after one has failed."""
+"""How long processes may yet end by themselves after one has failed."""
 
 
 class _EndOfOrdersError(Exception):
@@ -46,7 +46,7 @@ class _EndOfOrdersError(Exception):
 
 
 class Node:
-    """Takes the head's orders until the ranks have ended or no more orders come."""
+    """Takes the head's orders until its processes have ended or no more orders come."""
 
     def __init__(self, silence_seconds: float) -> None:
         self._silence_seconds = silence_seconds
@@ -55,10 +55,10 @@ class Node:
         self._buffer = b""
         self._stopping = False
         self.share: Share | None = None
-        self.ranks: Ranks | None = None
+        self.processes: Processes | None = None
 
     def run(self, hello: dict[str, Any]) -> int:
-        """Reports what this machine is, waits for its share of the ranks, and runs them. Returns the exit code."""
+        """Reports what this machine is, waits for its share of the run, and does that. Returns the exit code."""
         self._report("hello", **hello)
         with contextlib.suppress(_EndOfOrdersError):
             while self.share is None:
@@ -66,23 +66,23 @@ class Node:
             try:
                 wanted = slots_wanted(self.share.device, self.share.gpus or self.share.ranks)
                 with leased(wanted, Path(self.share.run_dir).name, waiting=self._wait) as slots:
-                    return self._work(Ranks(self.share, slots))
+                    return self._work(Processes(self.share, slots))
             except (TooFewSlotsError, SecretError, OSError) as error:
                 self._report("refused", message=str(error))
         return 1
 
-    def _work(self, ranks: Ranks) -> int:
-        self.ranks = ranks
-        self._report("started", pids=[process.pid for process in ranks.processes])
+    def _work(self, processes: Processes) -> int:
+        self.processes = processes
+        self._report("started", pids=[process.pid for process in processes.processes])
         settle = 0.0
         try:
-            while not ranks.over():
+            while not processes.over():
                 self._listen()
             settle = _SETTLE_SECONDS
         except _EndOfOrdersError:
             pass
         finally:
-            codes = ranks.kill(settle_seconds=settle)
+            codes = processes.kill(settle_seconds=settle)
         self._report("ended", codes=codes)
         return 0
 
@@ -117,9 +117,9 @@ class Node:
             self.share = Share.parse(order)
         elif order["order"] == "stop":
             self._stopping = True
-            if self.ranks is None:
+            if self.processes is None:
                 raise _EndOfOrdersError
-            self.ranks.stop()
+            self.processes.stop()
         elif order["order"] == "kill":
             raise _EndOfOrdersError
 

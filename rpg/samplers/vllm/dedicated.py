@@ -1,18 +1,13 @@
 """Sampling with a vLLM engine in a process of its own, on GPUs of its own where there are any.
 
-The process is a child that answers calls over a socket pair: docs/decisions/0009-dedicated-engine.md weighs it against
-vLLM's server.
+The process answers calls over a connection. It is a child of the rank (`child_engine`), or on a machine without ranks
+(`remote_engine`); docs/decisions/0009-dedicated-engine.md weighs both against vLLM's server.
 """
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from rpg.samplers.vllm.engine import EngineSettings
@@ -22,44 +17,53 @@ from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
 from specs.errors import SpecError
 
 _POLL_SECONDS = 0.5
-_CLOSE_SECONDS = 30.0
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that a launcher sets for ranks. The engine's process must not take itself for one."""
 
 
 class EngineProcessError(RuntimeError):
     """The engine's process failed or has ended."""
 
 
-class DedicatedSampler:
-    """An engine in a child process. The child ends with this process, however that ends."""
+class EngineProcess(Protocol):
+    """A process that serves an engine (`engine_process.serve`), as the rank sees it that holds the engine."""
 
-    def __init__(self, settings: EngineSettings, *, gpus: Sequence[str] = ()) -> None:
+    connection: "Connection[Any, Reply]"
+    sender_address: str
+    """The address at which it reaches this machine; empty where it is on this machine."""
+
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended. The end of the connection says so too."""
+        ...
+
+    def end_error(self, method: str) -> EngineProcessError:
+        """What is raised where it has ended in a call of a method."""
+        ...
+
+    def close(self) -> None:
+        """Ends the connection, and the process with it."""
+        ...
+
+
+class DedicatedSampler:
+    """An engine in a process of its own."""
+
+    def __init__(self, settings: EngineSettings, process: EngineProcess) -> None:
         """Starts the engine and waits until it is ready.
 
         Args:
             settings: of the engine.
-            gpus: the GPUs that its process may see, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
+            process: which is to serve it. The sampler ends it.
         Raises:
             SpecError: vLLM does not run this model, or not with these settings.
             EngineProcessError: the process failed.
         """
         self.policy_version = 0
-        parent_end, child_end = socket.socketpair()
-        with child_end:
-            arguments = [str(child_end.fileno()), str(os.getpid())]
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "rpg.samplers.vllm.engine_process", *arguments],
-                env=_environment(gpus),
-                pass_fds=[child_end.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        self._connection: Connection[Call | EngineSettings | int | None, Reply] = Connection(parent_end.detach())
+        self._process = process
+        self._connection = process.connection
         self._transfer: WeightTransfer | None = None
         try:
             self._connection.send(settings)
             self._reply("start")
-            self._transfer = open_transfer(settings, self.call)
+            self._transfer = open_transfer(settings, self.call, sender_address=process.sender_address)
         except BaseException:
             self.close()
             raise
@@ -121,7 +125,7 @@ class DedicatedSampler:
                 return unfinished
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Hands the weights over: by nccl or ipc on GPUs, from a directory on a CPU."""
+        """Hands the weights over: by nccl or ipc on GPUs, as safetensors on a CPU."""
         assert self._transfer is not None
         self._transfer.send(weights, policy_version)
         self.policy_version = policy_version
@@ -151,7 +155,8 @@ class DedicatedSampler:
         try:
             self._connection.send(call)
         except OSError:
-            raise self._end_error(call[0]) from None  # the end is the cause, not the connection: it is no lost rank
+            # The end is the cause, not the connection: it is no lost rank.
+            raise self._process.end_error(call[0]) from None
 
     def _reply(self, method: str) -> Any:
         return self._result(method, *self._receive(method))
@@ -159,11 +164,11 @@ class DedicatedSampler:
     def _receive(self, method: str) -> Reply:
         try:
             while not self._connection.poll(_POLL_SECONDS):
-                if self._process.poll() is not None and not self._connection.poll():
-                    raise self._end_error(method)
+                if self._process.has_ended() and not self._connection.poll():
+                    raise self._process.end_error(method)
             return self._connection.recv()
-        except (EOFError, ConnectionError):
-            raise self._end_error(method) from None
+        except (EOFError, OSError):
+            raise self._process.end_error(method) from None
 
     def _result(self, method: str, kind: str, value: Any) -> Any:
         if kind == "spec_error":
@@ -174,31 +179,8 @@ class DedicatedSampler:
             raise EngineProcessError(f"the engine's process failed in {method}:\n{value}")
         return value
 
-    def _end_error(self, method: str) -> EngineProcessError:
-        try:
-            code = self._process.wait(timeout=_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return EngineProcessError(f"the engine's process stopped answering in {method}")
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        return EngineProcessError(f"the engine's process ended {how} in {method}; what it said stands above")
-
     def close(self) -> None:
         """Ends the engine's process."""
         if self._transfer is not None:
             self._transfer.close()
-        self._connection.close()
-        try:
-            self._process.wait(timeout=_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-def _environment(gpus: Sequence[str]) -> dict[str, str]:
-    """This process's environment without the variables of a rank, with the engine's GPUs and the same number of
-    threads."""
-    environment = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
-    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return environment
+        self._process.close()

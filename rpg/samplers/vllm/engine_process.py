@@ -1,4 +1,5 @@
-"""The other end of a DedicatedSampler: `python -m rpg.samplers.vllm.engine_process CONNECTION PARENT`.
+"""The other end of a DedicatedSampler, as the rank's child: `python -m rpg.samplers.vllm.engine_process CONNECTION
+PARENT`.
 
 It receives the settings of an engine, then calls of its methods one after another, until the connection ends. Signals
 that ask the trainer to stop are ignored: the trainer stops at the end of its step, and needs the engine until then.
@@ -23,12 +24,26 @@ Reply = tuple[str, Any]
 what it returned), ("spec_error", issues), ("value_error", message) or ("failed", traceback)."""
 
 METHODS = frozenset(
-    {"generate", "stream", "logprobs", "load_directory", "call_workers", "finish_load", "forget", "wake_weights"}
+    {
+        *("generate", "stream", "logprobs", "forget"),
+        *("load_directory", "load_safetensors", "call_workers", "finish_load", "wake_weights"),
+    }
 )
 """The methods of VllmSampler that may be called."""
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that a launcher sets for ranks. vLLM must not take its process for one."""
 
 
-def main(connection: "Connection[Reply, Call]") -> None:
+def prepare() -> None:
+    """Makes this process that of an engine; call it before vLLM is imported."""
+    for name in _RANK_VARIABLES:
+        os.environ.pop(name, None)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    os.dup2(2, 1)  # what vLLM prints does not belong on the trainer's stdout
+
+
+def serve(connection: "Connection[Reply, Call]") -> None:
     """Serves one engine."""
     settings: Any = connection.recv()
     from rpg.samplers.vllm.sampler import VllmSampler
@@ -47,7 +62,7 @@ def main(connection: "Connection[Reply, Call]") -> None:
             if arguments.get("admit"):
                 arguments["admit"] = lambda: _ask(connection)
             connection.send(_answer(sampler, method, arguments))
-    except (EOFError, ConnectionError):  # the trainer has closed its end, or is gone
+    except (EOFError, OSError):  # the trainer has closed its end, or is gone
         sampler.close()
         os._exit(0)  # the interpreter's own clean-up would take seconds to free what the system frees anyway
 
@@ -75,15 +90,9 @@ def _failure(error: Exception) -> Reply:
     return "failed", traceback.format_exc()
 
 
-def _outlive_signals_to_the_trainer() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-
-
 if __name__ == "__main__":
     assert threading.current_thread() is threading.main_thread()
     share_cores()
     die_with_parent(int(sys.argv[2]))
-    _outlive_signals_to_the_trainer()
-    os.dup2(2, 1)  # what vLLM prints does not belong on the trainer's stdout
-    main(Connection(int(sys.argv[1])))
+    prepare()
+    serve(Connection(int(sys.argv[1])))

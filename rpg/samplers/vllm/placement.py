@@ -1,15 +1,20 @@
-"""Where the vLLM engine of a rank lives: in this process, or in one of its own, which other ranks may share."""
+"""Where the vLLM engine of a rank lives: in this process, or in one of its own, which other ranks may share and which
+may be on another machine."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rpg.processes import ranks
-from rpg.processes.gpu_slots import gpus_of_run
+from rpg.processes.engine_machines import engines_elsewhere
+from rpg.processes.gpu_slots import gpu_at, gpus_of_run
 from rpg.samplers.base import Sampler, SamplerSettings, special_tokens
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.samplers.sampling_ranks import has_sampler
-from rpg.samplers.vllm.dedicated import DedicatedSampler
+from rpg.samplers.vllm.child_engine import ChildEngine
+from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcess
 from rpg.samplers.vllm.engine import EngineSettings, Transfer
+from rpg.samplers.vllm.remote_engine import RemoteEngine
 from rpg.samplers.vllm.sampler import VllmSampler
 from rpg.samplers.vllm.sharing import GuestSampler, HostSampler, opened_on_all_ranks
 from specs.errors import Issue, SpecError
@@ -44,14 +49,20 @@ def open_sampler(rollout: VllmRollout, settings: SamplerSettings) -> Sampler:
     with memory_of_sampler(rollout, device):
         if rollout.placement == "colocated":
             return VllmSampler(engine)
-        gpus: tuple[str, ...] = ()
-        if device.type == "cuda":
-            gpus, engine = engine_gpus(rollout), replace(engine, transfer=transfer_to_engines(rollout))
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            engine = replace(engine, transfer=transfer_to_engines(rollout))
+        gpus = engine_gpus(rollout) if on_gpu and not engines_elsewhere() else ()
         if rollout.ranks_per_engine == 1:
-            return DedicatedSampler(engine, gpus=gpus)
+            return DedicatedSampler(engine, _process(rollout, gpus))
         return opened_on_all_ranks(
-            lambda: HostSampler(engine, gpus=gpus) if has_sampler(rollout) else GuestSampler(engine)
+            lambda: HostSampler(engine, _process(rollout, gpus)) if has_sampler(rollout) else GuestSampler(engine)
         )
+
+
+def _process(rollout: VllmRollout, gpus: Sequence[str]) -> EngineProcess:
+    """That of the engine which this rank holds; `gpus`: the engine's, where it is on this machine."""
+    return RemoteEngine(ranks.rank() // rollout.ranks_per_engine) if engines_elsewhere() else ChildEngine(gpus)
 
 
 def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:
@@ -64,21 +75,15 @@ def engine_gpus(rollout: VllmRollout) -> tuple[str, ...]:
     if issues := list(rollout.placement_issues(ranks.gather(_local_ranks()))):
         raise SpecError(*issues)
     places = rollout.engine_places(_local_ranks())[ranks.local_rank() // rollout.ranks_per_engine]
-    return tuple(_name(place) for place in places)
+    return tuple(gpu_at(gpus_of_run(), place) for place in places)
 
 
 def transfer_to_engines(rollout: VllmRollout) -> Transfer:
     """How weights reach the engines: ipc where they are on GPUs of the ranks that they serve, nccl where they are on
-    others, on all machines the same. A GPU cannot be in nccl's group twice, as rank and as engine; and with ipc all
-    ranks take part."""
-    return "ipc" if rollout.share_gpus([_local_ranks()]) == {True} else "nccl"
-
-
-def _name(place: int) -> str:
-    """The name of the run's GPU at this place. A place beyond the known GPUs, as in a run of ranks that were started by
-    hand, is itself the name."""
-    known = gpus_of_run()
-    return known[place] if place < len(known) else str(place)
+    others, in all of the run the same way. A GPU cannot be in nccl's group twice, as rank and as engine; and with ipc
+    all ranks take part."""
+    shared = not engines_elsewhere() and rollout.share_gpus([_local_ranks()]) == {True}
+    return "ipc" if shared else "nccl"
 
 
 def _local_ranks() -> int:

@@ -11,6 +11,7 @@ from rpg.processes.standstill import show_work
 from rpg.samplers.base import ADMISSION_STEPS, response_limits, sampled_groups
 from rpg.samplers.stop_texts import tokenizer_in
 from rpg.samplers.vllm.engine import EngineSettings, process_restored, shut_down, start
+from rpg.samplers.vllm.weight_transfer import directory_in_memory
 from rpg.types import Admit, FinishReason, OnResponse, Rollout, RolloutGroup, Sampling, Turn
 
 if TYPE_CHECKING:
@@ -129,6 +130,11 @@ class VllmSampler:
         self.wake_weights()
         self.call_workers("reload_weights", {"weights_path": weights_dir})
         self.finish_load(policy_version)
+
+    def load_safetensors(self, content: bytes, *, policy_version: int) -> None:
+        """The same, from what such a directory's safetensors hold."""
+        with directory_in_memory(self._settings.weights_dir, content) as directory:
+            self.load_directory(directory, policy_version=policy_version)
 
     def finish_load(self, policy_version: int) -> None:
         """The end of every load, in whichever way the weights came in.

@@ -1,4 +1,5 @@
-"""Handing the learner's weights to an engine in another process: a directory on CPUs, vLLM's nccl and ipc on GPUs."""
+"""Handing the learner's weights to an engine in another process: as safetensors on CPUs, by vLLM's nccl and ipc on
+GPUs."""
 
 import math
 import os
@@ -6,6 +7,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,11 +34,17 @@ class WeightTransfer(Protocol):
         ...
 
 
-def open_transfer(settings: EngineSettings, call: CallFn) -> WeightTransfer:
-    """The transfer that the settings name. For nccl and ipc, this rank's GPU must be the current CUDA device."""
+def open_transfer(settings: EngineSettings, call: CallFn, *, sender_address: str = "") -> WeightTransfer:
+    """The transfer that the settings name. For nccl and ipc, this rank's GPU must be the current CUDA device.
+
+    Args:
+        settings: of the engine.
+        call: of the engine's methods.
+        sender_address: at which the engine's machine reaches this one; empty where it is this one.
+    """
     if settings.transfer:
-        return VllmTransfer(settings, call)
-    return DirectoryTransfer(settings.weights_dir, call)
+        return VllmTransfer(settings, call, sender_address=sender_address)
+    return SafetensorsTransfer(settings.weights_dir, call, same_machine=not sender_address)
 
 
 def open_guests_transfer(settings: EngineSettings) -> WeightTransfer:
@@ -62,35 +70,52 @@ class Gathering:
         """Holds nothing."""
 
 
-class DirectoryTransfer:
-    """Writes safetensors into memory and has the engine read them from a directory that links there.
+class SafetensorsTransfer:
+    """On one machine the engine reads them from this process's memory; else they go over its connection."""
 
-    The memory is a file without a name, so that nothing stays behind when either process is killed.
-    """
-
-    def __init__(self, config_dir: Path, call: CallFn) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="rpg-weights-"))
+    def __init__(self, config_dir: Path, call: CallFn, *, same_machine: bool) -> None:
+        self._config_dir = config_dir
         self._call = call
-        shutil.copy(config_dir / "config.json", self._directory)
+        self._same_machine = same_machine
 
     def send(self, weights: Weights, policy_version: int) -> None:
         """Copies each weight, since at ZeRO 3 it is whole for a moment only."""
         from safetensors.torch import save
 
         tensors = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights}
-        memory, link = os.memfd_create("weights"), self._directory / "model.safetensors"
-        try:
-            with open(memory, "wb", closefd=False) as file:
-                file.write(save(tensors, metadata={"format": "pt"}))
-            link.symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
-            self._call("load_directory", weights_dir=str(self._directory), policy_version=policy_version)
-        finally:
-            link.unlink(missing_ok=True)
-            os.close(memory)
+        metadata = {"format": "pt"}
+        if not self._same_machine:
+            content = save(tensors, metadata=metadata)
+            self._call("load_safetensors", content=content, policy_version=policy_version)
+            return
+        with directory_in_memory(self._config_dir, save(tensors, metadata=metadata)) as directory:
+            self._call("load_directory", weights_dir=directory, policy_version=policy_version)
 
     def close(self) -> None:
-        """Removes the directory."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        """Holds nothing."""
+
+
+@contextmanager
+def directory_in_memory(config_dir: Path, safetensors: bytes) -> Iterator[str]:
+    """A transformers directory for the time of the block, whose weights are in memory.
+
+    The memory is a file without a name, so that nothing large stays behind when a process is killed.
+
+    Args:
+        config_dir: of a model of the same shape.
+        safetensors: the weights, as the file would hold them.
+    """
+    memory = os.memfd_create("weights")
+    try:
+        with open(memory, "wb", closefd=False) as file:
+            file.write(safetensors)
+        del safetensors  # else they would be in memory twice
+        with tempfile.TemporaryDirectory(prefix="rpg-weights-") as directory:
+            shutil.copy(config_dir / "config.json", directory)
+            Path(directory, "model.safetensors").symlink_to(f"/proc/{os.getpid()}/fd/{memory}")
+            yield directory
+    finally:
+        os.close(memory)
 
 
 class VllmTransfer:
@@ -101,14 +126,16 @@ class VllmTransfer:
     gathered or merged. With ipc all ranks of the run tell each other, in their default group, where their buffers are.
     """
 
-    def __init__(self, settings: EngineSettings, call: CallFn, *, sends: bool = True) -> None:
-        """`sends`: whether this rank holds the engine; else it has its buffer read."""
+    def __init__(self, settings: EngineSettings, call: CallFn, *, sends: bool = True, sender_address: str = "") -> None:
+        """`sends`: whether this rank holds the engine; else it has its buffer read. The rest: see `open_transfer`."""
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
         self._call = call
         self._source = _source(settings.weights_dir)
         self._sender: Any = WeightTransferTrainerFactory.trainer_init(
-            _init_info(settings, self._source, sends=sends), client=_Client(call, self.close), source=self._source
+            _init_info(settings, self._source, sends=sends, sender_address=sender_address),
+            client=_Client(call, self.close),
+            source=self._source,
         )
 
     def send(self, weights: Weights, policy_version: int) -> None:
@@ -130,9 +157,8 @@ class VllmTransfer:
             self._sender.shutdown()
 
 
-def _init_info(settings: EngineSettings, source: Any, *, sends: bool = True) -> Any:
-    """vLLM takes the sender to be rank 0; the engine's workers follow. The engine's process is on the sender's machine,
-    so that nccl meets at this machine's own address."""
+def _init_info(settings: EngineSettings, source: Any, *, sends: bool = True, sender_address: str = "") -> Any:
+    """vLLM takes the sender to be rank 0, with which the engine's workers meet at this machine's address."""
     if settings.transfer == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
         from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
@@ -142,11 +168,11 @@ def _init_info(settings: EngineSettings, source: Any, *, sends: bool = True) -> 
         return IPCTrainerInitInfo(rank=0 if sends else 1, packed=True, packed_buffer_size_bytes=size)
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    address = sender_address or "127.0.0.1"
+    with socket.create_server((address, 0)) as free:
         port = int(free.getsockname()[1])
     return NCCLTrainerInitInfo(
-        master_address="127.0.0.1", master_port=port, world_size=1 + settings.tensor_parallel_size, rank=0
+        master_address=address, master_port=port, world_size=1 + settings.tensor_parallel_size, rank=0
     )
 
 

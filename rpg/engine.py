@@ -1,0 +1,27 @@
+"""An engine on a machine without ranks: `python -m rpg.engine NUMBER ADDRESS`, started by a launcher.
+
+It serves the one rank that holds it, and ends with the connection to that. NUMBER: of the engine, from 0; ADDRESS: of
+this machine, at which the rank reaches it. In the environment: the launch's key, and where its ranks meet.
+"""
+
+import os
+import sys
+
+from rpg.processes.engine_machines import KEY
+from rpg.processes.parent import die_with_parent, share_cores
+
+
+def main(number: int, address: str) -> None:
+    """Waits for the rank, and serves it."""
+    die_with_parent()
+    share_cores()
+    key, store = os.environ.pop(KEY), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    from rpg.samplers.vllm.engine_process import prepare, serve
+    from rpg.samplers.vllm.meeting import await_rank
+
+    prepare()
+    serve(await_rank(number, address, key.encode(), store))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
