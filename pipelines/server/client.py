@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import sys
+import threading
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +18,16 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 _AUTH_STRING = "PREFECT_API_AUTH_STRING"
+_SILENT_SECONDS = 10.0
+"""How long a request may have no answer before anything is said."""
+_LOOK_SECONDS = 1.0
 
 
 @contextlib.contextmanager
 def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
-    """A client of the API at the URL.
+    """A client of the API at the URL. Where the server takes long to answer, stderr says so.
+
+    Prefect asks six times, for a minute each, before a request has failed.
 
     Raises:
         SpecError: within the block the server could not be reached, or refused the command.
@@ -28,14 +36,54 @@ def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
         import httpx
         from prefect.client.orchestration import get_client
 
+        waits = _Waits(url)
+        hooks = {"request": [waits.begin], "response": [waits.end]}
         try:
-            with get_client(sync_client=True) as client:
+            with get_client(httpx_settings={"event_hooks": hooks}, sync_client=True) as client:
                 yield client
         except httpx.HTTPStatusError as error:
             raise SpecError(_refusal(url, error.response)) from error
         except httpx.TransportError as error:
             hint = "nothing is lost: the same command goes on when the server answers again"
             raise SpecError(Issue(f"the Prefect server at {url} stopped answering", hint=hint)) from error
+        finally:
+            waits.close()
+
+
+class _Waits:
+    """Says on stderr that a request has no answer yet: after some seconds, then after twice as many, and so on."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._request: Any = None
+        """The last one; an httpx.Request."""
+        self._begun_at = 0.0
+        self._answered = True
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="waiting for the server", daemon=True).start()
+
+    def begin(self, request: Any) -> None:
+        """It is sent, for the first time or again."""
+        if request is not self._request:
+            self._request, self._begun_at = request, time.monotonic()
+        self._answered = False
+
+    def end(self, _response: Any) -> None:
+        """The server has answered."""
+        self._answered = True
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._closed.set()
+
+    def _look(self) -> None:
+        told_of, seconds = None, _SILENT_SECONDS
+        while not self._closed.wait(_LOOK_SECONDS):
+            if self._request is not told_of:
+                told_of, seconds = self._request, _SILENT_SECONDS
+            if not self._answered and time.monotonic() - self._begun_at >= seconds:
+                print(f"waiting for the Prefect server at {self._url}: no answer for {seconds:g} s", file=sys.stderr)
+                seconds *= 2
 
 
 def _refusal(url: str, response: Any) -> Issue:

@@ -5,7 +5,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from pipelines.home import Home
 from pipelines.processes.reap import ProcessRecord, reap
 from pipelines.processes.supervisor import start
+from pipelines.server import client as server_client
 from pipelines.server.api import (
     Api,
     EmbeddedServer,
@@ -23,6 +27,7 @@ from pipelines.server.api import (
     services_file,
     wait_until_healthy,
 )
+from pipelines.server.client import prefect_client
 from pipelines.services.backends import _let_in
 from pipelines.services.stack import _cancel_runs, down
 from pipelines.services.supervisord import Supervisor
@@ -129,3 +134,28 @@ def test_a_command_starts_its_own_server_where_the_one_that_is_up_does_not_answe
     Services("http://127.0.0.1:9/api", ProcessRecord.of(me.pid, "supervisord"), 9).write(home)
     with Api(home) as api:
         assert api.url != "http://127.0.0.1:9/api"
+
+
+def test_a_server_that_takes_long_to_answer_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(server_client, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(server_client, "_LOOK_SECONDS", 0.05)
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self):
+            time.sleep(0.8 if self.path.endswith("slow") else 0.0)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/api"
+        with prefect_client(Home(tmp_path), url) as client:
+            client.request("GET", "/slow")
+            for _ in range(10):
+                client.request("GET", "/fast")
+        server.shutdown()
+    said = [f"waiting for the Prefect server at {url}: no answer for {seconds} s" for seconds in ("0.2", "0.4")]
+    assert capsys.readouterr().err.splitlines()[:2] == said
