@@ -317,4 +317,5 @@ def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -
             },
         },
         "steps_per_print": 10**9,
+        "timers": {"throughput": {"enabled": False}},  # it would wait for the GPU before every pass
     }

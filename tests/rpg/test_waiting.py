@@ -13,6 +13,7 @@ from torch import Tensor
 from rpg.batches.batch import Microbatch
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import cut, plan_step
+from rpg.learner.deepspeed import deepspeed_config
 from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.policy import Policy
 from rpg.metrics import UpdateMetrics
@@ -79,6 +80,13 @@ def spec_of(changes: dict[str, Any]) -> Experiment:
 )
 def test_a_pass_reads_no_value_and_copies_none_to_the_host(changes: dict[str, Any], packed: bool) -> None:
     make_passes(spec_of(changes), torch.device("meta"), packed=packed)
+
+
+def test_deepspeed_does_not_time_passes_for_which_it_would_wait_for_the_gpu() -> None:
+    from deepspeed.utils.config import get_timers_config
+
+    settings = deepspeed_config(spec_of({}).training, lends_weights=False, on_gpu=True)
+    assert not get_timers_config(settings).enabled
 
 
 @pytest.mark.gpu
