@@ -76,7 +76,7 @@ def smallest_gpu() -> Device | None:
 
 _PEAKS = {
     **{"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12},
-    **{"L40S": 362e12, "L4": 121e12},
+    **{"L40S": 362e12, "L40": 181e12, "L4": 121e12},
 }
 """Part of a GPU's name -> FLOP/s of dense matrix products in bfloat16, by NVIDIA's data sheets. The first that is in a
 name counts."""

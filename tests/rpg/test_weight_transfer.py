@@ -1,5 +1,6 @@
 """Handing weights to an engine on GPUs, as far as that shows without one: the order of things, and a dead engine."""
 
+import random
 import threading
 import time
 from collections import deque
@@ -49,6 +50,18 @@ def test_the_weights_are_written_before_vllm_reads_them_on_its_own_streams(
     assert happened == ["wake_weights", "synchronize", "send_weights", "finish_load"]
     (init_info,) = given
     assert init_info.packed, "else all gathered or merged weights would live at once"
+
+
+def test_opening_a_transfer_leaves_the_trainers_process_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    # Without a GPU there are no streams; what restores this thread's restores the random state too.
+    monkeypatch.setattr(WeightTransferTrainerFactory, "trainer_init", lambda *_, **__: random.seed(1))
+    before = random.getstate()
+    weight_transfer.open_transfer(settings(tmp_path, "nccl"), lambda *_, **__: None)
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize(("transfer", "steps"), [("nccl", []), ("ipc", ["synchronize", "send_weights"])])

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rpg.samplers.vllm.engine import EngineSettings
+from rpg.samplers.vllm.engine import EngineSettings, process_restored
 
 CallFn = Callable[..., Any]
 """(method, **arguments) -> what the engine's VllmSampler returns."""
@@ -132,11 +132,11 @@ class VllmTransfer:
 
         self._call = call
         self._source = _source(settings.weights_dir)
-        self._sender: Any = WeightTransferTrainerFactory.trainer_init(
-            _init_info(settings, self._source, sends=sends, sender_address=sender_address),
-            client=_Client(call, self.close),
-            source=self._source,
-        )
+        info = _init_info(settings, self._source, sends=sends, sender_address=sender_address)
+        with process_restored():  # else vLLM would leave the learner's thread on a CUDA stream of its own
+            self._sender: Any = WeightTransferTrainerFactory.trainer_init(
+                info, client=_Client(call, self.close), source=self._source
+            )
 
     def send(self, weights: Weights, policy_version: int) -> None:
         """The engine drops what the old weights cached before it says that it holds the new ones.
