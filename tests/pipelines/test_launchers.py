@@ -1,14 +1,19 @@
 """Every launcher that a spec can name keeps to the protocol, is found by its name, and leaves alone what is not its."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipelines.home import Home
 from pipelines.launchers import Launcher, launcher_of, launchers, rank_program
 from pipelines.launchers.ranks import Share
 from specs.schema.experiment import Experiment
-from tests.rpg.tiny_run import SPEC
+from tests.rpg.tiny_run import SPEC, finish, make_run, start
 
 SECTIONS = {
     "local": {"type": "local"},
@@ -123,3 +128,53 @@ def test_doctor_says_what_launchers_need_here_and_what_they_lack(
     ]
     (finding,) = launcher_of(experiment("slurm")).examine(Home(tmp_path), experiment("slurm"))
     assert (finding.status, finding.message) == ("broken", "no sbatch here")
+
+
+HOST = """
+import json, sys, time
+from pipelines.launchers.ssh.node import machine_versions
+name, _ = sys.argv[-2:]
+def report(kind, **fields):
+    print(json.dumps({"report": kind, **fields}), flush=True)
+settings = sys.stdin.readline()
+place = {"address": "127.0.0.1", "interface": "lo", "port": 1}
+report("hello", host=name, shared=True, versions=machine_versions(), **place)
+for line in sys.stdin:
+    order = json.loads(line)["order"]
+    if order == "beat" and name == "near":
+        report("beat")
+    if order == "kill":
+        time.sleep(0.5 if name == "near" else 0.0)
+        report("ended", codes=[None])
+        break
+"""
+"""An ssh whose host `far` falls silent, and is back just when the ranks of both are ended."""
+
+
+def test_a_host_that_is_back_too_late_is_lost_and_its_ranks_have_not_trained(tmp_path: Path) -> None:
+    (tmp_path / "host.py").write_text(HOST)
+    hosts = [{"host": "near"}, {"host": "far"}]
+    ssh = [sys.executable, str(tmp_path / "host.py")]
+    launcher = {"type": "ssh", "hosts": hosts, "ssh": ssh, "lost_after_seconds": 2, "restarts": 0}
+    run = make_run(tmp_path, tmp_path / "run", training={"ranks": 2}, launcher=launcher)
+    output = finish(start([sys.executable, "-m", "pipelines.launchers.ssh.head", str(run)]), expect=1)
+    assert "far: lost" in output
+    assert "near: lost" not in output
+
+
+def test_a_host_that_hears_nothing_ends_its_ranks_and_reports_no_end_of_their_work(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "spec.json")  # the rank waits for its content
+    settings = {"environment": {}, "run_dir": str(tmp_path), "token": "", "interface": "", "silence_seconds": 2}
+    meeting = {"master_address": "127.0.0.1", "master_port": 1, "world_size": 1, "node": 0, "nodes": 1}
+    share = {"run_dir": str(tmp_path), "first_rank": 0, "ranks": 1, "log": str(tmp_path / "log"), **meeting}
+    command = [sys.executable, "-m", "pipelines.launchers.ssh.node"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdin is not None
+        assert node.stdout is not None
+        node.stdin.write(f"{json.dumps(settings)}\n{json.dumps({'order': 'start', **share})}\n")
+        node.stdin.flush()
+        reports = [json.loads(line) for line in node.stdout]
+    kinds = [report["report"] for report in reports]
+    assert kinds[:2] == ["hello", "started"]
+    assert set(kinds[2:]) == {"beat"}
+    assert not any(psutil.pid_exists(pid) for pid in reports[1]["pids"])

@@ -56,6 +56,8 @@ class Connection:
         self.host = host
         self.heard_at = self._beaten_at = time.monotonic()
         self.closed = False
+        self.lost = False
+        """Whether the head has given the host up; it stays so, whatever the host reports once it is back."""
         self.hello: dict[str, Any] = {}
         """The host's first report, about itself; empty until it has come."""
         self.ended: dict[str, Any] = {}

@@ -231,8 +231,11 @@ class SshHead:
         return bool(connection.ended or connection.refused or self._lost(connection))
 
     def _lost(self, connection: Connection) -> bool:
+        """Whether the host went away, be it for a while: when it is back, its ranks have been ended."""
         silent = connection.silent_seconds() > self._launcher.lost_after_seconds
-        return not connection.ended and not connection.refused and (connection.closed or silent)
+        if not connection.ended and not connection.refused and (connection.closed or silent):
+            connection.lost = True
+        return connection.lost
 
     def _ending(self, connections: Sequence[Connection]) -> LaunchEnding:
         for connection in connections:

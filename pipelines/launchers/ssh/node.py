@@ -45,6 +45,10 @@ class _EndOfOrdersError(Exception):
     """The head is gone, or has ordered the end."""
 
 
+class _SilenceError(_EndOfOrdersError):
+    """The head was not heard for too long."""
+
+
 class Node:
     """Takes the head's orders until its processes have ended or no more orders come."""
 
@@ -79,6 +83,8 @@ class Node:
             while not processes.over():
                 self._listen()
             settle = _SETTLE_SECONDS
+        except _SilenceError:
+            raise  # no report: to a head that is back this machine is lost
         except _EndOfOrdersError:
             pass
         finally:
@@ -110,7 +116,7 @@ class Node:
                 self._obey(json.loads(line))
         if time.monotonic() - self._heard_at > self._silence_seconds:
             print(f"nothing heard for {self._silence_seconds:g} s", file=sys.stderr, flush=True)
-            raise _EndOfOrdersError
+            raise _SilenceError
 
     def _obey(self, order: dict[str, Any]) -> None:
         if order["order"] == "start":
