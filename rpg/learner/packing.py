@@ -6,7 +6,8 @@ a prompt that several responses continue costs its tokens once.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from inspect import signature
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -154,7 +155,8 @@ def packed_attention(
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[3] % 8 == 0:
+    size = query.shape[3]
+    if query.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256 and _has_flash(query.device):
         return _flash(query, key, value, packing, scaling, sliding_window)
     parts, prompt = [], (key, value)
     pieces = (_pieces(states, packing) for states in (query, key, value))
@@ -201,10 +203,17 @@ def _causal(
     )
 
 
+@cache
+def _has_flash(device: torch.device) -> bool:
+    """Whether PyTorch's kernel for sequences of unequal length runs there: on GPUs from compute capability 8.0 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    """One call of PyTorch's kernel for sequences of unequal length, which takes head sizes that are multiples of 8.
+    """One call of PyTorch's kernel for sequences of unequal length, which takes head sizes that are multiples of 8
+    up to 256.
 
     There too a segment's last query stands at its last key, so that a response sees all of its prompt.
     """
@@ -223,10 +232,18 @@ def _flash(
         max(each.length + len(each.prompt) for each in packing.segments),
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=True,
+        **_shared_keys(),
     )
     assert isinstance(output, Tensor)
     return output[None]
+
+
+@cache
+def _shared_keys() -> dict[str, Any]:
+    """What the kernel is told for query heads to share keys. Before torch 2.12 they may without being announced."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 AttentionInterface.register(ATTENTION, packed_attention)

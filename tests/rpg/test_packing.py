@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.attention.varlen
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rpg.learner import packing
@@ -158,6 +160,58 @@ def test_ranks_that_find_different_things_agree_to_pad() -> None:
         for rank in (0, 1)
     )
     assert finish(first, second).splitlines()[-1] == "False", "rank 0 alone would have packed"
+
+
+def unequal_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_bounds: torch.Tensor,
+    key_bounds: torch.Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What PyTorch says of its kernel for GPUs: causal, the last query at the last key, `window_size[0]` keys back."""
+    assert query_bounds.dtype == key_bounds.dtype == torch.int32
+    assert (longest_query, longest_key) == (int(query_bounds.diff().max()), int(key_bounds.diff().max()))
+    outputs = []
+    for sequence in range(len(query_bounds) - 1):
+        q = query[query_bounds[sequence] : query_bounds[sequence + 1]]
+        k, v = (states[key_bounds[sequence] : key_bounds[sequence + 1]] for states in (key, value))
+        ahead = torch.arange(len(q))[:, None] + len(k) - len(q) - torch.arange(len(k))
+        seen = (ahead >= 0) & ((window_size[0] < 0) | (ahead <= window_size[0]))
+        q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
+        output = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_kernel_for_unequal_lengths_is_given_the_same_sequences(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    row = Packing(((20,), (12, 12, 7, 1), (10, 15), (3, 20, 9)), torch.device("cpu"))
+    tokens = sum(segment.length for segment in row.segments)
+    query, key, value = (torch.randn(1, heads, tokens, 8, generator=generator) for heads in (4, 2, 2))
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", unequal_attention)
+    packing._shared_keys.cache_clear()
+    output = packing._flash(query, key, value, row, 0.3, window)
+    packing._shared_keys.cache_clear()
+    assert torch.allclose(output, packing._attend(query, key, value, row, 0.3, window), atol=1e-6)
+
+
+def test_a_gpu_without_the_kernel_for_unequal_lengths_takes_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities = {0: (9, 0), 1: (7, 5)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
+    packing._has_flash.cache_clear()
+    assert [packing._has_flash(torch.device("cuda", index)) for index in capabilities] == [True, False]
+    assert not packing._has_flash(torch.device("cpu"))
+    packing._has_flash.cache_clear()
 
 
 @pytest.mark.gpu
