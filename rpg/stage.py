@@ -1,8 +1,9 @@
 """`python -m rpg.stage JOB.json`: does one stage of a run in a process of its own, evaluate also in several ranks.
 
 JOB: {stage: data|base|evaluate, spec: the run's spec, inputs: {data?, base?, run?}, out: directory to fill,
-problems: file for the user's errors, run_id?, fingerprint?}. The stage evaluate_exported does a part of evaluate's work
-while the run trains; its JOB has also exported: [{step, weights, attempt}, ...] and lease, the number of the run's.
+problems: file for the user's errors, run_id?, fingerprint?, kept?: directory for an interrupted evaluation's answers}.
+The stage evaluate_exported does a part of evaluate's work while the run trains; its JOB has also exported: [{step,
+weights, attempt}, ...] and lease, the number of the run's.
 Exit code 0: `out` is filled; 2: what the user gave is wrong, and `problems` says how; any other: a failure, with its
 traceback on stderr.
 """
@@ -63,7 +64,8 @@ def run(job: dict[str, Any]) -> None:
     elif job["stage"] == "evaluate":
         from rpg.evaluation.stage import evaluate
 
-        evaluate(experiment, inputs, out, run_id=job["run_id"], fingerprint=job["fingerprint"])
+        kept = Path(job["kept"]) if "kept" in job else None
+        evaluate(experiment, inputs, out, run_id=job["run_id"], fingerprint=job["fingerprint"], kept=kept)
     elif job["stage"] == "evaluate_exported":
         from rpg.evaluation.concurrent import ExportedPolicy, evaluate_exported
 

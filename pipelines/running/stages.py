@@ -193,6 +193,7 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
             "problems": str(problems_file(directory, stage.stage)),
             "run_id": execution.run_id,
             "fingerprint": stage.fingerprint,
+            "kept": str(directory / "answers"),
         }
         write_json(job, description)
         if stage.stage == "evaluate" and evaluates_in_ranks(execution.plan.experiment):

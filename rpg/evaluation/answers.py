@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rpg.evaluation.inputs import EvaluationInputs
+from rpg.evaluation.kept import KeptAnswers
 from rpg.evaluation.records import Answered
 from rpg.processes import ranks
 from rpg.rewards import Scorer
@@ -29,6 +30,7 @@ def answers(
     sampler: Sampler,
     scorer: Scorer,
     device: torch.device,
+    kept: KeptAnswers | None = None,
 ) -> list[list[Answered]]:
     """Each problem's responses, scored, in the order of the problems. All ranks call it and get all; those that have a
     sampler share the work.
@@ -39,6 +41,7 @@ def answers(
     Args:
         sampler: holds the policy's weights, and is idle.
         device: where the sampler samples.
+        kept: what an attempt before this one has left of the policy's answers; those of this one go there too.
     Raises:
         SamplerOutOfMemoryError: the sampler ran out of memory.
         RuntimeError: another rank failed.
@@ -50,7 +53,7 @@ def answers(
         if ranks.rank() not in samplers:
             return []
         share = asked.share(samplers.index(ranks.rank()), count)
-        return list(_answers(spec, share, tokenizer, sampler, scorer, device))
+        return list(_answers(spec, share, tokenizer, sampler, scorer, device, kept))
 
     parts = ranks.gather_made(make, what="evaluation")
     return [parts[samplers[index % count]][index // count] for index in range(len(asked.problems))]
@@ -63,6 +66,7 @@ def _answers(
     sampler: Sampler,
     scorer: Scorer,
     device: torch.device,
+    kept: KeptAnswers | None,
 ) -> Iterator[list[Answered]]:
     samples = spec.evaluation.samples_per_problem
     sampling = Sampling(
@@ -72,33 +76,41 @@ def _answers(
         top_k=spec.evaluation.top_k,
         stop=spec.evaluation.stop,
     )
-    # Large enough to keep the engine full, small enough that a progress line comes now and then.
-    size = max(1, 8 * spec.rollout.max_concurrent // samples)
-    for first in range(0, len(asked.problems), size):
-        problems = asked.problems[first : first + size]
-        prompts = [
+
+    def sample(problems: list[Problem], prompts: list[list[int]]) -> list[Answered]:
+        seeded = [
             SeededPrompt(problem, tuple(token_ids), _seed(spec.evaluation.seed, problem))
-            for problem, token_ids in zip(problems, asked.prompts[first : first + size], strict=True)
+            for problem, token_ids in zip(problems, prompts, strict=True)
         ]
         owners = [problem for problem in problems for _ in range(samples)]
         scoring = Scoring(tokenizer, scorer, owners)
         with memory_of_sampler(spec.rollout, device):
             groups = spec.rollout.rollouter.generate(
-                prompts,
+                seeded,
                 sampler,
                 tokenizer,
                 group_size=samples,
                 sampling=sampling,
                 on_response=scoring.begin,
             )
-        check_rollouts(groups, prompts, group_size=samples, sampling=sampling)
+        check_rollouts(groups, seeded, group_size=samples, sampling=sampling)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        answered = [
-            Answered(problem, index % samples, response, rollout, score)
+        return [
+            Answered(problem, index % samples, response, len(rollout.rollout_logprobs), rollout.finish_reason, score)
             for index, (problem, response, rollout, score) in enumerate(
                 zip(owners, scoring.texts(), rollouts, scoring.scores(), strict=True)
             )
         ]
+
+    # Large enough to keep the engine full, small enough that a progress line comes now and then.
+    size = max(1, 8 * spec.rollout.max_concurrent // samples)
+    for first in range(0, len(asked.problems), size):
+        problems, prompts = asked.problems[first : first + size], asked.prompts[first : first + size]
+        answered = kept.read(problems) if kept else None
+        if answered is None:
+            answered = sample(problems, prompts)
+            if kept:
+                kept.write(problems, answered)
         if ranks.rank() == 0:
             print(f"{first + len(problems)} of {len(asked.problems)} problems answered", flush=True)
         yield from (answered[at : at + samples] for at in range(0, len(answered), samples))

@@ -8,6 +8,7 @@ import torch
 
 from rpg.evaluation.answers import answers
 from rpg.evaluation.inputs import evaluation_inputs
+from rpg.evaluation.kept import KeptAnswers
 from rpg.evaluation.records import Answered
 from rpg.evaluation.results import MeasuredPolicy
 from rpg.processes import ranks
@@ -31,12 +32,17 @@ def evaluating_ranks(spec: Experiment) -> Iterator[torch.device]:
 
 
 def policies_answers(
-    policies: Sequence[MeasuredPolicy], spec: Experiment, inputs: Mapping[str, Path], device: torch.device
+    policies: Sequence[MeasuredPolicy],
+    spec: Experiment,
+    inputs: Mapping[str, Path],
+    device: torch.device,
+    kept: Path | None = None,
 ) -> Iterator[tuple[MeasuredPolicy, list[list[Answered]]]]:
     """Each policy with its answers, a list per problem. All ranks go through it; nothing where there are no problems.
 
     Args:
         inputs: data, base: the staged data, the base model.
+        kept: where answers are kept until the stage has its result, see `KeptAnswers`; None: nowhere.
     Raises:
         SpecError: see `evaluation_inputs`.
     """
@@ -53,7 +59,8 @@ def policies_answers(
     opened_on = policies[0].weights if spec.evaluation.checkpoints == "final" else inputs["base"]
     with open_scorer(spec.reward) as scorer:
         for policy, sampler in _samplers(spec, policies, opened_on, asked.max_length, device):
-            yield policy, answers(spec, asked, tokenizer, sampler, scorer, device)
+            answers_of_policy = KeptAnswers.of(policy, kept) if kept else None
+            yield policy, answers(spec, asked, tokenizer, sampler, scorer, device, answers_of_policy)
 
 
 def _samplers(

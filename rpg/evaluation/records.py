@@ -10,7 +10,7 @@ from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
 from rpg.statistics import THESE_WEIGHTS
-from rpg.types import Problem, Rollout
+from rpg.types import FinishReason, Problem
 from specs.records import EvaluationRow, EvaluationSampleRow, Int32
 from specs.schema.evaluation import Evaluation
 
@@ -23,7 +23,9 @@ class Answered:
     sample: int
     """From 0 among the problem's responses."""
     response: str
-    rollout: Rollout
+    num_tokens: int
+    """Sampled tokens of the response."""
+    finish_reason: FinishReason
     score: Score
 
 
@@ -68,7 +70,7 @@ class Recorder:
         )
 
     def _sample(self, step: int, answered: Answered) -> EvaluationSampleRow:
-        problem, score, rollout = answered.problem, answered.score, answered.rollout
+        problem, score = answered.problem, answered.score
         return EvaluationSampleRow(
             run_id=self.run_id,
             fingerprint=self.fingerprint,
@@ -82,8 +84,8 @@ class Recorder:
             extracted=score.extracted,
             score=score.value,
             correct=score.correct,
-            num_tokens=Int32(len(rollout.rollout_logprobs)),
-            finish_reason=rollout.finish_reason,
+            num_tokens=Int32(answered.num_tokens),
+            finish_reason=answered.finish_reason,
             reward_error=score.error,
             attempt=self.attempt,
         )
@@ -105,8 +107,8 @@ def _summary(
         "metrics": {
             each.metric: {"value": each.value, "ci_low": each.ci_low, "ci_high": each.ci_high} for each in measured
         },
-        "response_length_mean": sum(len(each.rollout.rollout_logprobs) for each in responses) / len(responses),
-        "truncated_fraction": sum(each.rollout.finish_reason == "length" for each in responses) / len(responses),
+        "response_length_mean": sum(each.num_tokens for each in responses) / len(responses),
+        "truncated_fraction": sum(each.finish_reason == "length" for each in responses) / len(responses),
         "scorer_failures": sum(each.score.error is not None for each in responses),
         "problems": {group[0].problem.problem_id: mean for group, mean in zip(groups, means, strict=True)},
     }

@@ -1,7 +1,7 @@
 """The evaluate stage: chosen checkpoints answer the evaluation sets; rows and a summary come out.
 
 One process does it, or the ranks that a launcher has started: each answers a share of the problems, the first writes.
-What was measured while the run trained is taken as it is.
+What was measured while the run trained is taken as it is; so are answers that an interrupted attempt has left.
 """
 
 import json
@@ -18,7 +18,15 @@ from rpg.recording.segments import SegmentWriter
 from specs.schema.experiment import Experiment
 
 
-def evaluate(spec: Experiment, inputs: dict[str, Path], out: Path, *, run_id: str, fingerprint: str) -> None:
+def evaluate(
+    spec: Experiment,
+    inputs: dict[str, Path],
+    out: Path,
+    *,
+    run_id: str,
+    fingerprint: str,
+    kept: Path | None = None,
+) -> None:
     """Fills `out` with segments of evaluations and evaluation_samples, and summary.json. All ranks call it.
 
     Args:
@@ -27,6 +35,8 @@ def evaluate(spec: Experiment, inputs: dict[str, Path], out: Path, *, run_id: st
         out: a directory. What it holds is removed: a launcher that has lost a rank starts all of them again.
         run_id: of the run.
         fingerprint: of this stage; every row carries it.
+        kept: a directory for the answers so far, with which an attempt after this one goes on; gone at the end. None:
+            it would begin anew.
     Raises:
         SpecError: see `evaluation_inputs`.
     """
@@ -40,7 +50,8 @@ def evaluate(spec: Experiment, inputs: dict[str, Path], out: Path, *, run_id: st
         summaries = ranks.from_first(_taken(policies, inputs.get("run"), fingerprint, out) if first else {})
         start = time.monotonic()
         missing = [policy for policy in policies if policy.step not in summaries]
-        for policy, answered in policies_answers(missing, spec, inputs, device):
+        kept_here = kept / fingerprint[:16] if kept else None
+        for policy, answered in policies_answers(missing, spec, inputs, device, kept_here):
             if first:
                 summaries[policy.step] = recorder.record(policy.step, answered)
                 recorder.writer.flush()
@@ -49,6 +60,8 @@ def evaluate(spec: Experiment, inputs: dict[str, Path], out: Path, *, run_id: st
         if first:
             summary = [part for step in sorted(summaries) for part in summaries[step]]
             (out / "summary.json").write_text(json.dumps({"checkpoints": summary}, indent=1))
+            if kept:
+                shutil.rmtree(kept, ignore_errors=True)
 
 
 def _taken(

@@ -122,6 +122,38 @@ def test_two_ranks_share_the_problems_and_leave_what_one_leaves(tmp_path: Path, 
         assert shared == alone
 
 
+def test_an_evaluation_that_was_interrupted_goes_on_with_the_answers_that_it_has(
+    tmp_path: Path, evaluated: Result
+) -> None:
+    weights = tmp_path / "run" / "weights" / "step-000001"
+    weights.parent.mkdir(parents=True)
+    (tmp_path / "run" / "train.json").write_text(json.dumps({"weights": {"1": "weights/step-000001"}}))
+    spec = SPEC | {"rollout": SPEC["rollout"] | {"max_concurrent": 1}}  # two of the twelve problems at a time
+    inputs = inputs_of(evaluated) | {"run": tmp_path / "run"}
+    job = job_of("evaluate", tmp_path, spec, **inputs) | {"kept": str(tmp_path / "kept")}
+    with pytest.raises(OSError, match="step-000001"):  # once the base model is measured
+        rpg.stage.run(job)
+    kept = sorted(tmp_path.glob("kept/*/step-000000-*/*.json"))
+    assert len(kept) == 6
+    for file in kept[:4]:  # a mark in each batch's first answer, to be seen again
+        batch = json.loads(file.read_text())
+        batch["answers"][0]["score"]["extracted"] = "kept"
+        file.write_text(json.dumps(batch))
+    kept[4].write_text('{"answers": [{"resp')
+    kept[5].unlink()
+
+    weights.symlink_to(inputs["base"])
+    rpg.stage.run(job)
+    rows = pq.read_table(tmp_path / "evaluate" / "segments" / "evaluation_samples").to_pylist()
+    whole = pq.read_table(evaluated.out / "segments" / "evaluation_samples").to_pylist()
+    marked = [index for index, row in enumerate(rows) if row["extracted"] == "kept"]
+    assert [rows[index]["step"] for index in marked] == [0] * 4
+    for index in marked:
+        rows[index]["extracted"] = whole[index]["extracted"]
+    assert rows == whole
+    assert not (tmp_path / "kept").exists()
+
+
 def test_what_was_measured_during_training_is_on_record_at_once_and_taken_as_it_is(
     tmp_path: Path, evaluated: Result, capsys: pytest.CaptureFixture[str]
 ) -> None:

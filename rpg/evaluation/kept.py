@@ -1,0 +1,57 @@
+"""Answers that an evaluation keeps while it is under way: where it is interrupted, the next attempt goes on with them.
+
+They lie in a directory of the stage's, a file for each batch of problems, until the stage has its result.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rpg.evaluation.records import Answered
+from rpg.evaluation.results import MeasuredPolicy
+from rpg.files import read_json, write_json
+from rpg.rewards import Score
+from rpg.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswers:
+    """Those of one policy."""
+
+    directory: Path
+
+    @classmethod
+    def of(cls, policy: MeasuredPolicy, stage: Path) -> "KeptAnswers":
+        """`stage`: the directory of the evaluate stage's; its fingerprint stands for all but the weights."""
+        weights = hashlib.sha256(json.dumps(dict(policy.digests), sort_keys=True).encode()).hexdigest()
+        return cls(stage / f"step-{policy.step:06}-{weights[:16]}")
+
+    def read(self, problems: Sequence[Problem]) -> list[Answered] | None:
+        """The answers to a batch, in the order of its problems; None where they are not there, or not whole."""
+        kept = read_json(self._file(problems)).get("answers")
+        if kept is None:
+            return None
+        samples = len(kept) // len(problems)
+        return [
+            Answered(problems[index // samples], index % samples, **fields | {"score": Score(**fields["score"])})
+            for index, fields in enumerate(kept)
+        ]
+
+    def write(self, problems: Sequence[Problem], answered: Sequence[Answered]) -> None:
+        """Keeps the answers to a batch, each problem's samples in order. Raises DiskError where the disk refuses."""
+        kept = [
+            {
+                "response": each.response,
+                "num_tokens": each.num_tokens,
+                "finish_reason": each.finish_reason,
+                "score": asdict(each.score),
+            }
+            for each in answered
+        ]
+        write_json(self._file(problems), {"answers": kept}, allow_nan=True)
+
+    def _file(self, problems: Sequence[Problem]) -> Path:
+        names = json.dumps([(problem.dataset, problem.problem_id) for problem in problems])
+        return self.directory / f"{hashlib.sha256(names.encode()).hexdigest()[:16]}.json"
