@@ -120,7 +120,11 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         flat=flat,
         legend=[(each.group.label, each.color) for each in drawn if not each.pale],
         num_pale=len(groups) - len(colored),
-        legend_notes=[*_how_curves_are_drawn(drawn, curves, confidence), *marks.notes()],
+        legend_notes=[
+            *_how_curves_are_drawn(drawn, curves, confidence),
+            *(["the band of an accuracy is its interval"] if on_the_way else []),
+            *marks.notes(),
+        ],
         distributions=spread,
         best=best,
         worst=worst,

@@ -102,6 +102,7 @@ def test_accuracy_on_the_way_is_drawn_over_the_steps_with_its_intervals(tmp_path
     *_intervals, chart = re.findall(r'<svg[^>]*aria-label="Accuracy on two-terms".*?</svg>', text, re.S)
     (band,) = re.findall(r'<polygon class="band c0" points="([^"]*)"', chart)
     assert len(band.split()) == 8
+    assert "the band of an accuracy is its interval" in text
 
 
 def chart_of(text: str, title: str) -> str:
@@ -300,6 +301,9 @@ def test_a_certificate_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert "Objective certificate" in text
     assert re.search(r"Holds</span>.*enumerated cases", text, re.DOTALL)
     assert "reverse KL of each token" in text
+    assert "nothing is claimed" not in text
+    write(home.run("x-s0") / "certificate.json", certify(parse_objective({"type": "rpg"})).as_json())
+    assert "Off policy, once the policy has moved" in write_run_report(home, "x-s0").read_text()
 
 
 def test_a_run_whose_objective_changes_shows_the_ramp_and_a_certificate_for_each_phase(tmp_path: Path) -> None:
