@@ -669,10 +669,11 @@ def test_a_disk_that_takes_nothing_is_named(rpg: Call, tmp_path: Path, options: 
 def test_a_port_that_is_taken_is_named(rpg: Call) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert rpg(f"up --port {port}") == (
-            2,
-            f"port {port} is taken\n  hint: name another, or leave --port out: then a free one is taken\n",
-        )
+        for verb in ("up", "report --serve"):
+            assert rpg(f"{verb} --port {port}") == (
+                2,
+                f"port {port} is taken\n  hint: name another, or leave --port out: then a free one is taken\n",
+            )
 
 
 def test_a_directory_without_runs_says_where_it_looked(rpg: Call) -> None:

@@ -93,6 +93,13 @@ def test_the_table_names_every_experiment_and_run_and_links_their_pages(client: 
     assert client.get("/studies/sums").status_code == 404
 
 
+def test_what_a_run_took_is_rounded_as_by_rpg_runs(home: Home, client: TestClient) -> None:
+    state = json.loads((home.run("sums-s0") / "state.json").read_text())
+    times = {"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T00:00:59.600+00:00"}
+    write(home.run("sums-s0") / "state.json", state | times)
+    assert "0:01:00" in client.get("/").text
+
+
 def test_an_empty_home_has_a_table_too(tmp_path: Path) -> None:
     with TestClient(make_app(Home(tmp_path))) as client:
         assert "Nothing is recorded yet" in client.get("/").text

@@ -68,7 +68,11 @@ def report(
 def _serve(home: Home, host: str, port: int) -> None:
     from pipelines.launchers.network import free_port
     from pipelines.web.serve import DEFAULT_PORT, serve
+    from specs.errors import RpgError
 
-    chosen = port or free_port(DEFAULT_PORT)
+    chosen = free_port(port or DEFAULT_PORT)
+    if port and chosen != port:
+        hint = "name another, or leave --port out: then a free one is taken"
+        raise RpgError(f"port {port} is taken\n  hint: {hint}")
     typer.echo(f"http://{host}:{chosen}")
     serve(home, host, chosen)
