@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from shlex import quote
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -116,7 +117,7 @@ def _source(path: FilePath, overrides: Iterable[str], wanted: Kind) -> tuple[dic
     root = read_tree(os.fspath(path), schema)
     if (kind := _kind(root.plain())) != wanted:
         message = f"this is {_NOUNS[kind]}, not {_NOUNS[wanted]}"
-        raise SpecError(Issue(message, file=os.fspath(path), hint=f"`{_VERBS[kind]} {path}`"))
+        raise SpecError(Issue(message, file=os.fspath(path), hint=f"`{_VERBS[kind]} {quote(os.fspath(path))}`"))
     issues: list[Issue] = []
     for setting in overrides:
         try:

@@ -123,6 +123,13 @@ def test_init_writes_a_spec_that_is_valid_and_overwrites_nothing(rpg):
     assert Path("new/experiment.yaml").read_text() == "mine"
 
 
+def test_a_command_that_is_named_next_can_be_given_to_a_shell(rpg):
+    assert rpg("init", "my specs")[1].endswith("\nnext: rpg run 'my specs/experiment.yaml'\n")
+    study = rpg("study", "run", "my specs/experiment.yaml")
+    assert "hint: `rpg run 'my specs/experiment.yaml'`\n" in study[2]
+    assert "hint: to override a field write `--set 'seeds=[0, 1]'`\n" in rpg("validate", "seeds=[0, 1]")[2]
+
+
 def test_init_where_nothing_can_be_written(rpg):
     Path("file").write_text("")
     code, out, err = rpg("init", "file/new")

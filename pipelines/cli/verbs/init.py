@@ -15,6 +15,8 @@ IGNORED = "# What rpg records, and can make again.\n.rpg/\n"
 
 def init(directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path()) -> None:
     """Writes a commented spec to start from, and a .gitignore. Overwrites nothing."""
+    import shlex
+
     import specs
     from specs.errors import Issue, SpecError
 
@@ -28,7 +30,7 @@ def init(directory: Annotated[Path, typer.Argument(help="Where to write.")] = Pa
     except OSError as error:
         raise SpecError(Issue(f"cannot be written: {error.strerror}", file=str(error.filename or directory))) from None
     if written[0]:
-        print(f"next: rpg run {directory / STARTER}")
+        print(f"next: rpg run {shlex.quote(str(directory / STARTER))}")
 
 
 def _write_new(path: Path, text: str) -> bool:
