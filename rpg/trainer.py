@@ -116,6 +116,7 @@ class Trainer:
         self.state.step += 1
         self.spec_now = self.spec.at_step(self.state.step)
         rollouts = self.source.take(self.state.step, clock)
+        self.parts.sampler.sleep()
         trained_version = self.state.policy_version
         with clock("logprobs"):
             signal = self.signal(rollouts) if self.spec.skips_zero_advantage else None

@@ -127,14 +127,13 @@ def _difference(group: RolloutGroup, learner: PreTrainedModel) -> float:
 
 def _memory_given_back(sampler: Sampler, sentinel: Sentinel, learner: PreTrainedModel, device: torch.device) -> Figures:
     """What lies free while the engine sleeps beyond what does while it is awake; and with new weights, before it
-    samples. It wakes with the weights with which it fell asleep."""
-    sampler.logprobs(_PROMPTS[-1], prompt_length=1)  # leaves it awake
+    samples. It samples with these, though it gave those before away."""
     awake, whole = _free(device)
-    _sampled(sampler)  # after which it sleeps
+    sampler.sleep()
     sleeping, _ = _free(device)
-    _logprob_difference(sampler, sentinel, learner, when="after it has slept")
     sampler.load_weights(learner.named_parameters(), policy_version=sampler.policy_version + 1)
     loaded, _ = _free(device)
+    _logprob_difference(sampler, sentinel, learner, when="after it has slept")
     if not loaded - awake > _GIVEN_BACK * whole:
         raise CheckFailedError("a load of weights takes the cache's memory back as well")
     if not sleeping - awake > _GIVEN_BACK * whole:

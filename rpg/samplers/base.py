@@ -92,6 +92,10 @@ class Sampler(Protocol):
         """Drops what is kept of earlier calls of `generate`, so that the next one is as if they had not been."""
         ...
 
+    def sleep(self) -> None:
+        """Gives the learner the memory that it is to give. Nothing is sampled until `load_weights` is called."""
+        ...
+
     def close(self) -> None:
         """Frees what the sampler holds."""
         ...

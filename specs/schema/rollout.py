@@ -225,8 +225,8 @@ class VllmRollout(SamplerSection):
     enable_prefix_caching: bool = execution(True)
     """Keep the states of a prompt for its further responses."""
     sleep: bool = execution(False)
-    """A colocated engine gives its GPU memory to the learner while it does not sample; the weights wait in host
-    memory."""
+    """A colocated engine gives its GPU memory to the learner from the end of a step's sampling until it is given the
+    next weights."""
     max_concurrent: int = execution(256, ge=1)
     """vLLM's max_num_seqs."""
     memory_fraction: float | None = execution(None, gt=0, lt=1)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -171,13 +172,25 @@ def test_two_ranks_have_an_engine_each_and_keep_their_process_group(weights_dir:
 
 
 @pytest.mark.vllm
-def test_a_load_wakes_the_weights_alone_and_sampling_all_of_the_engine(
+def test_an_engine_that_slept_wakes_its_weights_alone_for_new_ones_and_whole_to_sample(
     engine: VllmSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    woken: list[list[str] | None] = []
-    monkeypatch.setattr(engine._llm, "wake_up", lambda tags=None: woken.append(tags))  # a CPU has no sleep
-    monkeypatch.setattr(engine, "_asleep", True)
+    said: list[int | list[str] | None] = []
+    monkeypatch.setattr(engine._llm, "sleep", lambda level: said.append(level))  # a CPU has no sleep
+    monkeypatch.setattr(engine._llm, "wake_up", lambda tags=None: said.append(tags))
+    monkeypatch.setattr(engine, "_settings", replace(engine._settings, sleeps=True))
+
+    def sample() -> None:
+        engine.generate([[5, 7, 3]], group_size=1, sampling=sampling(4), seeds=[1])
+
+    sample()
+    sample()
+    assert not said, "a step may call it several times"
+    engine.sleep()
+    assert said == [2]
+    with pytest.raises(RuntimeError, match="was given no weights since"):
+        sample()
     engine.load_weights(qwen3().named_parameters(), policy_version=engine.policy_version + 1)
-    assert woken == [["weights"]]
-    engine.generate([[5, 7, 3]], group_size=1, sampling=sampling(4), seeds=[1])
-    assert woken == [["weights"], None]
+    assert said == [2, ["weights"]]
+    sample()
+    assert said == [2, ["weights"], None]

@@ -150,6 +150,9 @@ class TransformersSampler:
     def forget(self) -> None:
         """Nothing is kept of earlier calls."""
 
+    def sleep(self) -> None:
+        """Nothing is held between calls but the weights."""
+
     def close(self) -> None:
         """Nothing is held between calls."""
 

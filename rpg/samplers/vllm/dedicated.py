@@ -142,6 +142,9 @@ class DedicatedSampler:
         """See VllmSampler."""
         self.call("forget")
 
+    def sleep(self) -> None:
+        """Its memory is its own."""
+
     def call(self, method: str, /, **arguments: Any) -> Any:
         """Calls a method of the engine's VllmSampler and returns its result.
 

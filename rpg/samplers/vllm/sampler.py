@@ -35,6 +35,8 @@ class VllmSampler:
         self._owns_distributed = not torch.distributed.is_initialized()
         self._llm = start(settings)
         self._asleep = False
+        """Whether the GPU's memory is given back, all of it or what is not the weights'."""
+        self._has_weights = True
         self.policy_version = 0
 
     def generate(
@@ -93,10 +95,7 @@ class VllmSampler:
         def finished(index: int, output: "RequestOutput") -> None:
             on_response(index, _rollout(output, certain=sampling.temperature == 0))
 
-        unfinished = self._run(requests, len(prompts), finished, admit)
-        if self._settings.sleeps:
-            self._sleep()
-        return unfinished
+        return self._run(requests, len(prompts), finished, admit)
 
     def _request(self, prompt: Sequence[int], sampling: Sampling, *, limit: int, seed: int) -> "Request":
         """Of one response."""
@@ -144,6 +143,7 @@ class VllmSampler:
         """
         if self._settings.device_type == "cpu":
             self._repack()
+        self._has_weights = True
         self.forget()
         self.policy_version = policy_version
 
@@ -241,10 +241,12 @@ class VllmSampler:
                 if indices:
                     engine.abort_request(list(indices))
 
-    def _sleep(self) -> None:
-        """Gives the GPU's memory back; the weights wait in the host's."""
-        self._llm.sleep(level=1)
-        self._asleep = True
+    def sleep(self) -> None:
+        """Gives the GPU's memory back where the spec has the engine sleep, that of the weights too, since new ones come
+        before anything is sampled."""
+        if self._settings.sleeps:
+            self._llm.sleep(level=2)
+            self._asleep, self._has_weights = True, False
 
     def wake_weights(self) -> None:
         """Takes back the memory of the weights alone, if the engine is asleep: while new ones come in, which the
@@ -255,7 +257,13 @@ class VllmSampler:
             self._llm.wake_up(tags=["weights"])
 
     def wake(self) -> None:
-        """Takes the memory back, if the engine is asleep."""
+        """Takes the memory back, if the engine is asleep.
+
+        Raises:
+            RuntimeError: it has been given no weights since it slept.
+        """
+        if not self._has_weights:
+            raise RuntimeError("vLLM has slept, and was given no weights since")
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False

@@ -58,6 +58,9 @@ class GuestSampler:
     def forget(self) -> None:
         """The host's to do."""
 
+    def sleep(self) -> None:
+        """The engine's memory is its own."""
+
     def close(self) -> None:
         """Frees what the transfer holds. The engine is the host's to end."""
         self._transfer.close()
