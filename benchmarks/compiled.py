@@ -2,9 +2,9 @@
 
     python benchmarks/compiled.py [--what layers] [--rounds 6] [--recompute]
 
-layers: each decoder layer is compiled, but for the attention of packed rows, whose Python loops over the sequences of a
-row; parts: norms and MLPs alone. Forward and backward of the model of benchmarks/step_time.py, one thread, float32, rows
-of about 500 and 1,300 tokens, each both ways and in both orders. Prints medians of wall and CPU milliseconds and of the
+layers: each decoder layer is compiled, but for the attention of packed rows, whose Python loops over a row's sequences;
+parts: norms and MLPs alone. Forward and backward of the model of benchmarks/step_time.py, one thread, float32, rows of
+about 500 and 1,300 tokens, each both ways and in both orders. Prints medians of wall and CPU milliseconds and of the
 ratios, the seconds of the first passes, which compile, and the largest relative difference of any tensor's gradient.
 """
 

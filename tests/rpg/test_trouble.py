@@ -43,12 +43,17 @@ def runs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     found = {name: make_run(inputs, where / name / "run", training=TRAINING, rollout=AHEAD) for name in names}
     found["stale"] = make_run(inputs, where / "stale/run", rollout={"engine": "vllm"})
     (found["stale"] / "cancel").touch()
+    refilled = {"dynamic_sampling": {"max_batches": 2}}
+    found["sleeping"] = make_run(
+        inputs, where / "sleeping/run", training={"steps": 3, "group_size": 2}, rollout=refilled
+    )
     found["hanging"] = hanging_run(inputs, where / "hanging", HANGS)
     troubles = {name: (name,) for name in ("none", "set_back")} | {
         "failing": ("failing", "none"),
         "stopped": ("cancelled", "terminated", "none"),
         "stale": ("none", "stale"),
         "hanging": ("none",),
+        "sleeping": ("sleeping",),
     }
     starts = [f"{trouble}:{found[name]}" for name, met in troubles.items() for trouble in met]
     finish(start([sys.executable, "-m", "tests.rpg.troubled_runs", *starts], with_library()))
@@ -119,6 +124,13 @@ def test_a_reward_that_hangs_costs_its_responses_and_leaves_no_process(runs: dic
     assert failed == ["2 of 8 responses: no verdict after 0.3 s"]
     assert scorers(run_dir)
     assert not any(map(psutil.pid_exists, scorers(run_dir)))
+
+
+def test_an_engine_sleeps_once_a_step_and_has_new_weights_before_it_samples_again(runs: dict[str, Path]) -> None:
+    code, said = ending(runs["sleeping"], "sleeping")
+    assert code == 0, said
+    calls = [int(line) for line in (runs["sleeping"] / "slept").read_text().split()]
+    assert len(calls) == 3 < calls[-1], "steps, and calls in which it sampled"
 
 
 def test_what_goes_wrong_in_sampling_ahead_ends_the_run_with_its_own_words(runs: dict[str, Path]) -> None:

@@ -77,7 +77,29 @@ class Stale(Troubled):
         self.sampler.policy_version = policy_version
 
 
-TROUBLES = {kind.__name__.lower(): kind for kind in (Failing, Cancelled, Terminated, Stale)}
+class Sleeping(Troubled):
+    """Throws its weights away when it is to sleep, as vLLM does on a GPU."""
+
+    has_weights = True
+
+    def meet(self) -> None:
+        """Nothing more: it samples in every call."""
+
+    def generate(self, *prompts: Any, **how: Any) -> Any:
+        assert self.has_weights
+        return super().generate(*prompts, **how)
+
+    def sleep(self) -> None:
+        self.has_weights = False
+        with (self.run_dir / "slept").open("a") as file:
+            print(self.calls, file=file)
+
+    def load_weights(self, weights: Any, *, policy_version: int) -> None:
+        self.sampler.load_weights(weights, policy_version=policy_version)
+        self.has_weights = True
+
+
+TROUBLES = {kind.__name__.lower(): kind for kind in (Failing, Cancelled, Terminated, Stale, Sleeping)}
 TROUBLES["none"] = Troubled
 
 
