@@ -1,9 +1,13 @@
 """`rpg resume --prove`: a run's steps again from a checkpoint, held against what was recorded."""
 
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+
+from specs.segment_names import content_digest, parse_segment_name
 
 OVERRIDES = ("training.steps=6", "training.checkpoint.every_steps=2", "training.checkpoint.keep_last=3")
 
@@ -24,14 +28,7 @@ def test_a_run_is_proven_and_a_record_that_was_tampered_with_is_not(lab):
     assert list((lab.root / "proofs").iterdir()) == []
     assert lab.query("select count(*) from rollouts") == [(6 * 16,)], "the replay left nothing in the record"
 
-    directory = lab.home.run(run_id)
-    (segment,) = (directory / "segments" / "rollouts").glob("*-s000003-*.parquet")
-    table = pq.read_table(segment)
-    rewards = table.column("reward").to_pylist()
-    rewards[5] += 1e-9
-    column = table.schema.get_field_index("reward")
-    changed = table.set_column(column, table.schema.field(column), [rewards])
-    pq.write_table(changed, segment, compression="zstd")
+    change_reward(lab.home.run(run_id) / "segments" / "rollouts", step=3, rollout_id=5)
     shutil.rmtree(lab.root / "proofs")
     refuted = lab.rpg("resume", run_id, "--prove", "--steps", "4")
     assert refuted.code == 1, refuted.out + refuted.err
@@ -41,3 +38,18 @@ def test_a_run_is_proven_and_a_record_that_was_tampered_with_is_not(lab):
     beyond = lab.rpg("resume", run_id, "--prove", "--steps", "7")
     assert beyond.code == 2
     assert "has not so many steps" in beyond.err
+
+
+def change_reward(segments: Path, *, step: int, rollout_id: int) -> None:
+    """Forges the file that holds a table's rows, and gives it the name that goes with its new content."""
+    (file,) = segments.glob("c*.parquet")
+    name = parse_segment_name(file.name)
+    assert name is not None
+    table = pq.read_table(file)
+    rewards = table.column("reward").to_pylist()
+    responses = zip(table.column("step").to_pylist(), table.column("rollout_id").to_pylist(), strict=True)
+    rewards[list(responses).index((step, rollout_id))] += 1e-9
+    column = table.schema.get_field_index("reward")
+    file.unlink()
+    pq.write_table(table.set_column(column, table.schema.field(column), [rewards]), file)
+    file.rename(segments / str(replace(name, digest=content_digest(file))))
