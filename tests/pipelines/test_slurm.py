@@ -147,7 +147,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_log_and_is_not_queued_again(
 @pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_job_outlives_the_command_and_the_next_one_finds_it(inputs: Path, tmp_path: Path) -> None:
-    run = two_nodes(inputs, tmp_path / "run")
+    run = two_nodes(inputs, tmp_path / "run", steps=60)  # longer than a command takes to start
     process = head(run)
     wait_for(lambda: step_of(run) >= 2, what="two steps")
     process.kill()
@@ -160,9 +160,10 @@ def test_a_job_outlives_the_command_and_the_next_one_finds_it(inputs: Path, tmp_
 @pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_job_of_an_earlier_version_is_ended_and_another_one_goes_on(inputs: Path, tmp_path: Path) -> None:
-    run = two_nodes(inputs, tmp_path / "run")
+    run = two_nodes(inputs, tmp_path / "run", steps=60)  # longer than a command takes to start
     process = head(run)
-    wait_for(lambda: step_of(run) >= 3, what="three steps")
+    # The checkpoint of step 4 is begun when that of step 2 is whole.
+    wait_for(lambda: step_of(run) >= 5, what="a whole checkpoint")
     process.kill()
     process.communicate()
     # What it wrote did not name the module that the job starts.
