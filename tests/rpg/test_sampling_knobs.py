@@ -54,10 +54,11 @@ def test_two_ranks_choose_the_groups_that_one_chooses(inputs: Path, dynamic: Pat
     run_dir = make_run(inputs, tmp_path / "two", rollout=rollout, training={**SHORT, "steps": 1, "ranks": 2})
     finish(start(local_command(run_dir, 2, free_port())))
     assert sampled(run_dir) == [row for row in sampled(dynamic) if row[0] == 1]
-    one, two = figures(dynamic), figures(run_dir)
-    names = [name for step, name in one if step == 1 and name.startswith("dynamic_sampling/")]
-    assert len(names) == 5
-    assert all(one[1, name] == two[1, name] for name in names)
+    one, two = (
+        {key: value for key, value in figures(run).items() if key[0] == 1 and key[1].startswith("dynamic_sampling/")}
+        for run in (dynamic, run_dir)
+    )
+    assert one == two != {}
 
 
 def test_a_resumed_run_takes_the_prompts_that_would_have_come_next(dynamic: Path, tmp_path: Path) -> None:
