@@ -11,6 +11,7 @@ import pytest
 
 from rpg.files import read_json, write_json
 from rpg.processes.fence import Fence, SupersededError, lease_file
+from rpg.processes.standstill import SIGN
 from rpg.recording.run_directory import RunDirectory
 from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
 
@@ -25,8 +26,8 @@ def hold(run_dir: Path, lease: int) -> None:
 
 
 def published(run_dir: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of every file that has its final name."""
-    files = (path for path in run_dir.rglob("*") if path.is_file())
+    """Size and time of change of every file that has its final name; the sign of work is none of the record."""
+    files = (path for path in run_dir.rglob("*") if path.is_file() and path.name != SIGN)
     named = (path for path in files if not any(part.startswith(".") for part in path.relative_to(run_dir).parts))
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in named}
 
