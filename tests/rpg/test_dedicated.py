@@ -155,15 +155,28 @@ def test_what_the_engine_refuses_is_raised_here(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.long
-def test_weights_arrive_where_they_are_spread_over_two_processes(weights_dir: Path) -> None:
+def test_weights_are_spread_over_two_processes_that_a_signal_to_stop_does_not_end_before_the_engine(
+    weights_dir: Path,
+) -> None:
     pytest.importorskip("vllm", exc_type=ImportError)
     spec = {"engine": "vllm", "placement": "dedicated", "cpu_cache_gib": 0.25, "max_concurrent": 64}
     rollout = VllmRollout.model_validate(spec | {"tensor_parallel_size": 2})
     update = moved(qwen3())
     sampler = open_sampler(rollout, on_cpu(weights_dir))
+    assert isinstance(sampler, DedicatedSampler)
+    engine = psutil.Process(sampler._process.child.pid)
     try:
+        workers = [child for child in engine.children() if "resource_tracker" not in " ".join(child.cmdline())]
+        assert len(workers) == 2
+        for process in (engine, *workers):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                process.send_signal(number)
         sampler.load_weights(update.named_parameters(), policy_version=1)
         groups = sampler.generate(PROMPTS, group_size=2, sampling=sampling(), seeds=range(5))
+        for worker in workers:
+            worker.suspend()  # as one that waits in an exchange with another GPU: it cannot end by itself
+        engine.kill()
+        assert not psutil.wait_procs(workers, timeout=30)[1]
     finally:
         sampler.close()
     for prompt, drawn in every_rollout(groups):

@@ -73,7 +73,7 @@ def start(settings: EngineSettings) -> "LLM":
         from vllm import LLM
 
         try:
-            return LLM(
+            llm = LLM(
                 model=str(settings.weights_dir),
                 dtype="float32" if on_cpu else "auto",
                 enforce_eager=on_cpu,
@@ -97,6 +97,9 @@ def start(settings: EngineSettings) -> "LLM":
             raise SpecError(
                 Issue("vLLM does not start with this model and these settings", ("rollout",), hint=hint)
             ) from error
+        if settings.tensor_parallel_size > 1:  # else the worker is in this process
+            llm.collective_rpc("follow_engine")
+        return llm
 
 
 def _executor(settings: EngineSettings) -> str:

@@ -1,10 +1,24 @@
-"""A method that we add to vLLM's workers: vLLM mixes this class into its own, in whatever process it runs."""
+"""Methods that we add to vLLM's workers: vLLM mixes this class into its own, in whatever process it runs."""
+
+import signal
 
 from torch import Tensor, nn
+
+from rpg.processes.parent import die_with_parent
 
 
 class WorkerExtension:
     """Called by name through the engine's `collective_rpc`."""
+
+    def follow_engine(self) -> None:
+        """Makes this process, which must be the worker's own, stop when its engine does and at no signal to stop.
+
+        vLLM's workers end at SIGTERM, which Slurm sends to all processes of a job: the engine, which goes on until the
+        trainer has ended its step, would be without them.
+        """
+        die_with_parent()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
     def pack_weights_again(self) -> None:
         """Renews the packed copies of weights with which vLLM multiplies on a CPU; on a GPU there are none.
