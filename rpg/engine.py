@@ -9,6 +9,7 @@ import sys
 
 from rpg.processes.engine_machines import KEY
 from rpg.processes.parent import die_with_parent, share_cores
+from rpg.processes.timed_output import time_output
 
 
 def main(number: int, address: str) -> None:
@@ -24,4 +25,5 @@ def main(number: int, address: str) -> None:
 
 
 if __name__ == "__main__":
+    time_output()
     main(int(sys.argv[1]), sys.argv[2])

@@ -31,7 +31,7 @@ def check_gpus(
     names: Collection[str] = ALL,
     on_result: Callable[[Result], None],
 ) -> list[Result]:
-    """Makes the checks on this machine's GPUs, or where a spec's launcher starts its ranks.
+    """Makes the checks on this machine's GPUs, or where a spec's launcher starts its ranks and engines.
 
     A spec with `resources: {device: cpu}` has them made on CPUs.
 
@@ -44,7 +44,7 @@ def check_gpus(
         NoGpuError: no GPU is here, or all are leased.
     """
     slots = slots_here()
-    experiment = experiment or _on_all(len(slots))
+    experiment = experiment.on_all_machines if experiment else _on_all(len(slots))
     launcher, here = launcher_of(experiment), launcher_of(experiment).ranks_run_here
     on_cpu = experiment.resources.device == "cpu"
     if here and not slots and not on_cpu:

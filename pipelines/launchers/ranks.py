@@ -21,6 +21,7 @@ from rpg.processes.exit_cause import STOPPED
 from rpg.processes.gpu_slots import gpu_at, gpus_of_run
 from rpg.processes.parent import die_with_parent, own_threads
 from rpg.processes.redacted_log import redacted_log
+from rpg.processes.standstill import variables_to_show_work
 from specs.secrets import resolved
 
 
@@ -97,13 +98,15 @@ class Share:
         }
 
     def _engine_environment(self, place: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """The GPUs that are the engine's, in the order of those that this machine gives the run, and its threads."""
+        """The GPUs that are the engine's, in the order of those that this machine gives the run, its threads, and where
+        it shows that it works."""
         known, size = gpus_of_run(environment), self.gpus // self.engines
         own = [gpu_at(known, gpu) for gpu in range(place * size, (place + 1) * size)]
         on_gpus = self.device == "cuda" or (self.device == "auto" and known)
         variables = self._meeting_environment()
         return {
             **variables,
+            **variables_to_show_work(Path(self.run_dir)),
             "OMP_NUM_THREADS": str(own_threads(self.threads, self.engines, {**environment, **variables})),
             **({"CUDA_VISIBLE_DEVICES": ",".join(own)} if on_gpus else {}),
         }

@@ -44,6 +44,15 @@ def show_work() -> None:
             os.utime(sign)
 
 
+def variables_to_show_work(directory: Path) -> dict[str, str]:
+    """Environment of a process that works for a stage, and that none of its ranks starts.
+
+    Args:
+        directory: the stage's.
+    """
+    return {_VARIABLE: str(directory / SIGN)}
+
+
 def watch_for_standstill(directory: Path, seconds: float) -> None:
     """From now on ends this process, with exit code 1, once no process of the stage has shown work for so long.
 
@@ -53,9 +62,8 @@ def watch_for_standstill(directory: Path, seconds: float) -> None:
     """
     if not seconds:
         return
-    sign = directory / SIGN
-    sign.touch()
-    os.environ[_VARIABLE] = str(sign)
+    (directory / SIGN).touch()
+    os.environ.update(variables_to_show_work(directory))
     threading.Thread(target=_watch, args=(directory, seconds), name="standstill", daemon=True).start()
 
 

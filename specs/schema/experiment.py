@@ -115,6 +115,15 @@ class Experiment(Spec):
         return self.model_copy(update=changes)
 
     @property
+    def on_all_machines(self) -> Self:
+        """The spec by which ranks check every machine, those for engines alone as well; itself where there are none."""
+        if not self.launcher.engines_key:
+            return self
+        launcher, ranks = self.launcher.checking(self.training.ranks)
+        training = self.training.model_copy(update={"ranks": ranks, "sequence_parallel_size": 1})
+        return self.model_copy(update={"launcher": launcher, "training": training, "rollout": TransformersRollout()})
+
+    @property
     def first_pass_gives_old_logprobs(self) -> bool:
         """Whether the first minibatch's old_logprobs can wait for its first training pass, which then gives them.
 

@@ -50,6 +50,14 @@ class _Launcher(Spec):
         del engines, gpus
         yield from ()
 
+    def checking(self, ranks: int) -> tuple[Self, int]:
+        """The launcher that starts ranks where this one starts engines alone, too; and how many it starts.
+
+        Args:
+            ranks: which this one starts.
+        """
+        return self, ranks
+
     def beside(self, training: Training, ranks: int) -> Self:
         """The launcher of `ranks` more that work while training does, which has its own, engines included."""
         del training, ranks
@@ -163,6 +171,14 @@ class SshLauncher(_Cluster):
         """Where there are hosts for them."""
         return "engine_hosts" if self.engine_hosts else ""
 
+    def checking(self, ranks: int) -> tuple[Self, int]:
+        """On each slot of the hosts with engines."""
+        counts = self.ranks_of_machines(ranks)
+        filled = [Host(host=host.host, slots=count) for host, count in zip(self.read_hosts(), counts, strict=False)]
+        hosts = (*filled, *self.engine_hosts)
+        launcher = self.model_copy(update={"hosts": hosts, "hostfile": "", "engine_hosts": ()})
+        return launcher, sum(host.slots for host in hosts)
+
     def engine_issues(self, engines: int, gpus: int) -> Iterator[Issue]:
         """Too few slots."""
         slots = [host.slots for host in self.engine_hosts]
@@ -247,6 +263,11 @@ class SlurmLauncher(_Cluster):
     def engines_key(self) -> str:
         """Where there are nodes for them."""
         return "engine_nodes" if self.engine_nodes else ""
+
+    def checking(self, ranks: int) -> tuple[Self, int]:
+        """As many on a node with engines as on one with ranks."""
+        nodes = self.nodes + self.engine_nodes
+        return self.model_copy(update={"nodes": nodes, "engine_nodes": 0}), ranks // self.nodes * nodes
 
     def engine_issues(self, engines: int, gpus: int) -> Iterator[Issue]:
         """More nodes than engines."""

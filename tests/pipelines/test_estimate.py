@@ -405,6 +405,7 @@ def test_gpus_of_dedicated_engines_are_held_while_the_ranks_train_and_the_other_
 
 NODES = "launcher={type: slurm, nodes: 2}"
 HOSTS = "launcher={type: ssh, hosts: [{host: a, slots: 3}, {host: b, slots: 3}, {host: c, slots: 3}]}"
+APART = "launcher={type: slurm, nodes: 2, engine_nodes: 1}"
 ENGINE = "rollout={{engine: vllm, placement: dedicated, max_response_length: 8{}}}"
 
 
@@ -415,6 +416,7 @@ ENGINE = "rollout={{engine: vllm, placement: dedicated, max_response_length: 8{}
         (NODES, ", ranks_per_engine: 4, engine_gpus: [3]", 4 + 4, 2),
         (HOSTS, ", ranks_per_engine: 3, tensor_parallel_size: 2", 5 + 5, 2),
         (HOSTS, ", engine_gpus: [0, 1, 2]", 6, 6),
+        (APART, ", ranks_per_engine: 2, tensor_parallel_size: 2", 6 + 6, 3),  # neighbours of the run share one
     ],
 )
 def test_each_machine_has_engines_of_its_own(
@@ -427,7 +429,7 @@ def test_each_machine_has_engines_of_its_own(
     assert (spec.gpus, spec.samplers) == (gpus, samplers)
     shape = model_shape(spec)
     assert shape is not None
-    colocated = experiment(tmp_path, "qwen3", *ranks)
+    colocated = experiment(tmp_path, "qwen3", *ranks[1:])
     assert gpu_hours(spec, shape).training == pytest.approx(gpus / 6 * gpu_hours(colocated, shape).training)
     assert bool(memory_estimate(spec, shape).kv_cache) == (gpus == 6)
 

@@ -5,14 +5,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from pipelines.home import Home
 from pipelines.launchers import Launcher, launcher_of, launchers, rank_program
-from pipelines.launchers.ranks import Share
+from pipelines.launchers.ranks import Share, number_range
+from pipelines.launchers.ssh.head import choose
 from specs.schema.experiment import Experiment
+from specs.schema.launchers import Host
 from tests.rpg.tiny_run import SPEC, finish, make_run, start
 
 SECTIONS = {
@@ -99,7 +103,46 @@ def test_each_engine_of_a_machine_has_its_gpus_and_is_no_rank(
     for variables in started:
         assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "7")
         assert variables["OMP_NUM_THREADS"] == "3"
+        assert variables["RPG_SIGN_OF_WORK"] == str(tmp_path / "working"), "as the ranks watch it"
         assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & variables.keys()
+
+
+@pytest.mark.parametrize(
+    ("answering", "fewest", "chosen"),
+    [
+        ("abxyz", 0, {"a": "0-3", "b": "4-5", "x": "0-1", "y": "2-2"}),
+        ("abxz", 0, {"a": "0-3", "b": "4-5", "x": "0-1", "z": "2-2"}),
+        ("abx", 0, {}),
+        ("abx", 1, {"a": "0-3", "x": "0-1"}),
+        ("aby", 2, {"a": "0-1", "y": "0-0"}),
+        ("aby", 3, {}),
+        ("ab", 1, {}),
+        ("axyz", 1, {"a": "0-3", "x": "0-1"}),
+    ],
+)
+def test_of_the_hosts_that_answer_the_first_get_ranks_and_engines_for_all_of_these(
+    answering: str, fewest: int, chosen: dict[str, str]
+) -> None:
+    """Six ranks, an engine of two GPUs for each pair; hosts a and b with four slots, x with five, y and z with two."""
+    launcher = {
+        "type": "ssh",
+        "hosts": [{"host": name, "slots": 4} for name in "ab"],
+        "engine_hosts": [{"host": name, "slots": slots} for name, slots in (("x", 5), ("y", 2), ("z", 2))],
+    }
+    apart = {"engine": "vllm", "placement": "dedicated", "ranks_per_engine": 2, "tensor_parallel_size": 2}
+    training = SPEC["training"] | {"ranks": 6}
+    spec = Experiment.model_validate(SPEC | {"training": training, "rollout": apart, "launcher": launcher})
+    hosts = [Host.model_validate(host) for host in (*launcher["hosts"], *launcher["engine_hosts"])]
+    connections: list[Any] = [
+        SimpleNamespace(host=host, hello=host.host in answering, closed=False, ranks=range(0), engines=range(0))
+        for host in hosts
+    ]
+    with_numbers = choose(spec, connections, fewest=fewest)
+    assert {
+        each.host.host: number_range((each.ranks or each.engines).start, len(each.ranks or each.engines))
+        for each in with_numbers
+    } == chosen
+    assert all(bool(each.ranks) == (each.host.host in "ab") for each in with_numbers)
 
 
 def test_only_ranks_that_run_here_take_this_machines_gpus() -> None:

@@ -243,9 +243,15 @@ def test_doctor_looks_at_the_hosts_of_a_spec(lab: Lab, hosts: SshHosts) -> None:
 
 
 @pytest.mark.long
-def test_the_gpu_checks_of_a_spec_are_made_on_its_hosts(hosts: SshHosts, tmp_path: Path) -> None:
-    training = {**tiny_run.SPEC["training"], "ranks": 2}
-    changes = {"training": training, "resources": {"device": "cpu"}, "launcher": over(hosts)}
+@pytest.mark.parametrize("apart", [False, True], ids=["ranks", "ranks and engines"])
+def test_the_gpu_checks_of_a_spec_are_made_on_its_hosts(hosts: SshHosts, tmp_path: Path, apart: bool) -> None:
+    training = {**tiny_run.SPEC["training"], "ranks": 1 if apart else 2}
+    launcher = over(hosts)
+    if apart:
+        launcher["engine_hosts"] = [launcher["hosts"].pop()]
+    changes = {"training": training, "resources": {"device": "cpu"}, "launcher": launcher}
+    if apart:
+        changes["rollout"] = {"engine": "vllm", "placement": "dedicated"}
     experiment = Experiment.model_validate({**tiny_run.SPEC, **changes})
     results = check_gpus(Home(tmp_path / "home"), experiment, names=["machine", "all_reduce"], on_result=lambda _: None)
     assert [(result.check, result.status, result.rank) for result in results] == [

@@ -113,7 +113,7 @@ class SshHead:
             ]
             await_answers(connections, self._launcher.connect_seconds)
             late = time.monotonic() >= deadline
-            chosen = self._choose(connections, fewest=self._launcher.min_ranks if late else 0)
+            chosen = choose(self._spec, connections, fewest=self._launcher.min_ranks if late else 0)
             for connection in connections:
                 if connection not in chosen:
                     if connection.refused or not connection.hello:
@@ -127,28 +127,6 @@ class SshHead:
                 break
             self._wait(_RETRY_SECONDS)
         return []
-
-    def _choose(self, connections: Sequence[Connection], *, fewest: int) -> list[Connection]:
-        """The first hosts whose slots are enough, each given its ranks or engines; `fewest` ranks will do, 0: all.
-
-        Of fewer than all there are whole groups of those that share sequences.
-        """
-        training, rollout = self._spec.training, self._spec.rollout
-        answering = [each for each in connections if each.hello and not each.closed]
-        with_engines = [each for each in answering if each.host in self._launcher.engine_hosts]
-        with_ranks = [each for each in answering if each not in with_engines]
-        slots = [each.host.slots for each in with_ranks]
-        room, engines = sum(slots), [each.host.slots // rollout.gpus_per_sampler for each in with_engines]
-        if self._launcher.engine_hosts:
-            room = min(room, sum(engines) * rollout.ranks_per_sampler)
-        count = min(training.ranks, room // training.sequence_parallel_size * training.sequence_parallel_size)
-        if count < max(1, fewest or training.ranks):
-            return []
-        for connection, numbers in zip(with_ranks, _dealt(count, slots), strict=True):
-            connection.ranks = numbers
-        for connection, numbers in zip(with_engines, _dealt(rollout.samplers(count), engines), strict=True):
-            connection.engines = numbers
-        return [each for each in (*with_ranks, *with_engines) if each.ranks or each.engines]
 
     def _unfit(self, connections: Sequence[Connection]) -> list[Issue]:
         """What keeps these hosts from training together."""
@@ -262,6 +240,30 @@ class SshHead:
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
+
+
+def choose(experiment: Experiment, connections: Sequence[Connection], *, fewest: int) -> list[Connection]:
+    """The first hosts whose slots are enough, each given its ranks or engines; `fewest` ranks will do, 0: all.
+
+    Of fewer than all there are whole groups of those that share sequences.
+    """
+    training, rollout, launcher = experiment.training, experiment.rollout, experiment.launcher
+    assert isinstance(launcher, SshLauncher)
+    answering = [each for each in connections if each.hello and not each.closed]
+    with_engines = [each for each in answering if each.host in launcher.engine_hosts]
+    with_ranks = [each for each in answering if each not in with_engines]
+    slots = [each.host.slots for each in with_ranks]
+    room, engines = sum(slots), [each.host.slots // rollout.gpus_per_sampler for each in with_engines]
+    if launcher.engine_hosts:
+        room = min(room, sum(engines) * rollout.ranks_per_sampler)
+    count = min(training.ranks, room // training.sequence_parallel_size * training.sequence_parallel_size)
+    if count < max(1, fewest or training.ranks):
+        return []
+    for connection, numbers in zip(with_ranks, _dealt(count, slots), strict=True):
+        connection.ranks = numbers
+    for connection, numbers in zip(with_engines, _dealt(rollout.samplers(count), engines), strict=True):
+        connection.engines = numbers
+    return [each for each in (*with_ranks, *with_engines) if each.ranks or each.engines]
 
 
 def _ended_well(connection: Connection) -> bool:
