@@ -58,7 +58,7 @@ class Share:
     """Network interface over which the ranks meet (gloo); empty: the library's choice. NCCL chooses its own, among
     them InfiniBand, which is no interface of this kind."""
     environment: dict[str, str] = field(default_factory=dict)
-    """The spec's variables for every rank, secrets as references."""
+    """The spec's variables for every rank and engine, secrets as references."""
     stage: LaunchedStage = "train"
 
     @classmethod
