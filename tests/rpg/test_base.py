@@ -154,11 +154,14 @@ def test_an_unknown_setting_and_one_that_follows_from_the_tokenizer(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize("config", [{"hidden_size": "wide"}, {"num_hidden_layers": -1}, {"hidden_act": "swish2"}])
-def test_settings_that_do_not_make_a_model(tmp_path: Path, config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("config", "at"),
+    [({"head_dim": 31}, ()), ({"hidden_act": "swish2"}, ()), ({"attention_bias": "no"}, ("attention_bias",))],
+)
+def test_settings_that_do_not_make_a_model(tmp_path: Path, config: dict[str, Any], at: tuple[str, ...]) -> None:
     problem = wrong(tmp_path, experiment({"config": {**SPEC["model"]["config"], **config}}))
     assert problem.message.startswith("transformers cannot build qwen3 with these settings: ")
-    assert problem.path == ("model", "config")
+    assert problem.path == ("model", "config", *at)
 
 
 def test_a_pretrained_directory_is_linked_not_copied(tmp_path: Path) -> None:
