@@ -32,7 +32,8 @@ from rpg.processes.exit_cause import SIGNALLED, STOPPED, forget_exits
 
 _POLL_SECONDS = 0.2
 _PEERS_SECONDS = 30.0
-"""How long the other nodes have to end after one has failed; then they count as lost."""
+"""How long the other nodes have to end after one has failed, or those with engines after the ranks are over. Then they
+are waited for no more, and in the first case count as lost."""
 
 
 class Job:
@@ -137,16 +138,17 @@ class Job:
     def _wait(self) -> None:
         """Until srun ends; not for a node that is dead, which srun would do until Slurm has noticed."""
         assert self._srun is not None
-        failed_at, asked_to_stop = 0.0, False
+        over_at, asked_to_stop = 0.0, False
         while self._srun.poll() is None:
             if self._stopping and not asked_to_stop:
                 asked_to_stop = True
                 # To the ranks, by way of Slurm: srun itself would end them at once.
                 subprocess.run(["scancel", "--signal=TERM", self._id])
-            codes = [code for of_node in self._codes().values() for code in of_node]
-            if not failed_at and any(code not in (None, *ENDED_WELL) for code in codes):
-                failed_at = time.monotonic()
-            if failed_at and time.monotonic() - failed_at > _PEERS_SECONDS:
+            by_node = self._codes()
+            failed = any(code not in (None, *ENDED_WELL) for codes in by_node.values() for code in codes)
+            if not over_at and (failed or all(node in by_node for node in range(self._nodes))):
+                over_at = time.monotonic()
+            if over_at and time.monotonic() - over_at > _PEERS_SECONDS:
                 self._srun.kill()
             time.sleep(_POLL_SECONDS)
 
