@@ -18,7 +18,7 @@ import psutil
 
 from pipelines.launchers import LaunchedStage, rank_program
 from rpg.processes.exit_cause import STOPPED
-from rpg.processes.gpu_slots import gpu_at, gpus_of_run
+from rpg.processes.gpu_slots import gpu_at, gpus_of_run, slots_here
 from rpg.processes.parent import die_with_parent, own_threads
 from rpg.processes.redacted_log import redacted_log
 from rpg.processes.standstill import variables_to_show_work
@@ -101,6 +101,8 @@ class Share:
         """The GPUs that are the engine's, in the order of those that this machine gives the run, its threads, and where
         it shows that it works."""
         known, size = gpus_of_run(environment), self.gpus // self.engines
+        if self.device == "auto" and not known:  # Slurm names none where it does not give GPUs out
+            known = slots_here(environment)
         own = [gpu_at(known, gpu) for gpu in range(place * size, (place + 1) * size)]
         on_gpus = self.device == "cuda" or (self.device == "auto" and known)
         variables = self._meeting_environment()

@@ -68,16 +68,17 @@ def test_the_interface_on_which_ranks_meet_is_gloos_and_nccl_chooses_its_own(tmp
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "of_engines"),
+    ("device", "environment", "of_engines"),
     [
-        ("cuda", "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e", ["GPU-a,GPU-b", "GPU-c,GPU-d"]),
-        ("cuda", None, ["0,1", "2,3"]),
-        ("auto", None, [None, None]),
-        ("cpu", "GPU-a", ["GPU-a", "GPU-a"]),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e"}, ["GPU-a,GPU-b", "GPU-c,GPU-d"]),
+        ("cuda", {}, ["0,1", "2,3"]),
+        ("auto", {"RPG_SLOTS": ""}, [None, None]),
+        ("auto", {"RPG_SLOTS": "GPU-a,GPU-b,GPU-c,GPU-d"}, ["GPU-a,GPU-b", "GPU-c,GPU-d"]),
+        ("cpu", {"CUDA_VISIBLE_DEVICES": "GPU-a"}, ["GPU-a", "GPU-a"]),
     ],
 )
 def test_each_engine_of_a_machine_has_its_gpus_and_is_no_rank(
-    tmp_path: Path, device: str, gpus: str | None, of_engines: list[str | None]
+    tmp_path: Path, device: str, environment: dict[str, str], of_engines: list[str | None]
 ) -> None:
     share = Share(
         run_dir=str(tmp_path),
@@ -95,7 +96,6 @@ def test_each_engine_of_a_machine_has_its_gpus_and_is_no_rank(
         threads=3,
         environment={"OMP_NUM_THREADS": "5"},
     )
-    environment = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
     commands = share.commands(environment)
     assert [program for program, _ in commands] == [["rpg.engine", "2", "10.0.0.2"], ["rpg.engine", "3", "10.0.0.2"]]
     started = [environment | variables for _, variables in commands]
@@ -221,3 +221,27 @@ def test_a_host_that_hears_nothing_ends_its_ranks_and_reports_no_end_of_their_wo
     assert kinds[:2] == ["hello", "started"]
     assert set(kinds[2:]) == {"beat"}
     assert not any(psutil.pid_exists(pid) for pid in reports[1]["pids"])
+
+
+ANOTHER_HOST = """
+import json, sys
+hello = {"host": "far", "shared": True, "versions": {}, "address": "fd00::2", "interface": "eth0", "port": 1}
+print(json.dumps({"report": "hello", **hello}), flush=True)
+sys.stdin.read()
+"""
+"""An ssh whose hosts have IPv6 alone, and another version of this code."""
+
+
+def test_hosts_are_unfit_under_the_key_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "host.py").write_text(ANOTHER_HOST)
+    ssh = [sys.executable, str(tmp_path / "host.py")]
+    launcher = {"type": "ssh", "hosts": [{"host": "near"}], "engine_hosts": [{"host": "far"}], "ssh": ssh}
+    rollout = {"engine": "vllm", "placement": "dedicated"}
+    run = make_run(tmp_path, tmp_path / "run", rollout=rollout, launcher=launcher)
+    finish(start([sys.executable, "-m", "pipelines.launchers.ssh.head", str(run)]), expect=2)
+    problems = json.loads((run / "problems.json").read_text())
+    assert [(problem["message"], problem["path"]) for problem in problems] == [
+        ("near has other versions", ["launcher", "hosts"]),
+        ("far has engines and is reached by IPv6", ["launcher", "engine_hosts"]),
+        ("far has other versions", ["launcher", "engine_hosts"]),
+    ]

@@ -131,9 +131,13 @@ class SshHead:
     def _unfit(self, connections: Sequence[Connection]) -> list[Issue]:
         """What keeps these hosts from training together."""
         here, issues = machine_versions(), []
-        path = ("launcher", "hostfile" if self._launcher.hostfile else "hosts")
         for connection in connections:
-            name = connection.host.host
+            name, address = connection.host.host, connection.hello["address"]
+            key = "engine_hosts" if connection.engines else "hostfile" if self._launcher.hostfile else "hosts"
+            path = ("launcher", key)
+            if connection.engines and ":" in address:
+                hint = 'write launcher.ssh: [ssh, "-4"], or a launcher.interface with an IPv4 address'
+                issues.append(Issue(f"{name} has engines and is reached by IPv6", path, given=address, hint=hint))
             if not connection.hello["shared"]:
                 hint = "launcher ssh needs RPG_HOME on a file system that all hosts share, at the same path"
                 issues.append(Issue(f"{name} does not see the run's directory", path, hint=hint))

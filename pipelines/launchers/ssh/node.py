@@ -127,6 +127,8 @@ class Node:
                 raise _EndOfOrdersError
             self.processes.stop()
         elif order["order"] == "kill":
+            if self.share and self.processes is None:  # it still waits for GPUs: else it would seem lost
+                self._report("ended", codes=[None] * (self.share.ranks or self.share.engines))
             raise _EndOfOrdersError
 
     def _report(self, report: str, **fields: Any) -> None:
