@@ -52,6 +52,15 @@ def test_the_weights_are_written_before_vllm_reads_them_on_its_own_streams(
     assert init_info.packed, "else all gathered or merged weights would live at once"
 
 
+def test_an_engine_on_another_machine_meets_the_sender_at_the_address_at_which_that_has_reached_it(
+    tmp_path: Path,
+) -> None:
+    chosen = settings(tmp_path, "nccl")
+    source = weight_transfer._source(tmp_path)
+    assert weight_transfer._init_info(chosen, source, sender_address="127.0.0.2").master_address == "127.0.0.2"
+    assert weight_transfer._init_info(chosen, source).master_address == "127.0.0.1"
+
+
 def test_opening_a_transfer_leaves_the_trainers_process_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
