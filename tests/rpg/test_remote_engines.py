@@ -52,9 +52,8 @@ def in_a_thread(work: Callable[[], Any]) -> "Future[Any]":
     return future
 
 
-@pytest.mark.usefixtures("store")
 def test_an_engine_meets_its_own_rank_whoever_else_has_connected_before(
-    port: int, monkeypatch: pytest.MonkeyPatch
+    store: TCPStore, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listening: Future[Any] = Future()
 
@@ -70,8 +69,16 @@ def test_an_engine_meets_its_own_rank_whoever_else_has_connected_before(
     with socket.create_connection(place) as babbler:
         babbler.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
     socket.create_connection(place).close()
+    with pytest.raises(MeetingError, match="who says in the store where engine 3 is has another launch's key"):
+        meet_engine(3, ANOTHER, serves=False)
+    left = store.get("rpg/engine/3")
+    _, where = json.loads(left)
+    store.set("rpg/engine/3", json.dumps([meeting._proof(3, where, ANOTHER), where]))
     with pytest.raises(MeetingError, match=r"who listens at 127\.0\.0\.2:\d+ for engine 3 has another launch's key"):
         meet_engine(3, ANOTHER, serves=False)
+    with pytest.raises(MeetingError, match="who says in the store"):
+        meet_engine(3, OURS, serves=False)
+    store.set("rpg/engine/3", left.decode())
     met = meet_engine(3, OURS, serves=False)
     assert (met.host, met.own_address) == (socket.gethostname(), "127.0.0.1")
     there: Connection[Any, Any] = engine.result(30)
@@ -89,7 +96,7 @@ def test_one_who_connects_and_says_nothing_does_not_keep_the_rank_away(
 ) -> None:
     monkeypatch.setattr(meeting, "_PROOF_SECONDS", 1)
     engine = in_a_thread(lambda: await_rank(0, "127.0.0.1", OURS, ("127.0.0.1", port)))
-    address, listens_at, _ = json.loads(store.get("rpg/engine/0"))
+    address, listens_at, _ = json.loads(json.loads(store.get("rpg/engine/0"))[1])
     with socket.create_connection((address, listens_at)):
         met = meet_engine(0, OURS, serves=False)
     time.sleep(1.1)  # which is no limit once they have met

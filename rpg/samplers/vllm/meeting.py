@@ -5,6 +5,7 @@ MASTER_PORT; the rank connects. Before either reads an object, which may run any
 launch's key, as `multiprocessing.connection` does. What they say after that is not encrypted, as between ranks.
 """
 
+import hmac
 import json
 import os
 import socket
@@ -55,7 +56,8 @@ def await_rank(number: int, address: str, key: bytes, store: tuple[str, int]) ->
     """
     with socket.create_server((address, 0)) as listener:
         ranks_store = _store(*store, serves=False)
-        ranks_store.set(_place(number), json.dumps([address, listener.getsockname()[1], socket.gethostname()]))
+        place = json.dumps([address, listener.getsockname()[1], socket.gethostname()])
+        ranks_store.set(_place(number), json.dumps([_proof(number, place, key), place]))
         while True:
             accepted, _ = listener.accept()
             connection = _prepared(accepted, _PROOF_SECONDS)
@@ -87,7 +89,10 @@ def meet_engine(number: int, key: bytes, *, serves: bool, seconds: float = MEETI
         store.wait([_place(number)], timedelta(seconds=seconds))
     except DistStoreError:
         raise MeetingError(f"engine {number} has not said within {seconds:g} s where it is") from None
-    address, port, host = json.loads(store.get(_place(number)))
+    proof, place = json.loads(store.get(_place(number)))
+    if not hmac.compare_digest(proof, _proof(number, place, key)):
+        raise MeetingError(f"who says in the store where engine {number} is has another launch's key")
+    address, port, host = json.loads(place)
     try:
         reached = socket.create_connection((address, port))
         own_address = reached.getsockname()[0]
@@ -113,6 +118,12 @@ def _store(host: str, port: int, *, serves: bool) -> "TCPStore":
 def _place(number: int) -> str:
     """The key in the store under which an engine says where it is."""
     return f"rpg/engine/{number}"
+
+
+def _proof(number: int, place: str, key: bytes) -> str:
+    """Shows that an engine with the key has left its place. A rank that another sent to a place of his would prove to
+    the engine, through him, that he has the key."""
+    return hmac.new(key, f"{number} {place}".encode(), "sha256").hexdigest()
 
 
 def _prepared(reached: socket.socket, patience: int) -> "Connection[Any, Any]":
