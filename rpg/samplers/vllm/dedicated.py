@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rpg.processes.standstill import show_work
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.engine_process import Call, Reply
 from rpg.samplers.vllm.weight_transfer import WeightTransfer, open_transfer
@@ -170,11 +169,9 @@ class DedicatedSampler:
             while not self._connection.poll(_POLL_SECONDS):
                 if self._process.has_ended() and not self._connection.poll():
                     raise self._process.end_error(method)
-            reply = self._connection.recv()
+            return self._connection.recv()
         except (EOFError, OSError):
             raise self._process.end_error(method) from None
-        show_work()  # for an engine on another machine, which shows none
-        return reply
 
     def _result(self, method: str, kind: str, value: Any) -> Any:
         if kind == "spec_error":
