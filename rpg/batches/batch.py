@@ -188,6 +188,8 @@ class Microbatch:
     response has a row of its own."""
     sources: Tensor
     """Positions in the flattened input ids whose hidden state predicts a sampled token, row by row. [n]"""
+    host_sources: Tensor
+    """The same on the host, where they can be read without waiting for the device. [n]"""
     targets: Tensor
     """Those sampled tokens. [n]"""
     tokens: Tensor
@@ -260,6 +262,7 @@ def microbatch(step: StepRollouts, rows: Rows, device: torch.device, *, packed: 
         input_ids=on_device(input_ids.reshape(1 if packed else len(index), -1)),
         packed=tuple(_families(lengths, prompt_lengths, layout.prompt_owners)) if packed else (),
         sources=on_device(sources),
+        host_sources=torch.from_numpy(sources),
         targets=on_device(step.token_ids[tokens][sampled]),
         tokens=on_device(sampled_tokens),
         response_mask=on_device(mask.reshape(len(index), longest)),

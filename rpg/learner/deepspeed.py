@@ -113,7 +113,9 @@ class Learner:
         differentiable, and the entropies where there is an entropy bonus."""
         show_work()
         packing = Packing(batch.packed, self.device) if batch.packed else None
-        logprobs, entropies = self._packed(batch.input_ids, batch.sources, batch.targets, packing=packing)
+        logprobs, entropies = self._packed(
+            batch.input_ids, batch.sources, batch.targets, packing=packing, host_sources=batch.host_sources
+        )
         if self._sequence_group and not self._sequence_group.leads:
             # What was computed here is another rank's; its gradient comes this way, so the loss must hang on it.
             logprobs, entropies = (
@@ -122,11 +124,20 @@ class Learner:
         return logprobs, entropies
 
     def _packed(
-        self, input_ids: Tensor, sources: Tensor, targets: Tensor, packing: Packing | None = None
+        self,
+        input_ids: Tensor,
+        sources: Tensor,
+        targets: Tensor,
+        packing: Packing | None = None,
+        host_sources: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """See `Policy.forward`; a packed row is the group's where ranks share their rows."""
+        """See `Policy.forward`; a packed row is the group's where ranks share their rows. Without `host_sources`, which
+        are the sources on the host, such a row waits for the device."""
         if self._sequence_group and packing:
-            return self._sequence_group.logprobs(self._engine, input_ids, sources, targets, packing=packing)
+            on_host = sources.cpu() if host_sources is None else host_sources
+            return self._sequence_group.logprobs(
+                self._engine, input_ids, sources, targets, packing=packing, host_sources=on_host
+            )
         logprobs, entropies = self._engine(input_ids, sources, targets, packing=packing)
         return logprobs, entropies
 

@@ -66,20 +66,33 @@ class SequenceGroup:
         return ranks.rank() == self.first
 
     def logprobs(
-        self, policy: Policy, input_ids: Tensor, sources: Tensor, targets: Tensor, *, packing: Packing
+        self,
+        policy: Policy,
+        input_ids: Tensor,
+        sources: Tensor,
+        targets: Tensor,
+        *,
+        packing: Packing,
+        host_sources: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """What the policy gives of the first rank's row, on every rank of the group. [n] each
 
         Args:
             policy: takes what this takes, of a piece of the row; see `rpg.learner.policy.Policy`.
             input_ids: a packed row [1, L]. This and what follows count on the group's first rank alone.
+            host_sources: the sources on the host, so that nothing here waits for the device. [n]
 
         A gradient flows back from the first rank's result alone, to the weights of every rank, each its part of it:
         summed over the ranks that is the whole.
         """
-        row = self._from_first(_Row(input_ids, sources, targets, packing.families))
-        part = _PackedPart(row, part=ranks.rank() - self.first, parts=self.size, attention=self._attention)
-        mine = torch.nonzero((row.sources >= part.start) & (row.sources < part.end))[:, 0]
+        # A source is in the part of one rank.
+        owners = host_sources // _part_length(input_ids, self.size)
+        counts = tuple(torch.bincount(owners, minlength=self.size).tolist())
+        row = self._from_first(_Row(input_ids, sources, targets, packing.families, counts))
+        place = ranks.rank() - self.first
+        part = _PackedPart(row, part=place, parts=self.size, attention=self._attention)
+        is_mine = (row.sources >= part.start) & (row.sources < part.end)
+        mine = torch.nonzero_static(is_mine, size=row.counts[place])[:, 0]
         logprobs, entropies = policy(part.input_ids, row.sources[mine] - part.start, row.targets[mine], packing=part)
         packing.layers += part.layers
         collect: Callable[..., Tensor] = _Collected.apply
@@ -88,16 +101,17 @@ class SequenceGroup:
 
     def _from_first(self, row: "_Row") -> "_Row":
         """The first rank's row on all ranks of the group; tensors stay on their device."""
-        sizes: list[Any] = [(row.input_ids.shape[1], len(row.sources), row.families) if self.leads else None]
+        sizes: list[Any] = [(row.input_ids.shape[1], row.families, row.counts) if self.leads else None]
         dist.broadcast_object_list(sizes, src=self.first, group=self._group, device=torch.device("cpu"))
-        length, count, families = sizes[0]
+        length, families, counts = sizes[0]
+        count = sum(counts)
         if self.leads:
             numbers = torch.cat([row.input_ids[0], row.sources, row.targets])
         else:
             numbers = row.input_ids.new_empty(length + 2 * count)
         dist.broadcast(numbers, src=self.first, group=self._group)
         input_ids, sources, targets = torch.split(numbers, [length, count, count])
-        return _Row(input_ids[None], sources, targets, families)
+        return _Row(input_ids[None], sources, targets, families, counts)
 
 
 def check_heads(size: int, *, heads: int, key_heads: int) -> None:
@@ -122,6 +136,13 @@ class _Row:
     sources: Tensor
     targets: Tensor
     families: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+    """How many of the sources are in each rank's part."""
+
+
+def _part_length(input_ids: Tensor, parts: int) -> int:
+    """Tokens of each part of a row [1, L]; the last part may be filled up."""
+    return -(-input_ids.shape[1] // parts)
 
 
 class _PackedPart(Packing):
@@ -132,7 +153,7 @@ class _PackedPart(Packing):
         super().__init__((*row.families, *([(missing,)] if missing else [])), row.input_ids.device)
         self._attention = attention
         filled = torch.cat([row.input_ids, row.input_ids.new_zeros(1, missing)], dim=1)
-        length = filled.shape[1] // parts
+        length = _part_length(row.input_ids, parts)
         self.start, self.end = part * length, (part + 1) * length
         self.input_ids = filled[:, self.start : self.end]
         """[1, L / parts]"""

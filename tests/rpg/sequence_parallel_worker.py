@@ -50,10 +50,10 @@ def main(base: Path, size: int, precision: str) -> None:
         parameter.grad = torch.zeros_like(parameter)
     known = [held for weight in policy.parameters() for held in (weight, weight.grad)]
     with PeakMemory(known) as memory:
-        together = group.logprobs(policy, *given, packing=packing)
+        together = group.logprobs(policy, *given, packing=packing, host_sources=given[1])
         (weights * together[0]).sum().backward()
     policy.zero_grad(set_to_none=True)
-    together = group.logprobs(policy, *given, packing=packing)
+    together = group.logprobs(policy, *given, packing=packing, host_sources=given[1])
     received = [ranks.total(gradient) * (size / ranks.world_size()) for gradient in gradients(*together)]
     print(
         json.dumps(

@@ -3,6 +3,7 @@
 On the device `meta` tensors have no values, so that whatever would wait for a GPU is an error there.
 """
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from rpg.batches.minibatches import cut, plan_step
 from rpg.learner.deepspeed import deepspeed_config
 from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.policy import Policy
+from rpg.learner.sequence_parallel import SequenceGroup
 from rpg.metrics import UpdateMetrics
 from rpg.trainer import Trainer
 from specs.schema.experiment import Experiment
@@ -80,6 +82,32 @@ def spec_of(changes: dict[str, Any]) -> Experiment:
 )
 def test_a_pass_reads_no_value_and_copies_none_to_the_host(changes: dict[str, Any], packed: bool) -> None:
     make_passes(spec_of(changes), torch.device("meta"), packed=packed)
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is the first of two ranks, of which the other is not there: what they exchange is not sent."""
+    import deepspeed.comm.comm
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    monkeypatch.setattr(deepspeed.comm.comm, "cdb", None)
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    deepspeed.init_distributed("fake", verbose=False)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_pass_whose_row_ranks_share_reads_no_value_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sharing(PlainLearner):
+        def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
+            packing = Packing(batch.packed, self.device)
+            given = batch.input_ids, batch.sources, batch.targets
+            group = SequenceGroup(2, self.policy.model.config)
+            return group.logprobs(self.policy, *given, packing=packing, host_sources=batch.host_sources)
+
+    monkeypatch.setitem(globals(), "PlainLearner", Sharing)
+    make_passes(spec_of(OBJECTIVES[0]), torch.device("meta"), packed=True)
 
 
 def test_deepspeed_does_not_time_passes_for_which_it_would_wait_for_the_gpu() -> None:
