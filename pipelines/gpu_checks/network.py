@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Sequence
+from itertools import zip_longest
 from statistics import median
 
 import torch
@@ -17,22 +19,23 @@ _REPEATS = 5
 
 
 def all_reduce_between_pairs(bench: Bench) -> Figures:
-    """Rate of an all-reduce between two ranks, of every pair, in GB/s: bytes of the tensor over seconds.
+    """Rate of an all-reduce between two ranks, of the pairs of `rounds_of_pairs`, in GB/s: bytes of the tensor over
+    seconds.
 
-    With two ranks that is the rate in each direction. As many pairs as there is room for work at the same time, in
-    rounds as of a tournament, so that a link that pairs share shows what each gets of it.
+    With two ranks that is the rate in each direction. The pairs of a round work at the same time, so that a link that
+    pairs share shows what each gets of it.
     """
     rates: dict[tuple[int, int], float] = {}
-    size = ranks.world_size()
-    for pairs in tournament(size):
-        groups = {pair: dist.new_group(list(pair)) for pair in pairs}  # all ranks make all groups
+    hosts = ranks.gather(os.environ.get("CROSS_RANK", "0"))
+    for pairs in rounds_of_pairs(hosts):
         mine = next((pair for pair in pairs if ranks.rank() in pair), None)
-        rate = _rate(bench.device, groups[mine]) if mine else 0.0
+        # Formed by the two ranks alone: a group that all ranks form takes them the longer the more they are.
+        group = dist.new_group(list(mine), use_local_synchronization=True) if mine else None
+        rate = _rate(bench.device, group) if group else 0.0
         for pair, measured in filter(None, ranks.gather((mine, rate) if mine else None)):
             rates[pair] = measured
-        for group in groups.values():
+        if group:
             dist.destroy_process_group(group)
-    hosts = ranks.gather(os.environ.get("CROSS_RANK", "0"))
     figures: Figures = {}
     for kind, same in (("within_hosts", True), ("between_hosts", False)):
         chosen = {pair: rate for pair, rate in rates.items() if (hosts[pair[0]] == hosts[pair[1]]) == same}
@@ -46,6 +49,32 @@ def all_reduce_between_pairs(bench: Bench) -> Figures:
                 f" {kind.replace('_', ' ')} is {middle:.3g}"
             )
     return figures
+
+
+def rounds_of_pairs(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
+    """Which ranks meet in which round: first every two of a host, on all hosts at a time, then of every two hosts
+    the first rank of one with the first of the other, the second with the second, and so on.
+
+    That takes about as many rounds as a host has ranks and there are hosts; every two of all ranks would take as many
+    as there are ranks.
+
+    Args:
+        hosts: of each rank, its host.
+
+    >>> rounds_of_pairs(["a", "a", "b", "b"])
+    [[(0, 1), (2, 3)], [(0, 2), (1, 3)]]
+    """
+    members = [[rank for rank, name in enumerate(hosts) if name == host] for host in dict.fromkeys(hosts)]
+    within = zip_longest(*(tournament(len(host)) for host in members), fillvalue=())
+    rounds = [
+        [(host[one], host[two]) for host, pairs in zip(members, meetings, strict=True) for one, two in pairs]
+        for meetings in within
+    ]
+    between = (
+        [pair for one, two in pairs for pair in zip(members[one], members[two], strict=False)]
+        for pairs in tournament(len(members))
+    )
+    return [pairs for pairs in [*rounds, *between] if pairs]
 
 
 def tournament(size: int) -> list[list[tuple[int, int]]]:

@@ -6,6 +6,7 @@ On CPUs they are the same work with gloo in place of NCCL; the tests marked `gpu
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,7 +23,7 @@ from pipelines.gpu_checks import engines, numerics, rank
 from pipelines.gpu_checks.catalogue import CHECKS
 from pipelines.gpu_checks.check import Bench, CheckFailedError, Result
 from pipelines.gpu_checks.models import TINY, make_model
-from pipelines.gpu_checks.network import tournament
+from pipelines.gpu_checks.network import rounds_of_pairs, tournament
 from pipelines.gpu_checks.session import check_gpus
 from pipelines.home import Home
 from rpg.learner.packing import Packing
@@ -61,6 +62,22 @@ def test_every_two_ranks_meet_once(size: int) -> None:
     assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(range(size), 2))
     for pairs in rounds:
         assert len({player for pair in pairs for player in pair}) == 2 * len(pairs)
+
+
+def test_of_64_hosts_every_two_and_every_link_within_one_are_tried_in_70_rounds() -> None:
+    hosts = [str(rank // 8) for rank in range(512)]
+    rounds = rounds_of_pairs(hosts)
+    assert len(rounds) == 7 + 63
+    for pairs in rounds:
+        assert len({rank for pair in pairs for rank in pair}) == 512
+    within = [pair for pairs in rounds[:7] for pair in pairs]
+    assert sorted(within) == [pair for pair in combinations(range(512), 2) if hosts[pair[0]] == hosts[pair[1]]]
+    between = [(hosts[one], hosts[two]) for pairs in rounds[7:] for one, two in pairs]
+    assert Counter(between) == dict.fromkeys(combinations(dict.fromkeys(hosts), 2), 8)
+
+
+def test_on_hosts_of_different_size_all_ranks_of_the_smaller_one_meet_the_larger_one() -> None:
+    assert rounds_of_pairs(["a", "a", "a", "b"]) == [[(1, 2)], [(0, 2)], [(0, 1)], [(0, 3)]]
 
 
 @pytest.mark.parametrize("name", NAMES)
