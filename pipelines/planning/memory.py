@@ -51,7 +51,8 @@ class MemoryEstimate:
     weights: int
     gradients: int
     buckets: int
-    """Room in which ZeRO adds gradients up over the ranks; twice where the backward pass goes on meanwhile."""
+    """Room in which ZeRO adds gradients up over the ranks; twice where the backward pass goes on meanwhile. With the
+    optimizer on the host also room for the largest weight's gradient on its way there."""
     optimizer: int
     reference: int
     sampler: int
@@ -131,7 +132,7 @@ def memory_estimate(experiment: Experiment, shape: ModelShape) -> MemoryEstimate
         weights=0 if training.offload.parameters else _shard(weights, training, 3),
         # Gradients are added up in float32; from stage 2 on a rank keeps its share of them.
         gradients=trained * 4 // (training.ranks if stage > 1 else 1),
-        buckets=_buckets(trained, experiment, size) if stage else 0,
+        buckets=_buckets(trained, experiment, size) + _staged(shape, training) * size if stage else 0,
         optimizer=0 if training.offload.optimizer else optimizer // (training.ranks if stage else 1),
         reference=_shard(reference, training, 3),
         sampler=0 if rollout.memory_share or rollout.reads_learner(training.zero_stage) else shape.parameters * size,
@@ -226,6 +227,16 @@ def _buckets(trained: int, experiment: Experiment, size: int) -> int:
         return min(trained, REDUCED_PARAMETERS) * size
     overlaps = training.ranks > 1 and training.deepspeed_stage == 2 and not training.lora
     return REDUCED_PARAMETERS * size * (2 if overlaps else 1)
+
+
+def _staged(shape: ModelShape, training: Training) -> int:
+    """Elements of the buffer through which gradients go to an optimizer on the host: the largest trained weight's. At
+    ZeRO 3 there is none."""
+    if not training.offload.optimizer or training.deepspeed_stage == 3:
+        return 0
+    if training.lora:
+        return training.lora.rank * max(shape.hidden_size, shape.attention_size, shape.intermediate_size)
+    return shape.hidden_size * max(shape.vocab_size, shape.intermediate_size)
 
 
 def _shard(size: int, training: Training, from_stage: int) -> int:

@@ -256,6 +256,21 @@ def test_a_second_bucket_is_there_where_gpus_add_gradients_up_during_the_backwar
     assert (on_gpu.overlap_comm, on_cpu.overlap_comm) == (by_default or buckets == 2, by_default)
 
 
+def test_with_the_optimizer_on_the_host_the_largest_gradient_is_staged_on_the_way_there(tmp_path: Path) -> None:
+    def buckets(*changes: str) -> int:
+        spec = experiment(tmp_path, "qwen3", "training.precision=bfloat16", *changes)
+        shape = model_shape(spec)
+        assert shape is not None
+        return memory_estimate(spec, replace(shape, vocab_size=151_936, hidden_size=2560)).buckets
+
+    away = "training.offload.optimizer=true"
+    of_4b = 2 * 151_936 * 2560  # 0.8 GB of bfloat16
+    assert buckets("training.zero_stage=2", away) == buckets("training.zero_stage=2") + of_4b
+    assert buckets("training.zero_stage=3", away) == buckets("training.zero_stage=3")
+    adapters = ("training.zero_stage=2", "training.lora={rank: 2}")
+    assert buckets(*adapters, away) == buckets(*adapters) + 2 * 2 * 2560
+
+
 def test_a_behaviour_reference_costs_no_memory_and_a_snapshot_a_second_model(tmp_path: Path) -> None:
     behaviour = experiment(tmp_path)
     shape = model_shape(behaviour)
