@@ -129,6 +129,28 @@ def test_an_engine_on_a_gpu_does_not_round_logits_and_leaves_other_gpus_random_s
     assert engine._own_gpu() == [3]
 
 
+def test_an_engine_that_dies_while_the_transfer_is_opened_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def call(_: str, *, method: str, arguments: dict[str, Any]) -> None:
+        assert method == "init_weight_transfer_engine"
+        given.update(arguments["init_info"])
+        time.sleep(0.2)  # by then vLLM waits for the engine at that port
+        raise EngineProcessError("the engine's process ended by signal 9 in call_workers")
+
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    with pytest.raises(EngineProcessError, match="ended by signal 9"):
+        weight_transfer.open_transfer(settings(tmp_path, "nccl"), call)
+    [waiting] = [thread for thread in threading.enumerate() if thread.name == "transfer"]
+    assert waiting.daemon, "else this process could not end"
+    late = torch.distributed.TCPStore(given["master_address"], given["master_port"], 2, use_libuv=False)
+    waiting.join(30)
+    assert not waiting.is_alive()
+    del late
+
+
 class WaitingGroup:
     """A communicator whose broadcast waits for a peer that never comes, until it is aborted."""
 
@@ -160,7 +182,7 @@ def test_an_engine_that_dies_in_the_middle_ends_the_broadcast_and_is_named(monke
             raise EngineProcessError("the engine's process ended by signal 9 in call_workers")
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
-    client = weight_transfer._Client(call, lambda: sender.shutdown())
+    client = weight_transfer._Client(call, lambda _: None, lambda: sender.shutdown())
     sender = NCCLTrainerWeightTransferEngine(client=client, source=OneWeight(), packed=False)
     sender.model_update_group = WaitingGroup()
     with pytest.raises(EngineProcessError, match="ended by signal 9"):

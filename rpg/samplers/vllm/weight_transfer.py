@@ -6,10 +6,12 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
@@ -127,16 +129,36 @@ class VllmTransfer:
     """
 
     def __init__(self, settings: EngineSettings, call: CallFn, *, sends: bool = True, sender_address: str = "") -> None:
-        """`sends`: whether this rank holds the engine; else it has its buffer read. The rest: see `open_transfer`."""
+        """`sends`: whether this rank holds the engine; else it has its buffer read. The rest: see `open_transfer`.
+
+        Raises:
+            EngineProcessError: the engine failed or is gone.
+        """
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
         self._call = call
         self._source = _source(settings.weights_dir)
         info = _init_info(settings, self._source, sends=sends, sender_address=sender_address)
-        with process_restored():  # else vLLM would leave the learner's thread on a CUDA stream of its own
-            self._sender: Any = WeightTransferTrainerFactory.trainer_init(
-                info, client=_Client(call, self.close), source=self._source
-            )
+        ended: SimpleQueue[Any] = SimpleQueue()
+        client = _Client(call, ended.put, self.close)
+        device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+        def open_sender() -> None:
+            if device is not None:
+                torch.cuda.set_device(device)
+            try:
+                with process_restored():
+                    sender = WeightTransferTrainerFactory.trainer_init(info, client=client, source=self._source)
+            except BaseException as error:
+                sender = error
+            ended.put(sender)
+
+        # vLLM waits for the engine's processes, in NCCL for ever. Where the engine ends meanwhile, that wait goes on in
+        # its thread, which does not keep this process from ending.
+        threading.Thread(target=open_sender, name="transfer", daemon=True).start()
+        self._sender: Any = ended.get()
+        if isinstance(self._sender, BaseException):
+            raise self._sender
 
     def send(self, weights: Weights, policy_version: int) -> None:
         """The engine drops what the old weights cached before it says that it holds the new ones.
@@ -179,16 +201,23 @@ def _init_info(settings: EngineSettings, source: Any, *, sends: bool = True, sen
 class _Client:
     """vLLM's weight-sync protocol, spoken over the engine's connection: vLLM's workers have these methods."""
 
-    def __init__(self, call: CallFn, abort: Callable[[], None]) -> None:
-        """`abort`: ends the broadcast that the sender is in meanwhile."""
+    def __init__(self, call: CallFn, fail: Callable[[BaseException], None], abort: Callable[[], None]) -> None:
+        """`fail`: is told what ends the engine's part in opening the transfer. `abort`: ends the broadcast that the
+        sender is in meanwhile."""
         self._call = call
+        self._fail = fail
         self._abort = abort
 
     def _workers(self, method: str, **arguments: Any) -> None:
         self._call("call_workers", method=method, arguments=arguments)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._workers("init_weight_transfer_engine", init_info=init_info)
+        """vLLM calls it in a thread of its own for nccl, beside the wait for the engine's processes."""
+        try:
+            self._workers("init_weight_transfer_engine", init_info=init_info)
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def start_weight_update(self) -> None:
         self._workers("start_weight_update")
