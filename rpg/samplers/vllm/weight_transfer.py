@@ -144,9 +144,9 @@ class VllmTransfer:
         device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
         def open_sender() -> None:
-            if device is not None:
-                torch.cuda.set_device(device)
             try:
+                if device is not None:  # a thread begins with the first one
+                    torch.cuda.set_device(device)
                 with process_restored():
                     sender = WeightTransferTrainerFactory.trainer_init(info, client=client, source=self._source)
             except BaseException as error:
