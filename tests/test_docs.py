@@ -154,8 +154,9 @@ def commands_named() -> list[tuple[str, list[str]]]:
 
 
 def test_commands_and_options_named_in_the_docs_exist() -> None:
+    rpg = typer.main.get_command(app)
     for where, (_, *words) in commands_named():
-        command = typer.main.get_command(app)
+        command = rpg
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
         shown = f"{where} names `rpg {' '.join(words)}`"

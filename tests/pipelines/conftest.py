@@ -1,26 +1,35 @@
 """Homes for tests that run real experiments: data, base model and the Prefect database are made once a session."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live import SPEC, Lab
+from filelock import FileLock
+from live import SPEC, Lab, copy_prefect_database
 from server_profile import IS_INSTALLED, ServerLab, server_profile
 
 
 @pytest.fixture(scope="session")
 def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which the tiny experiment has run once, to its end."""
-    directory = tmp_path_factory.mktemp("prepared")
+    """A home in which the tiny experiment has run once, to its end. Who needs it first makes it for all workers."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent  # each worker has a part of it
+    directory = directory / "prepared"
+    directory.mkdir(exist_ok=True)
     lab = Lab(directory / "home", directory / "tiny.yaml")
-    lab.spec.write_text(SPEC)
-    try:
-        result = lab.rpg("run", str(lab.spec))
-    finally:
-        lab.clean_up()
-    assert result.code == 0, result.err
+    with FileLock(directory / "lock"):
+        if not (directory / "made").exists():
+            lab.spec.write_text(SPEC)
+            try:
+                result = lab.rpg("run", str(lab.spec))
+            finally:
+                lab.clean_up()
+            assert result.code == 0, result.err
+            (directory / "made").touch()
     return lab.root
 
 
@@ -29,9 +38,7 @@ def lab(prepared_home: Path, tmp_path: Path) -> Iterator[Lab]:
     """A home of its own with the shared stages published and an empty run history."""
     lab = Lab(tmp_path / "home", tmp_path / "tiny.yaml")
     shutil.copytree(prepared_home / "artifacts", lab.root / "artifacts")
-    # With its write-ahead log: the database file alone is older than the last commits.
-    ignored = shutil.ignore_patterns("*.json", "*.toml")
-    shutil.copytree(prepared_home / "prefect", lab.root / "prefect", ignore=ignored)
+    copy_prefect_database(prepared_home, lab.root)
     lab.spec.write_text(SPEC)
     yield lab
     lab.clean_up()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from live import SPEC, Lab
+from live import SPEC, Lab, copy_prefect_database
 
 from tests.rpg.tiny_run import finish, start
 
@@ -36,13 +36,14 @@ def spec() -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the package, a spec that names it, and the home of its finished run."""
     directory = tmp_path_factory.mktemp("installed")
     shutil.copytree(PACKAGES, directory / "packages")
     (directory / "more.txt").write_text("10101\n")
     (directory / "spec.yaml").write_text(spec())
     lab = Lab(directory / "home", directory / "spec.yaml")
+    copy_prefect_database(prepared_home, lab.root)
     try:
         with pytest.MonkeyPatch.context() as patch:
             install(patch, directory)

@@ -1,28 +1,37 @@
-"""`python -m tests.rpg.several_runs RUN_DIR...`: the trainer for one run after another, each in a process of its own.
+"""`python -m tests.rpg.several_runs`: the trainer for one run after another, each in a process of its own.
 
-The processes are forks of one that has imported torch and DeepSpeed, which takes longer than a tiny run.
+The processes are forks of one that has imported torch and DeepSpeed, which takes longer than a tiny run. Each line of
+stdin names a run's directory and a file for what its trainer prints; the answer on stdout is the trainer's exit code.
 """
 
+import json
 import multiprocessing
+import os
 import sys
 from pathlib import Path
 
-from rpg.processes.parent import share_cores
+from rpg.processes.parent import die_with_parent, share_cores
 from rpg.train import main
 
 
-def train(run_dir: str) -> None:
+def train(run_dir: str, printed: str) -> None:
     """As `python -m rpg.train RUN_DIR`."""
+    with Path(printed).open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     sys.exit(main(Path(run_dir)))
 
 
 if __name__ == "__main__":
+    die_with_parent()
     share_cores()
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed  # noqa: F401
+
     import rpg.parts  # noqa: F401
 
-    for run_dir in sys.argv[1:]:
-        process = multiprocessing.get_context("fork").Process(target=train, args=(run_dir,))
+    for line in sys.stdin:
+        process = multiprocessing.get_context("fork").Process(target=train, args=json.loads(line))
         process.start()
         process.join()
-        if process.exitcode != 0:
-            sys.exit(1)
+        print(process.exitcode, flush=True)

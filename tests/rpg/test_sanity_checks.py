@@ -3,7 +3,6 @@ trained by the real trainer, their records held against formulas written out her
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import specs
 from rpg.certificate.certificate import certify
 from specs.document import Cell, expand
 from specs.loader import load_document
-from tests.rpg.tiny_run import finish, rows, start
+from tests.rpg.tiny_run import rows, train
 
 pytestmark = pytest.mark.long
 SANITY = Path(specs.__file__).parent / "experiments" / "sanity"
@@ -52,8 +51,9 @@ def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
             "clip-sweep", inputs, runs, f"training.steps={len(STEPS)}", off_policy, only=tuple(SIDES)
         ),
     }
-    directories = [str(run_dir) for cells in found.values() for _, run_dir in cells.values()]
-    finish(start([sys.executable, "-m", "tests.rpg.several_runs", *directories]), seconds=900)
+    for cells in found.values():
+        for _, run_dir in cells.values():
+            train(run_dir)
     return found
 
 

@@ -1,6 +1,5 @@
 """Work that is left out, and the results that stay: responses without advantage, old logprobs that are known."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from safetensors.numpy import load_file
 
 from pipelines.launchers.local import local_command
 from rpg.advantages import with_signal
-from tests.rpg.tiny_run import finish, free_port, make_run, rows, start
+from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
 
 NO_DIVERGENCE = {
     "objective": {"type": "rpg", "divergence": "none"},
@@ -34,7 +33,8 @@ def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "trusting": ({}, {"trust_logprobs": True}),
     }
     runs = {name: new_run(inputs, where / name, *change) for name, change in changes.items()}
-    finish(start([sys.executable, "-m", "tests.rpg.several_runs", *map(str, runs.values())]))
+    for run_dir in runs.values():
+        train(run_dir)
     return runs
 
 

@@ -31,16 +31,13 @@ def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, P
     """Uninterrupted runs, by their staleness."""
     where = tmp_path_factory.mktemp("whole")
     runs = {staleness: new_run(inputs, where / str(staleness) / "run", staleness) for staleness in ROLLOUTS}
-    train_all(*runs.values())
+    for run_dir in runs.values():
+        train(run_dir)
     return runs
 
 
 def new_run(inputs: Path, where: Path, staleness: int) -> Path:
     return make_run(inputs, where, training=TRAINING, rollout=ROLLOUTS[staleness])
-
-
-def train_all(*runs: Path) -> None:
-    finish(start([sys.executable, "-m", "tests.rpg.several_runs", *map(str, runs)]))
 
 
 def test_each_batch_is_sampled_with_the_weights_that_the_rule_names(whole: dict[int, Path]) -> None:
@@ -76,7 +73,8 @@ def test_runs_that_go_on_with_batches_waiting_are_the_uninterrupted_ones_bit_for
         shutil.copytree(whole[2] / kept, crashed / kept)
     assert waiting(crashed, 3) == [4, 5]
     assert prompts_taken(crashed, 3) > 5 * 4, "prompts were taken in place of others, so the cursor counts no steps"
-    train_all(stopped, crashed)
+    train(stopped)
+    train(crashed)
     same_training(stopped, whole[1])
     same_training(crashed, whole[2])
 

@@ -145,12 +145,9 @@ def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
         "0": new_run(inputs, where / "0" / "run", **streaming()),
         "1": new_run(inputs, where / "1" / "run", **streaming(max_staleness=1)),
     }
-    train_all(*runs.values())
+    for run_dir in runs.values():
+        train(run_dir)
     return runs
-
-
-def train_all(*runs: Path) -> None:
-    finish(start([sys.executable, "-m", "tests.rpg.several_runs", *map(str, runs)]))
 
 
 def sampled(run_dir: Path) -> list[tuple[Any, ...]]:
@@ -185,8 +182,8 @@ def test_killed_streams_that_go_on_are_the_uninterrupted_ones_bit_for_bit(
     }
     for run_dir in killed.values():
         kill(run_dir)
-    train_all(*killed.values())
     for staleness, run_dir in killed.items():
+        train(run_dir)
         assert len(list((run_dir / "attempts").glob("*.json"))) == 2
         same_end(run_dir, whole[staleness])
 

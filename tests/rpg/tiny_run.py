@@ -1,10 +1,13 @@
 """A run small enough for a test: problems of two digits, a model of some thousand parameters, a run's directory."""
 
+import atexit
+import functools
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +107,30 @@ def finish(*processes: "subprocess.Popen[str]", expect: int = 0, seconds: float 
 
 
 def train(run_dir: Path, *, expect: int = 0) -> str:
-    """Trains until the process ends; returns what it printed."""
-    return finish(start([sys.executable, "-m", "rpg.train", str(run_dir)]), expect=expect)
+    """Trains until the process ends; returns what it printed.
+
+    The process is a fork of one that has imported what a trainer needs and waits for the next run: several_runs.
+    """
+    variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    trainers = _trainers(json.dumps(variables))
+    assert trainers.stdin
+    assert trainers.stdout
+    with tempfile.NamedTemporaryFile("r") as printed:
+        print(json.dumps([str(run_dir), printed.name]), file=trainers.stdin, flush=True)
+        code = trainers.stdout.readline()
+        output = printed.read()
+    assert code == f"{expect}\n", f"exit code {code}\n{output}"
+    return output
+
+
+@functools.cache
+def _trainers(_variables: str) -> "subprocess.Popen[str]":
+    """Trainers that begin with these environment variables. They end with this process."""
+    command = [sys.executable, "-m", "tests.rpg.several_runs"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    trainers = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(trainers.communicate)  # no more runs
+    return trainers
 
 
 def free_port() -> int:
