@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from live import wait_for
+from live import SPEC, Lab, wait_for
 from slurm_cluster import SlurmCluster
 
 from rpg.processes.engine_machines import KEY
@@ -66,4 +66,24 @@ def test_a_rank_that_fails_ends_the_job_for_good_though_it_never_met_its_engine(
     output = finish(head(run), expect=1)
     assert "KeyError" in output or "FileNotFoundError" in output
     assert cluster.command("scontrol", "show", "job", "1").count("Restarts=0") == 1
+    assert not cluster.processes()
+
+
+def test_evaluation_samples_with_engines_there_too(lab: Lab, cluster: SlurmCluster) -> None:
+    lab.spec.write_text(
+        SPEC.replace("steps: 6", "steps: 1")
+        .replace("head_dim: 16", "head_dim: 32")
+        .replace("engine: transformers", "engine: vllm, placement: dedicated, cpu_cache_gib: 0.25")
+        + "launcher: {type: slurm, engine_nodes: 1}\n"
+    )
+    done = lab.rpg("run", str(lab.spec), timeout=500)
+    assert done.code == 0, done.err
+    (run_id,) = lab.run_ids()
+    logs = {path.name: path.read_text() for path in (lab.home.run(run_id) / "logs").glob("*.log")}
+    for stage in ("train", "evaluate"):
+        assert "engines 0 to 0" in logs[f"{stage}-1-rpg2.log"]
+    assert "10 of 10 problems answered" in logs["evaluate-0-rpg1.log"]
+    assert lab.query("select count(distinct problem_id) from evaluation_samples")[0][0] == 10
+    assert '{"host": "rpg2", "engines": "0-0"' in lab.rpg("show", run_id).out
+    wait_for(lambda: not cluster.jobs(), what="the jobs to leave the queue")
     assert not cluster.processes()
