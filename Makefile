@@ -36,8 +36,8 @@ check: .venv/.dev  ## what pre-commit and CI run first: style, types, architectu
 	$(BIN)/pytest -q tests/test_architecture.py
 
 test: export OMP_NUM_THREADS := 1
-test: .venv/.dev  ## what CI runs: three files of tests at a time, which wait for what they start
-	$(BIN)/pytest -n 3 --dist loadfile
+test: .venv/.dev  ## what CI runs: a file of tests a core at a time
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 
 test-long: .venv/.dev  ## campaigns of minutes: kills, seeds, sweeps
 	$(BIN)/pytest -m long
