@@ -73,7 +73,6 @@ def test_a_plan_loads_what_it_looks_at_and_no_more(lab):
     assert not {"torch", "prefect", "duckdb", "optuna", "fsspec", "httpx"} & loaded
 
 
-@pytest.mark.long
 def test_another_number_of_samples_evaluates_again_and_trains_nothing(done):
     result = done.rpg("run", str(done.spec), overrides=("evaluation.samples_per_problem=3",))
     assert result.code == 0, result.err

@@ -1,7 +1,8 @@
 """`python -m tests.rpg.several_runs`: the trainer for one run after another, each in a process of its own.
 
 The processes are forks of one that has imported torch and DeepSpeed, which takes longer than a tiny run. Each line of
-stdin names a run's directory and a file for what its trainer prints; the answer on stdout is the trainer's exit code.
+stdin names the directory to begin in, a run's directory and a file for what its trainer prints; the answer on stdout
+is the trainer's exit code.
 """
 
 import json
@@ -14,8 +15,9 @@ from rpg.processes.parent import die_with_parent, share_cores
 from rpg.train import main
 
 
-def train(run_dir: str, printed: str) -> None:
-    """As `python -m rpg.train RUN_DIR`."""
+def train(directory: str, run_dir: str, printed: str) -> None:
+    """As `python -m rpg.train RUN_DIR` in a directory."""
+    os.chdir(directory)
     with Path(printed).open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -116,8 +116,14 @@ def train(run_dir: Path, *, expect: int = 0) -> str:
     assert trainers.stdin
     assert trainers.stdout
     with tempfile.NamedTemporaryFile("r") as printed:
-        print(json.dumps([str(run_dir), printed.name]), file=trainers.stdin, flush=True)
-        code = trainers.stdout.readline()
+        try:
+            print(json.dumps([os.getcwd(), str(run_dir), printed.name]), file=trainers.stdin, flush=True)
+            code = trainers.stdout.readline()
+            assert code, "the process that trainers are forks of has ended"
+        except BaseException:  # also when the test's time is up: the next run must not be given this one's answer
+            trainers.kill()
+            _trainers.cache_clear()
+            raise
         output = printed.read()
     assert code == f"{expect}\n", f"exit code {code}\n{output}"
     return output
@@ -128,7 +134,10 @@ def _trainers(_variables: str) -> "subprocess.Popen[str]":
     """Trainers that begin with these environment variables. They end with this process."""
     command = [sys.executable, "-m", "tests.rpg.several_runs"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    trainers = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    root = Path(__file__).parents[2]
+    trainers = subprocess.Popen(
+        command, cwd=root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     atexit.register(trainers.communicate)  # no more runs
     return trainers
 
