@@ -131,13 +131,16 @@ def _block(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
 def multiplies_into_float32(device: torch.device) -> bool:
     """Whether torch has products of bfloat16 matrices with a float32 result there, alone and added to another matrix.
 
-    On a CPU it has none. On a GPU without them the output head takes many times as long.
+    On a CPU it has none. On a GPU without them the output head takes many times as long. Raises torch's error where
+    the GPU has no memory left to try them.
     """
     one = torch.ones(1, 1, dtype=torch.bfloat16, device=device)
     try:
         total = torch.mm(one, one, out_dtype=torch.float32)
         torch.addmm(total, one, one, out_dtype=torch.float32, out=total)
-    except RuntimeError:  # no such kernel at all (NotImplementedError), or one that refuses these types
+    except RuntimeError as error:  # no such kernel at all (NotImplementedError), or one that refuses these types
+        if isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in str(error):
+            raise
         return False
     return True
 

@@ -1,5 +1,6 @@
 """Chunked logprobs against the plain way."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -133,8 +134,10 @@ def products_of_a_gpu(*, can_add: bool) -> Iterator[None]:
         for name, kernel in (("mm.dtype", multiply), ("mm.dtype_out", multiply_into), ("addmm.dtype_out", add)):
             library.impl(name, kernel, "CPU")
         multiplies_into_float32.cache_clear()
-        yield
-    multiplies_into_float32.cache_clear()
+        try:
+            yield
+        finally:
+            multiplies_into_float32.cache_clear()
 
 
 @pytest.mark.parametrize("can_add", [True, False])
@@ -150,6 +153,28 @@ def test_gradients_by_the_products_of_a_gpu_are_those_without(can_add: bool) -> 
         assert multiplies_into_float32(torch.device("cpu")) == can_add
         for value, other in zip(gradients(), without, strict=True):
             assert torch.allclose(value.float(), other.float(), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["allocator", "cublas"],
+)
+def test_a_full_gpu_is_not_taken_for_one_without_the_products(
+    full: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def multiply(*_: object, **__: object) -> Tensor:
+        raise full
+
+    with products_of_a_gpu(can_add=True):
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(torch, "mm", multiply)
+            with pytest.raises(RuntimeError, match=re.escape(str(full))):
+                multiplies_into_float32(torch.device("cpu"))
+        assert multiplies_into_float32(torch.device("cpu"))
 
 
 def test_the_weights_gradient_in_half_precision_does_not_get_worse_with_more_chunks() -> None:
