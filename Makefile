@@ -36,6 +36,8 @@ check: .venv/.dev  ## what pre-commit and CI run first: style, types, architectu
 	$(BIN)/pytest -q tests/test_architecture.py
 
 test: export OMP_NUM_THREADS := 1
+# A thousand processes begin: the checkout is compiled once, also where the environment forbids it.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.dev  ## what CI runs: a file of tests a core at a time
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 
