@@ -47,7 +47,7 @@ def updates(tmp_path_factory: pytest.TempPathFactory, alone: list[str], together
         start([*command, *together], environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(2)
     ]
-    finish(*processes, seconds=900)
+    finish(*processes, seconds=1800)
     return out
 
 
@@ -125,6 +125,7 @@ def test_schedule_free_gives_other_weights_than_adamw(results: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_every_stage_precision_and_number_of_ranks_agrees_with_plain_pytorch(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
