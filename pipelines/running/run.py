@@ -120,7 +120,8 @@ class RunExecution:
             if self.shared:  # what another machine has done of it is done here now
                 self.plan = plan_run(self.document, self.run_id, self.home)
             if lease.is_takeover:
-                end_left_process(self.directory)
+                for left in end_left_process(self.directory):
+                    self.warn(f"ended {left.stage} {left.pid}, left by the process that held the run before")
             # Nobody asked a worker to go on with what a dead flow left: what that one was asked to do still holds.
             if not (lease.is_takeover and WORKER in os.environ):
                 clear_request(self.directory)
