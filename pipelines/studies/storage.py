@@ -9,6 +9,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -28,6 +29,8 @@ JOURNAL = "journal.log"
 OUTAGE_SECONDS = 600.0
 """How long a worker waits for a database that does not answer before it gives up; its trial goes on later."""
 _RETRY_SECONDS = 1.0
+_LOCKED_BY: "ContextVar[sqlalchemy.Connection | None]" = ContextVar("_LOCKED_BY", default=None)
+"""The connection by which this thread holds a database's lock."""
 Result = TypeVar("Result")
 
 
@@ -129,6 +132,7 @@ def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
         # Workers that start together would make the tables at the same time.
         with _held(engine, "rpg studies"):
             storage = optuna.storages.RDBStorage(full, engine_kwargs={"poolclass": sqlalchemy.NullPool})
+        sqlalchemy.event.listen(storage.engine, "commit", _assert_locked)
     except ImportError:
         hint = "pip install 'rpg-experiments[postgres]'"
         raise SpecError(Issue(f"{URL} needs PostgreSQL's driver", hint=hint)) from None
@@ -146,7 +150,23 @@ def _held(engine: "sqlalchemy.Engine", lock: str) -> Iterator[None]:
     statement = sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=zlib.crc32(lock.encode()))
     with engine.connect() as connection:
         connection.execute(statement)
-        yield
+        before = _LOCKED_BY.set(connection)
+        try:
+            yield
+        finally:
+            _LOCKED_BY.reset(before)
+
+
+def _assert_locked(_writing: object) -> None:
+    """Before a commit under a lock: the lock is still held.
+
+    A database that was restarted has given it to another worker. What was decided by what was read before must not be
+    written by a new connection; one made before the restart cannot commit any more.
+    """
+    import sqlalchemy
+
+    if (locked_by := _LOCKED_BY.get()) is not None:
+        locked_by.execute(sqlalchemy.text("SELECT 1"))
 
 
 class _JournalLock:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from optuna.study import StudyDirection
 from postgres import BINARIES, Postgres, postgres
 from tiny_study import Evaluator, load_study, write_study
 
@@ -252,6 +253,28 @@ def test_a_database_is_killed_again_and_again(
     home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch, repetition: int
 ) -> None:
     survive_outages(home, tmp_path, server, monkeypatch, outages=4, seed=SEED + repetition)
+
+
+def test_nothing_is_written_under_a_lock_that_a_restart_has_taken_away(
+    home: Home, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh = f"t{random.randrange(2**40)}"
+    subprocess.run(["psql", "-q", server.url, "-c", f"CREATE DATABASE {fresh}"], check=True)
+    monkeypatch.setenv(storage.URL, server.url.replace("/postgres", f"/{fresh}"))
+    kept = storage.open_storage(home, "clips")
+    attempts = []
+
+    def add_a_trial() -> int:
+        study_id = kept.study_id("clips", [StudyDirection.MAXIMIZE])
+        attempts.append(len(kept.storage.get_all_trials(study_id)))
+        if len(attempts) == 1:
+            outage(server, 0)
+        kept.storage.create_new_trial(study_id)
+        return study_id
+
+    study_id = kept.transaction(add_a_trial)
+    assert attempts == [0, 0], "begun anew from what it read, with nothing of the first attempt there"
+    assert len(kept.storage.get_all_trials(study_id)) == 1
 
 
 def survive_outages(
