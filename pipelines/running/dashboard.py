@@ -24,6 +24,8 @@ _MOST_STEPS = 20
 _PAGE_SECONDS = 10.0
 """Between two renewals of an experiment's page because runs began: that of 1,000 runs is long."""
 _CURVE_POINTS = 60
+_TICKS = 10
+"""Fewer points than that are named each: Mermaid marks about that many places of an axis of numbers."""
 _CURVE_THEME = '%%{init: {"themeVariables": {"xyChart": {"plotColorPalette": "#2563eb"}}}}%%'
 """Mermaid's own colour cannot be seen on the dashboard's light background."""
 _COLOURS = {"CACHED": "#cfe8d5", "RUN": "#fde9c8", "RESUME": "#cfe3f7"}
@@ -118,11 +120,12 @@ def _listed(steps: Sequence[int]) -> str:
 def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:
     """An xychart of (step, value), thinned by averaging neighbours where there are many points.
 
-    Mermaid spaces the points of a line evenly, so that steps which are not stand as names on the axis.
+    Mermaid spaces the points of a line evenly, so that steps which are not stand as names on the axis; few steps do
+    too, as it would mark fractions between them.
     """
     gaps = {later - earlier for (earlier, _), (later, _) in pairwise(points)}
     names = f"[{', '.join(str(step) for step, _ in points)}]"
-    steps = names if len(gaps) > 1 else f"{points[0][0]} --> {max(points[-1][0], points[0][0] + 1)}"
+    steps = names if len(gaps) > 1 or len(points) < _TICKS else f"{points[0][0]} --> {points[-1][0]}"
     width = -(-len(points) // _CURVE_POINTS)
     parts = [points[start : start + width] for start in range(0, len(points), width)]
     values = [sum(value for _, value in part) / len(part) for part in parts]

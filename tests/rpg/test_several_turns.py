@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -172,7 +173,8 @@ def test_two_ranks_sample_and_learn_the_same(home: Home, inputs: Path, tmp_path:
     two = make_run(inputs, tmp_path / "two", rollout=TWO_TURNS, training={"steps": 1, "ranks": 2})
     finish(start(local_command(two, 2, free_port())))
     one = home.run("turns")
-    responses = [[row for row in rows(run, "tokens") if row["step"] == 1] for run in (one, two)]
+    by_place = itemgetter("rollout_id", "position")  # each rank writes the rows of the responses that it holds
+    responses = [sorted((row for row in rows(run, "tokens") if row["step"] == 1), key=by_place) for run in (one, two)]
     for mine, other in zip(*responses, strict=True):
         for name in ("rollout_id", "position", "token_id", "sampled"):
             assert mine[name] == other[name]
