@@ -83,8 +83,9 @@ def test_ctrl_c_while_a_query_begins_stops_it(home: Path, monkeypatch: pytest.Mo
 
 
 def test_the_time_that_others_take_does_not_count(home: Path) -> None:
-    with Store.open(home, Limits(seconds=0.5)) as store, store.stream("from range(200000)") as answer:
-        time.sleep(0.6)
+    # Seconds, for work of a tenth of one: a machine that others use may take the cores away for long.
+    with Store.open(home, Limits(seconds=3)) as store, store.stream("from range(200000)") as answer:
+        time.sleep(3.1)
         assert sum(len(rows) for rows in answer.rows()) == 200_000
 
 
