@@ -123,12 +123,12 @@ def curve_mermaid(points: Sequence[tuple[int, float]], heading: str) -> str:
     Mermaid spaces the points of a line evenly, so that steps which are not stand as names on the axis; few steps do
     too, as it would mark fractions between them.
     """
-    gaps = {later - earlier for (earlier, _), (later, _) in pairwise(points)}
-    names = f"[{', '.join(str(step) for step, _ in points)}]"
-    steps = names if len(gaps) > 1 or len(points) < _TICKS else f"{points[0][0]} --> {points[-1][0]}"
     width = -(-len(points) // _CURVE_POINTS)
     parts = [points[start : start + width] for start in range(0, len(points), width)]
     values = [sum(value for _, value in part) / len(part) for part in parts]
+    gaps = {later - earlier for (earlier, _), (later, _) in pairwise(points)}
+    names = f"[{', '.join(str(part[-1][0]) for part in parts)}]"
+    steps = names if len(gaps) > 1 or len(points) < _TICKS else f"{points[0][0]} --> {points[-1][0]}"
     low, high = min(values), max(values)
     margin = (high - low) * 0.1 or 0.1
     return "\n".join(

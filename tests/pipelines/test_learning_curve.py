@@ -22,3 +22,10 @@ def test_many_even_steps_are_an_axis_of_numbers() -> None:
 def test_values_of_a_long_run_are_means_of_neighbours() -> None:
     chart = curve_mermaid([(step, float(step % 2)) for step in range(1, 121)], "reward")
     assert f"line [{', '.join(['0.5000'] * 60)}]" in chart
+
+
+def test_uneven_steps_of_a_long_run_have_a_name_for_each_mean() -> None:
+    steps = [step for step in range(1, 201) if step % 7]
+    assert len(steps) == 172
+    names = axis(steps).removeprefix('x-axis "step" [').removesuffix("]").split(", ")
+    assert list(map(int, names)) == [*steps[2::3], steps[-1]], "the last of three neighbours"

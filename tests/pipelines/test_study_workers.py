@@ -63,14 +63,19 @@ def server() -> Iterator[Postgres]:
         yield running
 
 
+def keep_in(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has studies kept in a fresh database."""
+    fresh = f"t{random.randrange(2**40)}"
+    subprocess.run(["psql", "-q", server.url, "-c", f"CREATE DATABASE {fresh}"], check=True)
+    monkeypatch.setenv(storage.URL, server.url.replace("/postgres", f"/{fresh}"))
+
+
 @pytest.fixture(params=["journal", pytest.param("postgresql", marks=pytest.mark.long)])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where the study is kept."""
     if request.param == "postgresql":
         server: Postgres = request.getfixturevalue("server")
-        fresh = f"t{random.randrange(2**40)}"
-        subprocess.run(["psql", "-q", server.url, "-c", f"CREATE DATABASE {fresh}"], check=True)
-        monkeypatch.setenv(storage.URL, server.url.replace("/postgres", f"/{fresh}"))
+        keep_in(server, monkeypatch)
     return str(request.param)
 
 
@@ -258,9 +263,7 @@ def test_a_database_is_killed_again_and_again(
 def test_nothing_is_written_under_a_lock_that_a_restart_has_taken_away(
     home: Home, server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh = f"t{random.randrange(2**40)}"
-    subprocess.run(["psql", "-q", server.url, "-c", f"CREATE DATABASE {fresh}"], check=True)
-    monkeypatch.setenv(storage.URL, server.url.replace("/postgres", f"/{fresh}"))
+    keep_in(server, monkeypatch)
     kept = storage.open_storage(home, "clips")
     attempts = []
 
@@ -280,9 +283,8 @@ def test_nothing_is_written_under_a_lock_that_a_restart_has_taken_away(
 def survive_outages(
     home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch, *, outages: int, seed: int
 ) -> None:
-    moments, fresh = random.Random(seed), f"t{random.randrange(2**40)}"
-    subprocess.run(["psql", "-q", server.url, "-c", f"CREATE DATABASE {fresh}"], check=True)
-    monkeypatch.setenv(storage.URL, server.url.replace("/postgres", f"/{fresh}"))
+    moments = random.Random(seed)
+    keep_in(server, monkeypatch)
     path = study(tmp_path / "specs", 8 + 6 * outages)
     running = [worker(path, home, 0.3) for _ in range(2)]
     for process in running:

@@ -4,6 +4,7 @@ import atexit
 import functools
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -118,6 +119,7 @@ def train(run_dir: Path, *, expect: int = 0) -> str:
     with tempfile.NamedTemporaryFile("r") as printed:
         try:
             print(json.dumps([os.getcwd(), str(run_dir), printed.name]), file=trainers.stdin, flush=True)
+            assert select.select([trainers.stdout], [], [], 240)[0], "the run takes longer than 240 s"
             code = trainers.stdout.readline()
             assert code, "the process that trainers are forks of has ended"
         except BaseException:  # also when the test's time is up: the next run must not be given this one's answer
