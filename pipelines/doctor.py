@@ -142,10 +142,9 @@ def _services(home: Home) -> Iterator[Finding]:
     states = Supervisor(home, services.control_port).states()
     for program in dict.fromkeys(process.program for process in states):
         yield _program(home, services, [process for process in states if process.program == program])
-    if services.profile == "server":
-        refuses = status_of_answer(f"{services.url}/admin/version") == 401
-        message = "the API refuses who shows no password" if refuses else "the API answers who shows no password"
-        yield Finding("password", "ok" if refuses else "broken", message)
+    refuses = status_of_answer(f"{services.url}/admin/version") == 401
+    message = "the API refuses who shows no password" if refuses else "the API answers who shows no password"
+    yield Finding("password", "ok" if refuses else "broken", message)
 
 
 def _program(home: Home, services: Services, processes: list[ProcessState]) -> Finding:

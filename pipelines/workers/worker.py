@@ -27,7 +27,7 @@ def worker_name(pool: str) -> str:
 def worker_command(pool: str, limit: int = 1) -> list[str]:
     """The command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
     return [
-        *(sys.executable, "-m", "prefect", "worker", "start", "--type", "process"),
+        *(sys.executable, "-m", "pipelines.workers.process_worker", "worker", "start", "--type", "rpg"),
         *("--pool", pool, "--name", worker_name(pool), "--limit", str(limit)),
     ]
 

@@ -146,8 +146,9 @@ def test_the_servers_processes_are_told_what_rpg_up_tells_them(
     url = "http://localhost:4200/api"
     here = server_environment(Home(tmp_path), url, database=database, redis=redis, auth_string=auth_string)
     of_places = client_environment(Home(tmp_path), url).keys() - {"PREFECT_CLI_PROMPT", "DO_NOT_TRACK"}
-    # `prefect server start` sets it itself.
-    expected = {name: value for name, value in here.items() if name not in of_places | {"PREFECT__SERVER_FINAL"}}
+    # `prefect server start` sets the one itself, and the other is a place.
+    others = {"PREFECT__SERVER_FINAL", "RPG_HOME"}
+    expected = {name: value for name, value in here.items() if name not in of_places | others}
     for name in SERVER:
         service = compose["services"][name]
         environment = {

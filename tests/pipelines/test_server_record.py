@@ -258,7 +258,7 @@ def test_clients_that_share_no_files_see_what_the_workers_home_holds(
     assert "does not say where its workers' record is" in unnamed.err
     web = serve(lab.home)
     try:
-        call(f"{api}/variables/", {"name": "rpg_record", "value": web.url})
+        call(f"{api}/variables/", {"name": "rpg_record", "value": web.url}, home=lab.home)
         runs = json.loads(
             submitting.rpg("submit", str(lab.spec), "--profile", api, "--json", overrides=("seeds=[0,1]",)).out
         )

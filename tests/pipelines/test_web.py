@@ -216,7 +216,7 @@ def test_a_directory_that_becomes_a_link_while_it_is_served_is_not_followed(home
 
 
 def test_only_who_has_the_password_sees_anything(home: Home) -> None:
-    with TestClient(make_app(home, auth=AUTH)) as client:
+    with TestClient(make_app(home, accepts=AUTH.__eq__)) as client:
         for address in (
             "/",
             "/runs/sums-s0",
