@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from live import Lab
+from live import Lab, wait_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 WHO = {
@@ -26,8 +26,7 @@ _PROGRAMS = {
     "pipelines.server.api_process": "api",
     "pipelines.studies.web": "studies",
     "pipelines.web": "record",
-    "supervisord": "supervisord",
-    "supervisor": "supervisord",
+    "supervisor.supervisord": "supervisord",
     "pipelines.workers.process_worker": "worker",
     "rpg.train": "trainer",
 }
@@ -52,8 +51,21 @@ class Listener:
         return "closed, without an answer" if not said else re.split(r"[ .]", said)[0].removeprefix("-")
 
 
-def listeners(lab: Lab) -> list[Listener]:
-    """Every open port of the home's processes, those of other users included."""
+def listeners(lab: Lab, *expected: str) -> list[Listener]:
+    """Every open port of the home's processes, those of other users included.
+
+    Args:
+        expected: programs that open theirs a moment after their start, and are waited for.
+    """
+
+    def with_expected() -> list[Listener] | None:
+        found = _listeners(lab)
+        return found if {each.program for each in found} >= {*expected} else None
+
+    return wait_for(with_expected, what=f"what {expected} open")  # type: ignore[no-any-return]
+
+
+def _listeners(lab: Lab) -> list[Listener]:
     found = set()
     for process in lab.processes():
         try:

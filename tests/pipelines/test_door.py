@@ -324,7 +324,7 @@ def test_the_worker_runs_no_command_but_ours_whoever_asks(up: Up, tmp_path: Path
 
 
 def test_what_listens_of_rpg_up_is_what_the_page_says(up: Up) -> None:
-    assert rows("`rpg up`", listeners(up.lab)) == rows_on_page("`rpg up`")
+    assert rows("`rpg up`", listeners(up.lab, "worker")) == rows_on_page("`rpg up`")
 
 
 def test_the_api_of_a_command_has_the_password_too_and_no_stage_gets_it(lab: Lab) -> None:
@@ -345,7 +345,7 @@ def test_the_api_of_a_command_has_the_password_too_and_no_stage_gets_it(lab: Lab
     assert [value for value in trainer.environ().values() if any(secret in value for secret in held)] == []
     commands = [" ".join(process.cmdline()) for process in lab.processes()]
     assert [command for command in commands if any(secret in command for secret in held)] == []
-    assert rows("`rpg run`", listeners(lab)) == rows_on_page("`rpg run`")
+    assert rows("`rpg run`", listeners(lab, "trainer")) == rows_on_page("`rpg run`")
     running.send_signal(signal.SIGINT)
     finished(running)
     assert lab.state(lab.run_ids()[0])["status"] == "cancelled"
@@ -386,7 +386,7 @@ def test_a_reader_reads_and_submits_nothing_and_sees_what_waits(
         assert "lets nobody in without its user and password" in refused.err
         monkeypatch.setenv("PREFECT_API_AUTH_STRING", "reader:wrong")
         stranger = elsewhere.rpg("runs", "--profile", record)
-        assert (stranger.code, "asks for a password" in stranger.err) == (1, True), stranger.err
+        assert (stranger.code, "asks for a password" in stranger.err) == (2, True), stranger.err
     finally:
         page.kill()
         page.wait()
@@ -417,7 +417,7 @@ def test_passwords_are_changed_while_a_run_trains_and_nothing_of_it_is_lost(up: 
     (run,) = json.loads(up.lab.rpg("submit", str(up.lab.spec), "--json", overrides=("training.steps=40",)).out)
     wait_for(lambda: up.lab.progress(run["run_id"]) >= 1, timeout=240, what="a step in the worker")
     assert up.lab.rpg("up", "--new-password").code == 0
-    assert rows("`rpg up`, training", listeners(up.lab)) == rows_on_page("`rpg up`, training")
+    assert rows("`rpg up`, training", listeners(up.lab, "trainer")) == rows_on_page("`rpg up`, training")
     wait_for(lambda: up.lab.state(run["run_id"])["status"] == "finished", timeout=400, what="the run's end")
     flow_run = {"id": run["flow_run_id"]}
     wait_for(lambda: up.state_of(flow_run)["type"] == "COMPLETED", timeout=60, what="its end on the server")

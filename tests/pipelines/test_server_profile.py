@@ -30,7 +30,7 @@ def test_who_shows_no_password_is_let_in_nowhere(server_lab: ServerLab) -> None:
 
 
 def test_what_listens_of_the_server_profile_is_what_the_page_says(server_lab: ServerLab) -> None:
-    assert rows("server profile", listeners(server_lab)) == rows_on_page("server profile")
+    assert rows("server profile", listeners(server_lab, "worker")) == rows_on_page("server profile")
 
 
 def test_readers_have_a_password_of_their_own_which_the_api_does_not_take(server_lab: ServerLab) -> None:
