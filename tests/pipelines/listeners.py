@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 from live import Lab, wait_for
 
+from pipelines.server.api import running_services
+
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 WHO = {
     "api": "who shows the password",
@@ -66,8 +68,11 @@ def listeners(lab: Lab, *expected: str) -> list[Listener]:
 
 
 def _listeners(lab: Lab) -> list[Listener]:
-    found = set()
-    for process in lab.processes():
+    found, processes = set(), {*lab.processes()}
+    if services := running_services(lab.home):
+        # Redis writes its title over the environment by which the others are known.
+        processes |= {*psutil.Process(services.supervisor.pid).children(recursive=True)}
+    for process in processes:
         try:
             for connection in process.net_connections(kind="inet"):
                 if connection.status == psutil.CONN_LISTEN or (

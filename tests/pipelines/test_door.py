@@ -28,6 +28,8 @@ from pipelines.launchers.network import free_port
 from pipelines.server.api import Services, answers, running_services
 from pipelines.server.credentials import auth_string
 from pipelines.server.deployments import EXPERIMENTS
+from pipelines.server.door import objection
+from pipelines.server.settings import origins_of
 from pipelines.services.supervisord import Supervisor
 from rpg.files import read_json
 
@@ -423,3 +425,27 @@ def test_passwords_are_changed_while_a_run_trains_and_nothing_of_it_is_lost(up: 
     wait_for(lambda: up.state_of(flow_run)["type"] == "COMPLETED", timeout=60, what="its end on the server")
     keys = {artifact["key"] for artifact in up.call("/artifacts/filter", {"limit": 200})}
     assert {f"{run['run_id']}-{name}" for name in ("plan", "learning-curve", "results")} <= keys
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "refused"),
+    [
+        ("127.0.0.1:4200", "", ""),
+        ("localhost", "http://localhost:4200", ""),
+        ("prefect.example.org", "https://prefect.example.org", ""),
+        ("127.0.0.1:4200", "https://prefect.example.org", ""),
+        ("prefect.example.org.evil.example", "", "this server is not"),
+        ("", "", "this server is not"),
+        ("[::1", "", "this server is not"),
+        ("127.0.0.1@evil.example", "", "this server is not"),
+        ("prefect.example.org", "https://evil.example", "a page of"),
+        ("prefect.example.org", "http://127.0.0.1:5000", "a page of"),
+        ("127.0.0.1:4200", "null", "a page of"),
+    ],
+)
+def test_the_hosts_that_a_proxy_answers_under_are_named(
+    host: str, origin: str, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RPG_TRUSTED_HOSTS", "prefect.example.org, Studies.example.org")
+    assert objection(host, origin, origins_of("http://127.0.0.1:4200/api")).startswith(refused)
+    assert bool(objection(host, origin, origins_of("http://127.0.0.1:4200/api"))) == bool(refused)
