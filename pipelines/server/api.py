@@ -122,7 +122,7 @@ def auth_string_for(home: Home, url: str) -> str:
     """What a client shows to the server at the URL: to one of this home its processes' own, at any other URL
     PREFECT_API_AUTH_STRING; empty where there is none.
     """
-    return own_string(home) if url in _own_urls(home) else os.environ.get(AUTH_VARIABLE, "")
+    return own_string(home) if url.rstrip("/") in _own_urls(home) else os.environ.get(AUTH_VARIABLE, "")
 
 
 def _own_urls(home: Home) -> set[str]:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipelines.home import Home
 from pipelines.server.credentials import SERVER_AUTH_VARIABLE, Passwords, header_with, shown_in
-from pipelines.server.settings import HOSTS_VARIABLE, LOOPBACK, RECORD_PATH, origins_of, trusted_hosts
+from pipelines.server.settings import LOOPBACK, RECORD_PATH, origins_of, trusted_hosts
 
 _RECORD_VARIABLE_PATH = "/api/variables/name/rpg_record"
 
@@ -29,7 +29,7 @@ def objection(host: str, origin: str, origins: Collection[str]) -> str:
     """
     names = trusted_hosts()
     if _name(f"//{host}") not in (*LOOPBACK, *names):
-        return f"this server is not {host!r}: {HOSTS_VARIABLE} names the hosts under which a proxy may ask for it\n"
+        return f"this server is not {host!r}: RPG_TRUSTED_HOSTS names the hosts under which a proxy may ask for it\n"
     if origin and origin not in origins and _name(origin) not in names:
         return f"a page of {origin!r} may not ask this server\n"
     return ""
