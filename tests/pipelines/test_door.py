@@ -23,6 +23,7 @@ import pytest
 import websockets
 from listeners import listeners, rows, rows_on_page
 from live import SPEC, Lab, copy_prefect_database, finished, wait_for
+from test_submit import log_in
 
 from pipelines.launchers.network import free_port
 from pipelines.server.api import Services, answers, running_services
@@ -272,6 +273,22 @@ def test_a_page_of_another_origin_neither_reads_nor_starts_anything(up: Up, tmp_
     assert outcomes == ["refused", "opaque", *["refused"] * 4]
     assert [flow_run for flow_run in up.call("/flow_runs/filter", {}) if flow_run["name"] == "attack"] == []
     assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_the_dashboard_is_entered_with_what_its_file_holds_and_shows_what_it_asks_for(up: Up) -> None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        refused: list[str] = []
+        page.on("response", lambda answer: refused.append(answer.url) if answer.status == 403 else None)
+        log_in(page, up.services.dashboard.replace("127.0.0.1", "localhost"), up.secret())
+        page.goto(f"{up.services.dashboard.replace('127.0.0.1', 'localhost')}/v2/deployments")
+        page.get_by_text(EXPERIMENTS.name).first.wait_for()
+        browser.close()
+    assert refused == []
 
 
 def test_the_worker_runs_no_command_but_ours_whoever_asks(up: Up, tmp_path: Path) -> None:
