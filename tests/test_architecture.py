@@ -42,9 +42,9 @@ FLOORS = {
         {"recording", "guards"},
         {"batches", "checkpoints"},
         {"rewards"},
-        {"data", "certificate", "advantages", "processes"},
+        {"data", "certificate", "advantages", "processes", "sandbox"},
         {"manifests"},
-        {"objectives", "files", "types", "schedule", "statistics"},
+        {"objectives", "files", "types", "schedule", "statistics", "pretrained"},
     ],
     "storage": [
         {"record"},
