@@ -44,7 +44,7 @@ FLOORS = {
         {"rewards"},
         {"data", "certificate", "advantages", "processes"},
         {"manifests"},
-        {"objectives", "files", "types", "schedule", "statistics"},
+        {"objectives", "files", "messages", "types", "schedule", "statistics"},
     ],
     "storage": [
         {"record"},

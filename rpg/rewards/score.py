@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
+from rpg.messages import message
 from rpg.types import Problem
 from specs.schema.reward import Reward
 
@@ -14,6 +15,7 @@ FULL_MARK = 1.0
 """The value from which a response counts as correct, under every scorer."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Score:
     """One response's verdict."""
