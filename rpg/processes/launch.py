@@ -8,8 +8,10 @@ KEY = "RPG_LAUNCH_KEY"
 down."""
 ENGINES_ELSEWHERE = "RPG_ENGINES_ELSEWHERE"
 """Environment variable that is set where the engines are on other machines than the ranks, and there alone."""
+LOOPBACK = "127.0.0.1"
+"""Where processes meet that are all on one machine: nobody elsewhere reaches it."""
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Environment of processes that are all on one machine: nobody elsewhere reaches what they listen at."""
+"""Environment of such processes: gloo and NCCL listen there too."""
 
 
 def new_key() -> str:
@@ -21,9 +23,7 @@ def launch_key() -> bytes:
     """This launch's key. Raises RuntimeError where there is none."""
     if key := os.environ.get(KEY):
         return key.encode()
-    raise RuntimeError(
-        f"{KEY} is not set: ranks meet only where a launcher has started them and given them one"
-    )
+    raise RuntimeError(f"{KEY} is not set: ranks meet only where a launcher has started them and given them one")
 
 
 def engines_elsewhere() -> bool:

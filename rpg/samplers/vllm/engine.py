@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from rpg.messages import message
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ Transfer = Literal["", "nccl", "ipc"]
 this process."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """What an engine is started with."""
