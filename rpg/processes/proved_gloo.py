@@ -8,6 +8,7 @@ connection of one such attempt, and a rank connects to addresses of the launch's
 
 import hmac
 import secrets
+import sys
 from datetime import timedelta
 
 import torch
@@ -17,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 from rpg.processes.launch import launch_key
 
 BACKEND = "proved_gloo"
-_PROOF_SECONDS = 20.0
+_PROOF_SECONDS = 10.0
 """How long a rank that is connected may take to prove itself."""
 _ATTEMPTS = 5
 
@@ -35,6 +36,11 @@ def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGrou
         group = ProcessGroupGloo(of_attempt, rank, size, timeout=timeout)
         if not _proved(group, of_attempt):
             of_attempt.add("strangers", 1)
+            print(
+                f"rank {rank}: another process than the launch's may have taken a rank's place; they meet again",
+                file=sys.stderr,
+                flush=True,
+            )
         if of_attempt.add("done", 1) == size:
             of_attempt.set("verdict", str(of_attempt.add("strangers", 0)))
         of_attempt.wait(["verdict"], timeout)

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rpg.processes.launch import KEY, new_key
 from specs.schema.experiment import Experiment
 
 TOKENS = ["<pad>", "<eos>", "0", "1", "="]
@@ -149,6 +150,12 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def group_of(size: int) -> list[dict[str, str]]:
+    """Environment of each of so many ranks that meet without a launcher."""
+    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), KEY: new_key()}
+    return [{**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
 def rows(run_dir: Path, table: str) -> list[dict[str, Any]]:
