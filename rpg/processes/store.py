@@ -83,6 +83,12 @@ class _Line:
         self._deadline = None
         return json.loads(content)
 
+    def close(self) -> None:
+        self._connection.close()
+
+    def __del__(self) -> None:
+        self.close()  # of a thread that has ended
+
     def _proof(self, direction: bytes, number: int, content: bytes) -> bytes:
         return hmac.digest(self._key, direction + number.to_bytes(8, "big") + content, "sha256")
 
@@ -247,6 +253,8 @@ class MembersStore(Store):
             line.send([method, patience.total_seconds(), arguments])
             kind, value = line.receive()
         except (OSError, _StrangerError) as error:
+            if line is not None:
+                line.close()
             self._lines.line = None
             host, port = self._address
             raise DistNetworkError(f"the ranks' store at {host}:{port} has gone: {error}") from None

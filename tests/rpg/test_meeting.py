@@ -95,7 +95,7 @@ def as_another_user(code: str, *arguments: str) -> Process:
     """A process that attacks: as root, of another user; else of this one. It has nothing of ours in its environment."""
     # The interpreter may be in root's own directory, so that nothing can be imported later.
     drop = f"""
-        import os, pickle, socket, sys
+        import encodings.idna, os, pickle, socket, sys
         if os.getuid() == 0:
             os.setgroups([])
             os.setgid({NOBODY})
@@ -287,6 +287,9 @@ def test_a_message_that_is_altered_repeated_or_sent_back_is_refused(kept: tuple[
                 return str(member.add("n", 1))
             except DistNetworkError as error:
                 return str(error)
+            finally:
+                del member
+                relay.join(10)
 
     assert proxied(lambda frame: frame) == "1"
     assert "has gone" in proxied(lambda frame: frame.replace(b'"n", 1', b'"n", 9'))
@@ -298,23 +301,22 @@ def test_a_message_that_is_altered_repeated_or_sent_back_is_refused(kept: tuple[
 
 def relayed(between: socket.socket, at: tuple[str, int], asked: bytes, alter: Any) -> None:
     """Passes on one connection each way; the frame that asks goes through `alter`."""
+    member, _ = between.accept()
+    with member, socket.create_connection(at) as keeper:
+        back = threading.Thread(target=pump, args=(keeper, member, lambda part: part), daemon=True)
+        back.start()
+        frame = 36 + len(asked)
+        pump(member, keeper, lambda part: part[:-frame] + alter(part[-frame:]) if part.endswith(asked) else part)
+        back.join(10)
+
+
+def pump(source: socket.socket, target: socket.socket, alter: Any) -> None:
     with suppress(OSError):
-        member, _ = between.accept()
-        keeper = socket.create_connection(at)
-
-        def pump(source: socket.socket, target: socket.socket) -> None:
-            with suppress(OSError):
-                while part := source.recv(1 << 16):
-                    frame = 36 + len(asked)
-                    if part.endswith(asked):
-                        part = part[:-frame] + alter(part[-frame:])
-                    target.sendall(part)
-            for each in (source, target):
-                with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-
-        threading.Thread(target=pump, args=(keeper, member), daemon=True).start()
-        pump(member, keeper)
+        while part := source.recv(1 << 16):
+            target.sendall(alter(part))
+    for each in (source, target):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
 
 
 def test_strangers_that_say_nothing_or_talk_slowly_keep_no_member_away(
