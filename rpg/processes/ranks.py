@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from rpg.messages import decoded, encoded
 from rpg.processes import proved_gloo
-from rpg.processes.launch import ON_LOOPBACK
+from rpg.processes.launch import ON_LOOPBACK, engines_elsewhere
 from rpg.processes.standstill import show_work
 from rpg.processes.store import launch_store
 
@@ -39,7 +39,9 @@ def join(device_type: str) -> None:
     if dist.is_initialized():
         return
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        os.environ.update(ON_LOOPBACK, RANK="0", WORLD_SIZE="1", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
+        # NCCL may have to reach an engine on another machine.
+        os.environ.update(ON_LOOPBACK if not engines_elsewhere() else {"GLOO_SOCKET_IFNAME": "lo"})
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
         join_in(HashStore(), device_type)
     else:
         join_in(launch_store(keeps=os.environ["RANK"] == "0"), device_type)

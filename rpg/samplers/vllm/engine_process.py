@@ -50,8 +50,11 @@ def serve(connection: Any) -> None:
         connection: to its rank, see `dedicated.EngineConnection`.
     """
     settings: Any = connection.recv()
+    from rpg.processes import ranks
     from rpg.samplers.vllm.sampler import VllmSampler
 
+    if settings.tensor_parallel_size == 1:
+        ranks.join(settings.device_type)  # a group of its own, for which vLLM would open a port to all the network
     try:
         sampler = VllmSampler(settings)
     except Exception as error:
