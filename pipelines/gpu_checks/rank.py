@@ -27,7 +27,7 @@ from rpg.files import write_json
 from rpg.processes.parent import die_with_parent
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 _NAMES = {"vllm": "vLLM", "liger_kernel": "Liger-Kernel"}
 _LATE_SECONDS = 60.0

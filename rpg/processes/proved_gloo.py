@@ -10,6 +10,7 @@ import hmac
 import secrets
 import sys
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,8 +53,13 @@ def _open(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGrou
     )
 
 
-def _proved(group: ProcessGroupGloo, store: Store) -> bool:
-    """Whether every other rank at the other end of this one's connections has the launch's key."""
+def _proved(group: Any, store: Store) -> bool:
+    """Whether every other rank at the other end of this one's connections has the launch's key.
+
+    Args:
+        group: gloo's, whose type does not tell of all that it can do.
+        store: of this attempt to meet.
+    """
     own, key = group.rank(), launch_key()
     if own == 0:
         store.set("nonce", secrets.token_hex(16))

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from rpg.messages import decoded, encoded
 from rpg.processes import proved_gloo
@@ -47,7 +47,7 @@ def join(device_type: str) -> None:
         join_in(launch_store(keeps=os.environ["RANK"] == "0"), device_type)
 
 
-def join_in(store: dist.Store, device_type: str) -> None:
+def join_in(store: Store, device_type: str) -> None:
     """Joins the ranks that meet in a store, as the one that the environment says."""
     backend = f"cpu:{proved_gloo.BACKEND},cuda:nccl" if device_type == "cuda" else proved_gloo.BACKEND
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

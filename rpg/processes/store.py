@@ -194,12 +194,11 @@ class MembersStore(Store):
             patience: for the keeper, and for each question that has none of its own.
         """
         super().__init__()
-        self.set_timeout(patience)
-        self._address, self._key = address, key
+        self._address, self._key, self._patience = address, key, patience
         self._lines = threading.local()
         self._ask("count", patience)
 
-    def set(self, key: str, value: bytes | str) -> None:  # type: ignore[override]
+    def set(self, key: str, value: bytes | str) -> None:
         self._ask("set", None, key, _text(value))
 
     def get(self, key: str) -> bytes:
@@ -208,16 +207,16 @@ class MembersStore(Store):
     def add(self, key: str, amount: int) -> int:
         return int(self._ask("add", None, key, amount))
 
-    def append(self, key: str, value: bytes | str) -> None:  # type: ignore[override]
+    def append(self, key: str, value: bytes | str) -> None:
         self._ask("append", None, key, _text(value))
 
     def check(self, keys: list[str]) -> bool:
         return bool(self._ask("check", None, list(keys)))
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         self._ask("wait", timeout, list(keys))
 
-    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:  # type: ignore[override]
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
         return base64.b64decode(self._ask("compare_set", None, key, _text(expected), _text(desired)))
 
     def delete_key(self, key: str) -> bool:
@@ -229,7 +228,7 @@ class MembersStore(Store):
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
 
-    def multi_set(self, keys: list[str], values: list[bytes]) -> None:  # type: ignore[override]
+    def multi_set(self, keys: list[str], values: list[bytes]) -> None:
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
@@ -245,7 +244,7 @@ class MembersStore(Store):
     getNumKeys = num_keys  # noqa: N815
 
     def _ask(self, method: str, patience: timedelta | None, *arguments: Any) -> Any:
-        patience = self.timeout if patience is None else patience
+        patience = self._patience if patience is None else patience
         line = getattr(self._lines, "line", None)
         try:
             if line is None:

@@ -36,7 +36,7 @@ from tests.rpg.tiny_engine import (
     sampling,
     save,
 )
-from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start
+from tests.rpg.tiny_run import finish, listeners, make_inputs, make_run, rows, start
 
 STALE_AFTER_STEP_3 = """
 import pathlib, sys
@@ -102,6 +102,7 @@ def engine(weights_dir: Path) -> Iterator[DedicatedSampler]:
 def test_an_engine_that_is_killed_fails_the_call_with_the_signal(engine: DedicatedSampler) -> None:
     engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
     child = psutil.Process(engine._process.child.pid)
+    assert {address for address, _ in listeners(child)} == {"127.0.0.1"}
     for number in (signal.SIGINT, signal.SIGTERM):  # these mean the trainer, which wants to end its step
         child.send_signal(number)
     engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
@@ -168,6 +169,7 @@ def test_weights_are_spread_over_two_processes_that_a_signal_to_stop_does_not_en
     try:
         workers = [child for child in engine.children() if "resource_tracker" not in " ".join(child.cmdline())]
         assert len(workers) == 2
+        assert {address for address, _ in listeners(engine)} == {"127.0.0.1"}
         for process in (engine, *workers):
             for number in (signal.SIGINT, signal.SIGTERM):
                 process.send_signal(number)

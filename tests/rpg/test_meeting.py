@@ -24,7 +24,7 @@ from pipelines.launchers.local import local_command
 from rpg.processes import store
 from rpg.processes.launch import KEY, ON_LOOPBACK
 from rpg.processes.store import MembersStore, keep_store
-from tests.rpg.tiny_run import free_port, group_of
+from tests.rpg.tiny_run import free_port, group_of, listeners
 
 NOBODY = 65534
 ADDRESS = "127.0.0.1"
@@ -80,15 +80,6 @@ def assert_they_gather(*ranks: Process) -> None:
     for rank in ranks:
         assert rank.communicate(timeout=120)[0].splitlines()[-1] == GATHERED
         assert rank.returncode == 0
-
-
-def listeners(process: psutil.Process) -> list[tuple[str, int]]:
-    """The addresses at which a process and its children listen."""
-    found = []
-    for member in [process, *process.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):
-            found += [at.laddr for at in member.net_connections("inet") if at.status == psutil.CONN_LISTEN]
-    return [(at.ip, at.port) for at in found]
 
 
 def as_another_user(code: str, *arguments: str) -> Process:

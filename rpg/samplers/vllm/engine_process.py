@@ -38,6 +38,7 @@ def prepare() -> None:
     """Makes this process that of an engine; call it before vLLM is imported."""
     for name in _RANK_VARIABLES:
         os.environ.pop(name, None)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # an engine's own processes are all on this machine
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     os.dup2(2, 1)  # what vLLM prints does not belong on the trainer's stdout
@@ -50,11 +51,8 @@ def serve(connection: Any) -> None:
         connection: to its rank, see `dedicated.EngineConnection`.
     """
     settings: Any = connection.recv()
-    from rpg.processes import ranks
     from rpg.samplers.vllm.sampler import VllmSampler
 
-    if settings.tensor_parallel_size == 1:
-        ranks.join(settings.device_type)  # a group of its own, for which vLLM would open a port to all the network
     try:
         sampler = VllmSampler(settings)
     except Exception as error:
