@@ -4,7 +4,6 @@
 crashed.
 """
 
-import json
 import os
 import socket
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from specs.documents.reading import numbered, read_document
 
 STATUSES = ("pending", "running", "finished", "failed", "cancelled", "crashed")
 LEASE_SECONDS = 20.0
@@ -45,6 +46,17 @@ def is_executed(run_directory: Path, state: dict[str, Any]) -> bool:
         return lease.is_held()
     here = state.get("host") in (None, socket.gethostname())
     return here and is_alive(state.get("pid"), state.get("pid_started"))
+
+
+def is_dead(run_directory: Path, state: dict[str, Any]) -> bool:
+    """Whether nobody executes the run, on whichever machine one looks, until a lease of it is written.
+
+    Args:
+        state: the run's state.json, as of `is_executed`. Where there is no lease, the run's own host alone can tell.
+    """
+    if lease := newest_lease(run_directory):
+        return not lease.is_held()
+    return state.get("host") in (None, socket.gethostname()) and not is_executed(run_directory, state)
 
 
 def has_holder(run_directory: Path, state: dict[str, Any]) -> bool:
@@ -120,16 +132,12 @@ class LeaseRecord:
 
 def newest_lease(run_directory: Path) -> LeaseRecord | None:
     """The run's lease of the highest number, released or not; None where there is none."""
-    leases = run_directory / "leases"
-    number = max((int(path.stem) for path in leases.glob("[0-9]*.json")), default=0)
-    if not number:
+    leases = numbered(run_directory / "leases")
+    if not leases:
         return None
-    try:
-        document = json.loads((leases / f"{number:04}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        document = {}  # the number counts all the same; nobody is known to hold it
+    document = read_document(leases[-1])  # where it is unreadable its number counts all the same; nobody holds it
     known = {name: document[name] for name in LeaseRecord.__slots__ if name in document}
-    return LeaseRecord(**known | {"number": number})
+    return LeaseRecord(**known | {"number": int(leases[-1].stem)})
 
 
 class LeaseWatch:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import duckdb
 
+from specs.documents.reading import read_document
 from storage import database
-from storage.catalogue import FREED, read_attempts, read_document
+from storage.catalogue import FREED, read_attempts
 from storage.columns import NATIVE
 from storage.contents import half_written, inspect, is_damaged, merged_away, read
 from storage.liveness import STATUSES
