@@ -8,7 +8,6 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -85,7 +84,9 @@ def _fit(value: Any, shape: Any, at: str, problems: list[str]) -> Any:
     if kind in (Union, UnionType):
         return _fit_one(value, arguments, at, problems)
     if kind is Annotated:
-        return _fit_tested(value, *arguments, at, problems)
+        inner, test, wanted = arguments
+        fitted = _fit(value, inner, at, problems)
+        return fitted if fitted is _MISFIT or test(fitted) else _misfit(value, wanted, at, problems)
     if kind is Literal:
         return value if value in arguments else _misfit(value, f"one of {', '.join(arguments)}", at, problems)
     if is_typeddict(shape):
@@ -115,12 +116,6 @@ def _fit_one(value: Any, shapes: tuple[Any, ...], at: str, problems: list[str]) 
             problems += found
             return fitted
     return _misfit(value, " or ".join(_called(get_origin(shape) or shape) for shape in shapes), at, problems)
-
-
-def _fit_tested(value: Any, shape: Any, test: Callable[[Any], bool], wanted: str, at: str, problems: list[str]) -> Any:
-    """What of a value has the shape and passes the test."""
-    fitted = _fit(value, shape, at, problems)
-    return fitted if fitted is _MISFIT or test(fitted) else _misfit(value, wanted, at, problems)
 
 
 def _fit_object(value: Any, shape: Any, at: str, problems: list[str]) -> Any:

@@ -33,6 +33,7 @@ def _has_both_policies(findings: Sequence["Finding"]) -> bool:
 
 
 Name = Annotated[str, _is_name, "a name"]
+PortableName = Annotated[str, is_portable_name, "a name of letters, digits and _ . = + -"]
 Fingerprint = Annotated[str, _is_fingerprint, "a fingerprint"]
 Moment = Annotated[str, _is_moment, "a time with its zone, ISO-8601"]
 Values = dict[str, Any]
@@ -138,6 +139,7 @@ class Evaluation(TypedDict, total=False):
 
     confidence: float
     seed: int
+    literature: list[Values]
 
 
 class RecordSection(TypedDict, total=False):
@@ -157,7 +159,7 @@ class SpecDocument(TypedDict, total=False):
     evaluation: Evaluation
     record: RecordSection
     warm_up: Values | None
-    experiment: Values
+    experiment: "SpecDocument"
 
 
 class Finding(TypedDict, total=False):
@@ -232,6 +234,27 @@ class ExperimentDocument(TypedDict, total=False):
     updated_at: Moment
 
 
+class ExportedExperiment(TypedDict, total=False):
+    """What export.json says of the run's experiment."""
+
+    name: Required[PortableName]
+    question: str
+    created_at: Moment
+    fingerprint: str
+    recipes: list[str]
+    runs: list[PortableName]
+    labels: dict[str, str]
+
+
+class Export(TypedDict, total=False):
+    """export.json: a run in a directory of its own."""
+
+    format: Required[int]
+    run_id: Required[PortableName]
+    experiment: Required[ExportedExperiment]
+    files: Required[dict[str, ListedFile | str]]
+
+
 class Unit(TypedDict, total=False):
     """One run of an arm in study.json."""
 
@@ -251,21 +274,55 @@ class Confirmation(TypedDict, total=False):
     arms: list[Arm]
 
 
+class Rung(TypedDict, total=False):
+    """How a trial stood at a rung."""
+
+    value: Required[float]
+    low: float | None
+    high: float | None
+
+
 class Trial(TypedDict, total=False):
     """One trial in study.json."""
 
     number: Required[int]
+    state: str
     run_ids: list[Name] | None
     run_id: Name | None
     params: Values
     baseline: bool | None
+    value: float | None
+    values: list[float] | None
+    value_low: float | None
+    value_high: float | None
+    rung: int | None
+    rungs: dict[str, Rung] | None
+    constraints: dict[str, float | None] | None
+    reason: str | None
+    tokens: float | None
+    gpu_hours: float | None
+    seconds: float | None
+    attempts: int | None
 
 
 class StudyDocument(TypedDict, total=False):
     """study.json: a study's trials and what confirmed them."""
 
     name: Name
-    question: str
+    question: str | None
+    experiment: str
+    goal: str
+    goals: list[Values] | None
+    constraints: list[Values] | None
+    sampler: str | None
+    pruner: Values | None
+    trials_wanted: int | None
+    seeds: list[int] | None
+    confidence: float | None
+    status: str | None
+    parameters: dict[str, Values] | None
+    overrides: Values | None
+    spent: dict[str, float] | None
     trials: list[Trial]
     confirmation: Confirmation | None
 
@@ -333,6 +390,7 @@ SHAPES: dict[str, Any] = {
     "base.json": Manifest,
     "manifest.json": Manifest,
     "experiment.json": ExperimentDocument,
+    "export.json": Export,
     "study.json": StudyDocument,
     "provenance.json": Origins,
     "freed.json": dict[str, Freed],
@@ -340,5 +398,5 @@ SHAPES: dict[str, Any] = {
 """File -> what it may hold."""
 NUMBERED: dict[str, Any] = {"attempts": Attempt, "leases": LeaseDocument}
 """Directory -> what its files may hold."""
-WHOLE = (Manifest,)
+WHOLE = (Manifest, Export)
 """Documents of which a part says nothing: a list of files that lacks one would call a result whole that is not."""
