@@ -129,6 +129,18 @@ def _ingest(
     pack: bool = False,
     keep_seconds: float = KEEP_SECONDS,
 ) -> Ingested:
+    try:
+        return _ingested(root, compacted, from_scratch=from_scratch, pack=pack, keep_seconds=keep_seconds)
+    except duckdb.Error:
+        if from_scratch:
+            raise
+        # A block of the index is damaged, say: all that is in it can be read anew.
+        return _ingested(root, compacted, from_scratch=True, pack=pack, keep_seconds=keep_seconds)
+
+
+def _ingested(
+    root: Path, compacted: Sequence[Compacted], *, from_scratch: bool, pack: bool, keep_seconds: float
+) -> Ingested:
     merged = sum(done.num_merged for done in compacted)
     damaged = {entry.segment.key: entry for done in compacted for entry in done.damaged}
     indexed = None if from_scratch else _indexed_stamps(root)
@@ -172,7 +184,7 @@ def _left_unmerged(root: Path, but: str) -> str | None:
 
     Any of them: one that cannot be merged keeps no other waiting.
     """
-    with database.connect() as connection:
+    with contextlib.suppress(duckdb.Error), database.connect() as connection:
         if database.attach(connection, root):
             return None
         left = connection.execute(
@@ -182,12 +194,14 @@ def _left_unmerged(root: Path, but: str) -> str | None:
             " ORDER BY random() LIMIT 1",
             [but, LARGEST_BYTES],
         ).fetchone()
-    return left[0] if left else None
+        return left[0] if left else None
+    return None
 
 
 def _delete_merged(root: Path, keep_seconds: float) -> None:
     """Deletes the segments that were merged, of the runs that have such as the index knows."""
-    with database.connect() as connection:
+    runs: list[tuple[str]] = []
+    with contextlib.suppress(duckdb.Error), database.connect() as connection:
         if database.attach(connection, root):
             return
         runs = connection.execute("SELECT unit FROM store.recorded.units WHERE has_merged").fetchall()
@@ -200,12 +214,13 @@ def _indexed_stamps(root: Path) -> dict[str, str | None] | None:
 
     A unit that had merged segments has none: they may have been deleted.
     """
-    with database.connect() as connection:
+    with contextlib.suppress(duckdb.Error), database.connect() as connection:
         if database.attach(connection, root):
             return None
         stamps = {unit: stamp for unit, (stamp, _) in known_units(connection, "store.recorded").items()}
         had_merged = connection.execute("SELECT unit FROM store.recorded.units WHERE has_merged").fetchall()
-    return stamps | {unit: None for (unit,) in had_merged}
+        return stamps | {unit: None for (unit,) in had_merged}
+    return None
 
 
 def _remove(connection: duckdb.DuckDBPyConnection, units: list[str]) -> None:

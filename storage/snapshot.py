@@ -40,13 +40,14 @@ class Snapshot:
 
     Args:
         damaged: keys of segments and packs that turned out to be damaged, and how: they are left out.
+        index: whether the index may be read; not where it turned out to be damaged.
     """
 
-    def __init__(self, root: Path, *, damaged: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: Path, *, damaged: Mapping[str, str] | None = None, index: bool = True) -> None:
         self.root = root
         self.connection = database.connect()
         warnings = []
-        obstacle = database.attach(self.connection, root)
+        obstacle = database.attach(self.connection, root) if index else "damaged"
         if obstacle and obstacle != "missing":
             warnings.append(f"experiments.duckdb is {obstacle}; reading the segments (`rpg db rebuild` makes it again)")
         self._attached = not obstacle

@@ -183,8 +183,9 @@ class Store:
     ) -> tuple[_Answer, tuple[str, ...]]:
         """What `use` makes of the statement that runs, and the snapshot's warnings."""
         damaged: dict[str, str] = {}
-        for _ in range(_ATTEMPTS):
-            snapshot = self._snapshot or self._take_snapshot(damaged)
+        blames_index = False
+        for attempt in range(_ATTEMPTS):
+            snapshot = self._snapshot or self._take_snapshot(damaged, index=not blames_index)
             self._statement = Statement(snapshot, self.limits)
             try:
                 self._statement.start(sql, params)
@@ -192,7 +193,12 @@ class Store:
             except duckdb.Error as error:
                 cause = error
                 # A file was deleted or merged meanwhile, and the directories say what holds now; or it is damaged.
-                damaged |= find_damage(snapshot, sql, error)
+                found: dict[str, str] = {}
+                with contextlib.suppress(duckdb.Error):  # a damaged index
+                    found = find_damage(snapshot, sql, error)
+                damaged |= found
+                # Where no file is at fault again and again, the index is: all that it has can be read without it.
+                blames_index |= attempt > 0 and not found
                 self._drop_snapshot()
             else:
                 self._answered = True
@@ -200,9 +206,14 @@ class Store:
                 return answer, (*snapshot.warnings, *moved)
         raise QueryError(f"{cause}\n  hint: `rpg db check` says what is damaged") from cause
 
-    def _take_snapshot(self, damaged: Mapping[str, str]) -> Snapshot:
-        snapshot = Snapshot(self.root, damaged=damaged)
-        if snapshot.num_unknown > _MOST_UNKNOWN:
+    def _take_snapshot(self, damaged: Mapping[str, str], *, index: bool = True) -> Snapshot:
+        try:
+            snapshot = Snapshot(self.root, damaged=damaged, index=index)
+        except duckdb.Error:
+            if not index:
+                raise
+            return self._take_snapshot(damaged, index=False)
+        if index and snapshot.num_unknown > _MOST_UNKNOWN:
             from storage.ingest import ingest
 
             with contextlib.suppress(Timeout, OSError, duckdb.Error):  # another one does, or the home is read-only

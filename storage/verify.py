@@ -44,7 +44,7 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
     lines += [
         line for pattern in _OTHER_DOCUMENTS for path in sorted(root.glob(pattern)) for line in _document(root, path)
     ]
-    if obstacle:
+    if obstacle := obstacle or database.damage_of_index(root):
         return [*lines, f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"]
     return [*lines, *_gone(root, known), *_copies(root), *_packs(root, full=full)]
 

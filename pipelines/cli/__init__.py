@@ -52,6 +52,15 @@ _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 
 def main() -> None:
     """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    try:
+        _run()
+    except SystemExit as end:
+        if limits := sys.modules.get("storage.statements.limits"):
+            limits.leave_stuck(end.code if isinstance(end.code, int) else 0)
+        raise
+
+
+def _run() -> None:
     from rpg.files import DiskError
     from specs.errors import RpgError, SpecError
 
