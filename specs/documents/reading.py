@@ -13,8 +13,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from specs.documents.shapes import NUMBERED, SHAPES, WHOLE, Certificates
-
 _LARGEST = 2**63
 """Whole numbers of that size fit into no column."""
 _SHOWN = 60
@@ -44,10 +42,10 @@ def read_checked(path: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, ["no JSON object"]
     if not isinstance(value, dict):
         return {}, ["no JSON object"]
-    shape = shape_of(path, value)
+    shape = _shape_of(path, value)
     problems: list[str] = []
     fitted = value if shape is None else _fit(value, shape, "", problems)
-    if fitted is _MISFIT or (problems and shape in WHOLE):
+    if fitted is _MISFIT or (problems and _counts_whole(shape)):
         return {}, problems
     return fitted, problems
 
@@ -69,11 +67,20 @@ def _text(path: Path) -> str:
         return file.read()
 
 
-def shape_of(path: Path, value: dict[str, Any]) -> Any:
+def _shape_of(path: Path, value: dict[str, Any]) -> Any:
     """What a document may hold, by its file's name; None: anything."""
+    from specs.documents import shapes  # here, as a query that reads no document is answered sooner without
+
     if path.name == "certificate.json" and "steps" in value:
-        return Certificates
-    return SHAPES.get(path.name) or (NUMBERED.get(path.parent.name) if path.stem.isdecimal() else None)
+        return shapes.Certificates
+    return shapes.SHAPES.get(path.name) or (shapes.NUMBERED.get(path.parent.name) if path.stem.isdecimal() else None)
+
+
+def _counts_whole(shape: Any) -> bool:
+    """Whether a part of such a document says nothing."""
+    from specs.documents import shapes
+
+    return shape in shapes.WHOLE
 
 
 def _fit(value: Any, shape: Any, at: str, problems: list[str]) -> Any:
