@@ -144,7 +144,7 @@ def _ingested(
     merged = sum(done.num_merged for done in compacted)
     damaged = {entry.segment.key: entry for done in compacted for entry in done.damaged}
     indexed = None if from_scratch else _indexed_stamps(root)
-    stamps = unit_stamps(root)
+    stamps = unit_stamps(root, indexed or {})
     again = {f"runs/{entry.segment.run_id}" for entry in damaged.values()}
     changed = {u: s for u, s in stamps.items() if indexed is None or u in again or indexed.get(u) != s}
     gone = [unit for unit in indexed or () if unit not in stamps]

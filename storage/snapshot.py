@@ -52,7 +52,8 @@ class Snapshot:
             warnings.append(f"experiments.duckdb is {obstacle}; reading the segments (`rpg db rebuild` makes it again)")
         self._attached = not obstacle
         indexed = known_units(self.connection, "store.recorded") if self._attached else {}
-        stamps, unknown = unit_stamps(root), ("", list[str]())
+        stamps = unit_stamps(root, {unit: stamp for unit, (stamp, _) in indexed.items()})
+        unknown = ("", list[str]())
         changed = {unit: stamp for unit, stamp in stamps.items() if indexed.get(unit, unknown)[0] != stamp}
         self.num_unknown = sum(indexed.get(unit, unknown)[0] is not None for unit in changed)
         """How many units are not in the index as they are, those aside that change all the time."""

@@ -7,7 +7,7 @@ listing of `runs/`.
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +30,9 @@ ENDED = ("finished", "failed", "cancelled")
 """Statuses of a run that nobody executes."""
 GONE = "the file is gone"
 """The problem of a segment that the index had, and that nothing has replaced."""
-_PARTS = ("attempts", "leases", "evaluate", *(f"segments/{table}" for table in TABLES))
+_PARTS = ("attempts", "leases", "evaluate", "segments", *(f"segments/{table}" for table in TABLES))
 """Directories of a run in which something may change while the run's own time stays."""
+_SEGMENTS = _PARTS.index("segments")
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,34 @@ class Unit:
     """What of its documents was passed over: a line each."""
 
 
-def unit_stamps(root: Path) -> dict[str, str]:
+def unit_stamps(root: Path, before: Mapping[str, str | None]) -> dict[str, str]:
     """Every unit's directory, by its path relative to the home, and what changes whenever its content does.
 
     That is its time of change; of a run also those of the directories in it that have leases, attempts, results and
     rows: whoever takes the run up writes there, and a file may be deleted or restored there by hand.
+
+    Args:
+        before: the stamps that the index has, by which what is not there need not be looked for.
     """
     stamps = {path: str(time) for kind in ("experiments", "studies") for path, time in _directories(root, kind)}
     for path, changed in _directories(root, "runs"):
-        stamps[path] = " ".join([str(changed), *(_time_of(f"{root}/{path}/{part}") for part in _PARTS)])
+        stamps[path] = _run_stamp(f"{root}/{path}", str(changed), before.get(path) or "")
     for stage, _ in _directories(root, "artifacts"):
         stamps |= {path: str(changed) for path, changed in _directories(root, stage)}
     return stamps
+
+
+def _run_stamp(directory: str, changed: str, before: str) -> str:
+    known = before.split()
+    if len(known) != len(_PARTS) + 1 or known[0] != changed:
+        return " ".join([changed, *(_time_of(f"{directory}/{part}") for part in _PARTS)])
+    # What was not there has not come while the directory above it is as it was.
+    times = [
+        "0" if time == "0" else _time_of(f"{directory}/{part}") for part, time in zip(_PARTS, known[1:], strict=True)
+    ]
+    if times[_SEGMENTS] != known[1 + _SEGMENTS]:
+        times[_SEGMENTS + 1 :] = [_time_of(f"{directory}/{part}") for part in _PARTS[_SEGMENTS + 1 :]]
+    return " ".join([changed, *times])
 
 
 def read_units(root: Path, stamps: dict[str, str], known: dict[str, KnownSegment]) -> list[Unit]:
