@@ -159,6 +159,10 @@ class SpecDocument(TypedDict, total=False):
     evaluation: Evaluation
     record: RecordSection
     warm_up: Values | None
+    rollout: Values
+    reward: Values
+    objective: Values
+    reference: Values
     experiment: "SpecDocument"
 
 
