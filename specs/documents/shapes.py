@@ -159,6 +159,7 @@ class SpecDocument(TypedDict, total=False):
     evaluation: Evaluation
     record: RecordSection
     warm_up: Values | None
+    advantage: Values | None
     rollout: Values
     reward: Values
     objective: Values
