@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from specs.documents.reading import read_document
+from specs.documents.reading import numbered, read_document
 from specs.segment_names import SegmentName, content_digest
 from storage.catalogue import FREED
 from storage.columns import arrow_schema
@@ -76,7 +76,7 @@ def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Se
     if not missing:
         return []
     run = root / "runs" / run_id
-    merged, freed = _merged_names(root, listed, alone=True), read_document(run / FREED)
+    merged, unrecorded = _merged_names(root, listed, alone=True), left_out(run)
     try:
         began = (run / "run.json").stat().st_mtime_ns
     except OSError:
@@ -85,9 +85,17 @@ def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Se
         segment
         for segment in missing
         if segment.name not in merged.get(segment.table, ())
-        and segment.table not in freed
+        and segment.table not in unrecorded
         and (_is_of_manifest(root, segment) if segment.is_of_evaluate_stage else segment.modified_ns >= began)
     ]
+
+
+def left_out(directory: Path) -> set[str]:
+    """The tables that a run was told not to record, and those whose rows were freed when their days were over."""
+    records = [read_document(path).get("record", {}) for path in numbered(directory / "attempts")]
+    return {table for record in records for table in record if record[table] == "none"}.union(
+        read_document(directory / FREED)
+    )
 
 
 def _is_of_manifest(root: Path, segment: Segment) -> bool:

@@ -7,9 +7,8 @@ import duckdb
 
 from specs.documents.reading import numbered, read_checked, read_document
 from storage import database
-from storage.catalogue import FREED
 from storage.columns import NATIVE
-from storage.contents import half_written, is_damaged, lost, merged_away, read
+from storage.contents import half_written, is_damaged, left_out, lost, merged_away, read
 from storage.liveness import STATUSES
 from storage.segments import BadSegmentError, Segment, entries, misnamed_files, run_segments
 from storage.units import ENDED, GONE, KnownSegment, known_segments
@@ -68,8 +67,8 @@ def _run(root: Path, run_id: str, known: dict[str, KnownSegment], *, full: bool)
     for key in misnamed_files(root, run_id):
         yield f"{key}: not named like a segment; it is not read"
     listed = run_segments(root, run_id)
-    left_out = merged_away(root, listed) | half_written(root, listed)
-    segments = [segment for segment in listed if segment.key not in left_out]
+    passed_over = merged_away(root, listed) | half_written(root, listed)
+    segments = [segment for segment in listed if segment.key not in passed_over]
     for segment in segments:
         yield from _segment(root, segment, None if full else known.get(segment.key))
     yield from _missing_steps(root / "runs" / run_id, segments)
@@ -123,22 +122,14 @@ def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
     last = read_document(directory / "progress.json").get("step")
     if not isinstance(last, int) or not numbered(directory / "attempts"):
         return
-    left_out = _left_out(directory)
-    for table in (table for table in _EACH_STEP if table not in left_out):
+    unrecorded = left_out(directory)
+    for table in (table for table in _EACH_STEP if table not in unrecorded):
         names = [s.parsed for s in segments if s.table == table and not s.is_of_evaluate_stage]
         recorded = {step for name in names for step in range(name.first_step, name.last_step + 1)}
         missing = [step for step in range(1, last + 1) if step not in recorded]
         if missing:
             steps = f"{len(missing)} of {last} steps, the first {missing[0]}"
             yield f"runs/{directory.name}/segments/{table}: no rows of {steps}; {_ANSWERS[table]}"
-
-
-def _left_out(directory: Path) -> set[str]:
-    """The tables that a run was told not to record, and those whose rows were freed when their days were over."""
-    records = [read_document(path).get("record", {}) for path in numbered(directory / "attempts")]
-    return {table for record in records for table in record if record[table] == "none"}.union(
-        read_document(directory / FREED)
-    )
 
 
 def _gone(root: Path, known: dict[str, KnownSegment]) -> Iterator[str]:

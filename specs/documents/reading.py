@@ -99,7 +99,8 @@ def _fit(value: Any, shape: Any, at: str, problems: list[str]) -> Any:
     if is_typeddict(shape):
         return _fit_object(value, shape, at, problems)
     if kind is dict and isinstance(value, dict):
-        return _kept({key: _fit(item, arguments[1], f"{at}.{key}", problems) for key, item in value.items()})
+        places = {key: f"{at}.{key}" if at else key for key in value}
+        return _kept({key: _fit(item, arguments[1], places[key], problems) for key, item in value.items()})
     if kind is list and isinstance(value, list):
         items = [_fit(item, arguments[0], f"{at}[{index}]", problems) for index, item in enumerate(value)]
         return [item for item in items if item is not _MISFIT]

@@ -379,7 +379,7 @@ class Origins(TypedDict, total=False):
 class Freed(TypedDict, total=False):
     """A table in freed.json."""
 
-    freed_at: Required[Moment]
+    freed_at: Required[str]
     keep_days: Required[float]
 
 
