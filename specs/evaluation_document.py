@@ -5,10 +5,11 @@ What follows of a document (plan, flow, record) then needs to know of evaluation
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specs.bounds import comparable, repeats
 from specs.document import Document, checked
 from specs.errors import Issue, Path, Position, Positions, SpecError, locate, refuse
 from specs.labels import of_same
@@ -118,9 +119,8 @@ def _names_taken(evaluation: ModelEvaluation) -> Iterator[Issue]:
         "sampling": [each.name for each in evaluation.sampling],
     }
     for section, given in names.items():
-        for index, name in enumerate(given):
-            if name in given[:index]:
-                yield Issue("the name is taken", (section, index, "name"), name, hint="give each a name of its own")
+        for index in repeats(given):
+            yield Issue("the name is taken", (section, index, "name"), given[index], hint="give each a name of its own")
 
 
 def _models(
@@ -144,10 +144,12 @@ def _models(
 
 def _same_weights(evaluation: ModelEvaluation, models: Sequence[Mapping[str, Any]]) -> dict[int, list[int]]:
     """The models' places, those that are the same weights and asked in the same way under the first of them."""
-    asked = [(dict(model), evaluation.models[index].prompt) for index, model in enumerate(models)]
+    first: dict[Hashable, int] = {}
     same: dict[int, list[int]] = {}
-    for index, one in enumerate(asked):
-        same.setdefault(asked.index(one), []).append(index)
+    for index, model in enumerate(models):
+        prompt = evaluation.models[index].prompt
+        asked = comparable([model, prompt and prompt.model_dump()])
+        same.setdefault(first.setdefault(asked, index), []).append(index)
     return same
 
 

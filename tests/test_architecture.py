@@ -29,7 +29,7 @@ FLOORS = {
         {"schema"},
         {"extensions"},
         {"secrets"},
-        {"errors", "labels", "metrics", "records", "segment_names"},
+        {"errors", "bounds", "labels", "metrics", "records", "segment_names"},
     ],
     "rpg": [
         {"train", "stage", "engine"},

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from specs.bounds import read_within
 from specs.errors import Issue
 from specs.schema.base import PathKind
 from specs.schema.experiment import Experiment
@@ -64,8 +65,8 @@ def context_length(model: PretrainedModel | ScratchModel) -> int:
         config = model.config
     elif Path(model.path).is_absolute():
         try:
-            config = json.loads((Path(model.path) / "config.json").read_bytes())
-        except (OSError, ValueError):
+            config = json.loads(read_within(os.path.join(model.path, "config.json")))
+        except (OSError, ValueError, RecursionError):
             return 0
     lengths = [config.get(key) for key in CONTEXT_KEYS] if isinstance(config, dict) else []
     return next((value for value in lengths if isinstance(value, int) and value > 0), 0)
