@@ -1,4 +1,4 @@
-"""How much of everything a spec may hold, so that any file is answered within two seconds, and reading within bounds."""
+"""How much of everything a spec may hold, so that any file is answered within two seconds; and reading so much."""
 
 import errno
 import os
@@ -12,18 +12,44 @@ MAX_DEPTH = 32
 """Levels of nesting."""
 MAX_VALUES = 10_000
 """Keys, list items and sections of a file; an alias counts as often as it is used."""
-MAX_DIGITS = 400
-"""Of a whole number, to any base."""
+MAX_WHOLE = 2**63 - 1
+"""Of a whole number, and of its negative: what a column of the record holds."""
+MAX_RANKS = 1 << 20
+"""Of a run; and of its nodes, and of a host's slots."""
 MAX_RUNS = 4096
 """Of an experiment: cells x seeds."""
 MAX_COMBINATIONS = 4096
 """Of a matrix, those that `exclude` leaves out included."""
 MAX_EXCLUDED = 256
 """Entries of `exclude`."""
-MAX_CHECKED_VALUES = 1 << 17
-"""Of all cells together, or of all trials that are checked of a study: each has all values of the file."""
+MAX_CHECKED_VALUES = 1 << 16
+"""Of all cells of a matrix together: each has all values of the spec."""
+MAX_PARAMETERS = 32
+"""Of a study."""
+MAX_CANDIDATES = 512
+"""Of one parameter that lists them."""
+MAX_TRIED_VALUES = 1 << 15
+"""Of all trials together that show whether a study's candidates are possible: each has all values of the spec."""
 MAX_ISSUES = 100
 """Problems that are told of one file."""
+MAX_TOLD = 2000
+"""Characters of a line of a problem."""
+
+BOUNDS = {
+    "bytes of a file, of a hostfile, and of a model's config.json": MAX_BYTES,
+    "levels of nesting": MAX_DEPTH,
+    "keys, sections and list items of a file, an alias counted as often as it is used": MAX_VALUES,
+    "a whole number, and its negative": MAX_WHOLE,
+    "`training.ranks`, nodes, slots of a host": MAX_RANKS,
+    "runs of an experiment: cells x seeds": MAX_RUNS,
+    "combinations of a matrix, those that `exclude` names too": MAX_COMBINATIONS,
+    "entries of `exclude`": MAX_EXCLUDED,
+    "values in all cells of a matrix: cells x keys, sections and list items of the file": MAX_CHECKED_VALUES,
+    "parameters of a study": MAX_PARAMETERS,
+    "candidates that one parameter lists": MAX_CANDIDATES,
+    "values in all trials of which one is tried for each candidate": MAX_TRIED_VALUES,
+}
+"""As the reference has them."""
 
 
 class NotPlainError(OSError):

@@ -122,7 +122,9 @@ def check_cells(
     cells = combinations(experiment.matrix)
     if len(cells) * len(experiment.seeds) > MAX_RUNS:
         given = f"{len(cells)} cells x {len(experiment.seeds)} seeds"
-        return [Issue("too many runs", ("matrix",) if experiment.matrix else ("seeds",), given, f"at most {MAX_RUNS}")], []
+        return [
+            Issue("too many runs", ("matrix",) if experiment.matrix else ("seeds",), given, f"at most {MAX_RUNS}")
+        ], []
     num_values = num_values_of(source)
     if len(cells) * num_values > MAX_CHECKED_VALUES and experiment.matrix:
         given = f"{len(cells)} cells, each with the {num_values} values of the spec"

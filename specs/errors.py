@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specs.bounds import MAX_ISSUES
+from specs.bounds import MAX_ISSUES, MAX_TOLD
 
 Path = tuple[str | int, ...]
 """Into a spec: ("data", "train", 0, "size")."""
@@ -119,8 +119,9 @@ def render_one(issue: Issue) -> str:
 
 
 def _printable(line: str) -> str:
-    """Characters that a terminal obeys instead of showing are written as escapes."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    """Characters that a terminal obeys instead of showing are written as escapes; a line as long as a file is cut."""
+    shown = line if len(line) <= MAX_TOLD else f"{line[:MAX_TOLD]}..."
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
 
 
 class IssueError(ValueError):

@@ -79,7 +79,9 @@ def _read(path: str, named_at: Position | None) -> YamlNode:
     except TooLargeError:
         raise SpecError(too_large(path)) from None
     except NotPlainError as error:
-        raise SpecError(_at(at, f"cannot be read: {error.strerror}", hint="a spec is a file: write it to one")) from None
+        raise SpecError(
+            _at(at, f"cannot be read: {error.strerror}", hint="a spec is a file: write it to one")
+        ) from None
     except FileNotFoundError:
         raise SpecError(_not_found(path, named_at)) from None
     except IsADirectoryError as error:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from specs.bounds import read_within, repeats
+from specs.bounds import MAX_RANKS, read_within, repeats
 from specs.errors import Issue
 from specs.schema.base import Spec, execution, names_path, unless_said
 from specs.schema.training import Training
@@ -82,7 +82,7 @@ class Host(Spec):
 
     host: str = Field(pattern=HOST_NAME)
     """As ssh knows it: a name, an address, user@name or a name of the ssh configuration."""
-    slots: int = Field(1, ge=1)
+    slots: int = Field(1, ge=1, le=MAX_RANKS)
     """Ranks that it takes; with GPUs, one each."""
 
 
@@ -129,7 +129,7 @@ class SshLauncher(_Cluster):
     hosts: tuple[Host, ...] = ()
     """Filled in order, as far as training.ranks needs them; what is left over stands in for a lost one."""
     hostfile: str = names_path("file", "")
-    """In the place of hosts: a file as DeepSpeed's, a line `NAME slots=N` for each host."""
+    """In the place of hosts: a plain file as DeepSpeed's, a line `NAME slots=N` for each host."""
     engine_hosts: tuple[Host, ...] = ()
     """Machines for dedicated vLLM engines alone, a slot a GPU; with none the engines are on the machines of the ranks.
     They are filled in order: a host has as many engines as rollout.tensor_parallel_size goes into its slots. What is
@@ -236,9 +236,9 @@ class SlurmLauncher(_Cluster):
 
     type: Literal["slurm"]
     """slurm: sbatch hands the run to Slurm, srun starts the ranks, this command waits."""
-    nodes: int = Field(1, ge=1)
+    nodes: int = Field(1, ge=1, le=MAX_RANKS)
     """Machines; training.ranks must be a multiple."""
-    engine_nodes: int = Field(0, ge=0)
+    engine_nodes: int = Field(0, ge=0, le=MAX_RANKS)
     """Further machines of the job, for dedicated vLLM engines alone, over which these are spread evenly; 0: the engines
     are on the machines of the ranks."""
     partition: str = ""
