@@ -223,15 +223,15 @@ class _Composer:
         text = self._text(event)
         if not event.implicit[0]:
             return text
-        if _INTEGER.fullmatch(text) or _BASED.fullmatch(text):
-            # So many digits that only zeros in front could make it small are not read at all.
-            if len(text) > _MOST_DIGITS or abs(int(resolve(text) or 0)) > MAX_WHOLE:
-                allowed = f"{-MAX_WHOLE} to {MAX_WHOLE}"
-                raise SpecError(_at(self._where(event), "a whole number of too many digits", allowed=allowed))
+        is_whole = _INTEGER.fullmatch(text) or _BASED.fullmatch(text)
+        if is_whole and (len(text) > _MOST_DIGITS or abs(int(resolve(text) or 0)) > MAX_WHOLE):
+            allowed = f"{-MAX_WHOLE} to {MAX_WHOLE}"
+            raise SpecError(_at(self._where(event), "a whole number of too many digits", allowed=allowed))
         return resolve(text)
 
 
 _MOST_DIGITS = 100
+"""So many are not read at all, though all but the last may be zeros."""
 # The core schema of YAML 1.2.2, section 10.3.2.
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")

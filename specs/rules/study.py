@@ -258,7 +258,6 @@ def _idle_trials(study: Study) -> Iterator[Issue]:
 
 
 def _idle_constraints(study: Study) -> Iterator[Issue]:
-    again = set(repeats(map(_measure, study.constraints)))
     for index, constraint in enumerate(study.constraints):
         place = ("constraints", index)
         metric = BY_NAME.get(constraint.metric)
