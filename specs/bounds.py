@@ -12,8 +12,8 @@ MAX_DEPTH = 32
 """Levels of nesting."""
 MAX_VALUES = 10_000
 """Keys, list items and sections of a file; an alias counts as often as it is used."""
-MAX_WHOLE = 2**63 - 1
-"""Of a whole number, and of its negative: what a column of the record holds."""
+MAX_DIGITS = 100
+"""Of a whole number, to any base: a fraction can hold it."""
 MAX_RANKS = 1 << 20
 """Of a run; and of its nodes, and of a host's slots."""
 MAX_RUNS = 4096
@@ -39,7 +39,7 @@ BOUNDS = {
     "bytes of a file, of a hostfile, and of a model's config.json": MAX_BYTES,
     "levels of nesting": MAX_DEPTH,
     "keys, sections and list items of a file, an alias counted as often as it is used": MAX_VALUES,
-    "a whole number, and its negative": MAX_WHOLE,
+    "digits of a whole number": MAX_DIGITS,
     "`training.ranks`, nodes, slots of a host": MAX_RANKS,
     "runs of an experiment: cells x seeds": MAX_RUNS,
     "combinations of a matrix, those that `exclude` names too": MAX_COMBINATIONS,

@@ -69,7 +69,8 @@ FLOORS = {
         {"runs", "processes", "results", "remote", "unrecorded"},
         {"versions"},
         {"state"},
-        {"home"},
+        {"home", "console"},
+        {"terminal"},
     ],
 }
 """The rooms of each package, from the roof down: a room imports from its own floor or from one below, never upward."""

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli import verbs
+from pipelines.terminal import shown_safely
 
 app = typer.Typer(
     name="rpg",
@@ -52,6 +53,11 @@ _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 
 def main() -> None:
     """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    with shown_safely():
+        _run()
+
+
+def _run() -> None:
     from rpg.files import DiskError
     from specs.errors import RpgError, SpecError
 

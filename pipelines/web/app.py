@@ -139,13 +139,22 @@ async def _changes(home: Home, request: Request) -> Response:
         if len(body) > _MOST_KNOWN:
             return PlainTextResponse("the request is too long\n", 413)
     try:
-        asked = json.loads(body)
-        known, only = dict(asked["known"]), [str(unit) for unit in asked.get("only", ())]
-    except (ValueError, KeyError, TypeError):
+        known, only = _asked(body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return PlainTextResponse('expected {"known": {unit: digest, ...}, "only": [unit, ...]}\n', 400)
     listings = await run_in_threadpool(read_listings, home.root, only)
     changed = {unit: listing.to_json() for unit, listing in listings.items() if known.get(unit) != listing.digest}
     return JSONResponse({"changed": changed, "gone": [unit for unit in known if unit not in listings]})
+
+
+def _asked(body: bytes) -> tuple[dict[str, str], list[str]]:
+    """The digests of the units that a mirror knows, and the units that it asks about."""
+    asked = json.loads(body)
+    known, only = dict(asked["known"]), list(asked.get("only", ()))
+    for text in (*known, *known.values(), *only):
+        if "\0" in text or not text.encode():  # no file has such a name, and half a character has no bytes at all
+            raise ValueError(text)
+    return known, only
 
 
 def _file(home: Home, request: Request) -> Response:

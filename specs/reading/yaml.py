@@ -25,7 +25,7 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from specs.bounds import MAX_BYTES, MAX_DEPTH, MAX_ISSUES, MAX_VALUES, MAX_WHOLE
+from specs.bounds import MAX_BYTES, MAX_DEPTH, MAX_DIGITS, MAX_ISSUES, MAX_VALUES
 from specs.errors import Issue, Position, SpecError, shortened
 from specs.reading.syntax import explain
 
@@ -223,15 +223,11 @@ class _Composer:
         text = self._text(event)
         if not event.implicit[0]:
             return text
-        is_whole = _INTEGER.fullmatch(text) or _BASED.fullmatch(text)
-        if is_whole and (len(text) > _MOST_DIGITS or abs(int(resolve(text) or 0)) > MAX_WHOLE):
-            allowed = f"{-MAX_WHOLE} to {MAX_WHOLE}"
-            raise SpecError(_at(self._where(event), "a whole number of too many digits", allowed=allowed))
+        if len(text) > MAX_DIGITS and (_INTEGER.fullmatch(text) or _BASED.fullmatch(text)):
+            raise SpecError(_at(self._where(event), "a number of too many digits", allowed=f"at most {MAX_DIGITS}"))
         return resolve(text)
 
 
-_MOST_DIGITS = 100
-"""So many are not read at all, though all but the last may be zeros."""
 # The core schema of YAML 1.2.2, section 10.3.2.
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")

@@ -16,7 +16,6 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
-from specs.bounds import MAX_WHOLE
 from specs.extensions import find_variant
 
 PathKind = Literal["file", "directory", "path or id"]
@@ -68,11 +67,7 @@ def _as_written(value: Any, annotation: Any) -> Any:
     if isinstance(value, list) and get_origin(kind) is tuple:
         return tuple(_as_written(item, item_of(kind, index)) for index, item in enumerate(value))
     alternatives = get_args(kind) if get_origin(kind) is UnionType else (kind,)
-    return int(value) if int in alternatives and isinstance(value, float) and _is_whole(value) else value
-
-
-def _is_whole(value: float) -> bool:
-    return value.is_integer() and abs(value) <= MAX_WHOLE
+    return int(value) if int in alternatives and isinstance(value, float) and value.is_integer() else value
 
 
 def item_of(annotation: Any, index: int) -> Any:

@@ -47,7 +47,11 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         ("anything", "ghp_" + "a" * 36),
         ("anything", "sk-proj-" + "a" * 40),
         ("anything", "https://hooks.slack.com/services/T0/B0/x"),
+        ("GITHUB_PAT", CANARY),
+        ("AZURE_DEVOPS_PAT", CANARY),
         ("STORE", "postgresql://rpg:hunter22@db/rpg"),
+        ("STORE", "postgresql://rpg:hun/ter22@db/rpg"),
+        ("STORE", "redis://:hun/te?r#22@db:6379/0"),
     ],
 )
 def test_names_and_shapes_of_secrets_are_known(name, value):

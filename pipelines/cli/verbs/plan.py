@@ -167,11 +167,12 @@ def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
 
 
 def _print_plan(made: Plan, *, each: bool) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    from pipelines.console import SafeConsole
+
+    console = SafeConsole(soft_wrap=True)
     experiment = made.document.experiment
     console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
     colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}

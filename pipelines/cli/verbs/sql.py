@@ -47,6 +47,7 @@ def sql(
     from pipelines.cli.prompt import run_prompt
     from pipelines.cli.reading import reading
     from pipelines.cli.saved_queries import find_query, parse_params, saved_queries
+    from pipelines.console import SafeConsole
     from pipelines.home import Home
     from specs.records import LARGE_TABLES, TABLES
     from storage import Store
@@ -71,7 +72,7 @@ def sql(
         while True:
             with store.stream(query, params) as answer:
                 if watch and output is None and sys.stdout.isatty():
-                    print("\x1b[2J\x1b[H", end="")
+                    SafeConsole().clear()
                 write_stream(answer, chosen, output)
             if not watch:
                 return
