@@ -18,6 +18,7 @@ from storage.errors import QueryError
 from storage.snapshot import Snapshot, find_damage
 from storage.statements.limits import DEFAULT_LIMITS, Limits, confine
 from storage.statements.statement import Params, Statement
+from storage.statements.texts import Form
 
 if TYPE_CHECKING:
     import pandas
@@ -73,7 +74,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Stream:
-    """The answer to a query, as it comes: its rows can be read once, in one of two forms."""
+    """The answer to a query, as it comes: its rows can be read once, in one of three forms."""
 
     _statement: Statement
     warnings: tuple[str, ...]
@@ -87,6 +88,12 @@ class Stream:
     def rows(self) -> Iterator[list[tuple[Any, ...]]]:
         """The rows as plain Python values, some thousand at a time. Times are UTC, with their time zone."""
         return self._statement.rows()
+
+    def texts(self) -> Iterator[list[str]] | None:
+        """The rows as text, without line ends between them; None where DuckDB does not write them as text."""
+        if not self._statement.is_text:
+            return None
+        return ([text for (text,) in rows] for rows in self._statement.rows())
 
     def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
         """The rows as Arrow's batches instead, and the columns' types."""
@@ -148,13 +155,14 @@ class Store:
             return Result(_plain_integers(table), warnings)
 
     @contextlib.contextmanager
-    def stream(self, sql: str, params: Params = ()) -> Iterator["Stream"]:
+    def stream(self, sql: str, params: Params = (), form: Form | None = None) -> Iterator["Stream"]:
         """Runs one statement that reads, for an answer that need not fit into memory: its rows come in batches.
 
-        Other queries of this store wait until it ends. Raises as `query` does, also while the batches are read.
+        With a `form`, DuckDB writes each row as text where it can: see `Stream.texts`. Other queries of this store wait
+        until it ends. Raises as `query` does, also while the batches are read.
         """
         with self._alone():
-            statement, warnings = self._attempt(sql, params, lambda statement: statement)
+            statement, warnings = self._attempt(sql, params, lambda statement: statement, form)
             try:
                 yield Stream(statement, warnings)
             except duckdb.Error as error:
@@ -179,7 +187,7 @@ class Store:
                         self._drop_snapshot()
 
     def _attempt(
-        self, sql: str, params: Params, use: Callable[[Statement], _Answer]
+        self, sql: str, params: Params, use: Callable[[Statement], _Answer], form: Form | None = None
     ) -> tuple[_Answer, tuple[str, ...]]:
         """What `use` makes of the statement that runs, and the snapshot's warnings."""
         damaged: dict[str, str] = {}
@@ -187,7 +195,7 @@ class Store:
             snapshot = self._snapshot or self._take_snapshot(damaged)
             self._statement = Statement(snapshot, self.limits)
             try:
-                self._statement.start(sql, params)
+                self._statement.start(sql, params, form)
                 answer = use(self._statement)
             except duckdb.Error as error:
                 cause = error

@@ -21,6 +21,7 @@ from specs.errors import RpgError
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
+    from storage.statements.texts import Form
     from storage.store import Stream
 
 MOST_TABLE_ROWS = 1000
@@ -58,7 +59,7 @@ def write_stream(stream: "Stream", kind: Format, output: Path | None) -> None:
 
 def _texts(stream: "Stream", kind: Format, *, width: int | None) -> Iterator[str]:
     """The answer in pieces."""
-    columns = stream.columns
+    columns, written = stream.columns, stream.texts()
     if kind is Format.table:
         shown: list[tuple[Any, ...]] = []
         count = 0
@@ -68,15 +69,29 @@ def _texts(stream: "Stream", kind: Format, *, width: int | None) -> Iterator[str
         yield table_text(columns, shown, width=width, num_rows=count)
     elif kind is Format.csv:
         yield csv_text([columns])
-        for rows in stream.rows():
-            yield csv_text(rows)
+        yield from map(_lines, written) if written is not None else map(csv_text, stream.rows())
     else:
         start = "["
-        for rows in stream.rows():
-            for row in as_objects(columns, rows):
-                yield f"{start}\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
-                start = ","
+        if written is None:
+            written = (list(map(_object_text, as_objects(columns, rows))) for rows in stream.rows())
+        for objects in written:
+            yield start + ",".join(objects)
+            start = ","
         yield "[]\n" if start == "[" else "\n]\n"
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "".join([f"{line}\n" for line in lines])
+
+
+def _object_text(row: dict[str, Any]) -> str:
+    """A row as an item of a list of objects."""
+    return "\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
+
+
+def form_of(kind: Format) -> "Form | None":
+    """The form in which DuckDB writes rows for a format; None where it has none."""
+    return "csv" if kind is Format.csv else "json" if kind is Format.json else None
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:

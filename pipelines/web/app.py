@@ -152,7 +152,7 @@ def _asked(body: bytes) -> tuple[dict[str, str], list[str]]:
     asked = json.loads(body)
     known, only = dict(asked["known"]), list(asked.get("only", ()))
     for text in (*known, *known.values(), *only):
-        if "\0" in text or not text.encode():  # no file has such a name, and half a character has no bytes at all
+        if b"\0" in text.encode():  # no file has such a name; and half a character has no bytes, a ValueError too
             raise ValueError(text)
     return known, only
 

@@ -13,15 +13,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
+from pipelines.cli.output import as_objects, csv_text, json_text
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from specs import parse_objective
-from storage import rebuild
+from storage import Store, rebuild
 from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
@@ -193,6 +195,65 @@ def test_a_result_of_many_batches_is_written_whole_in_each_format(call: Call, tm
     code, _, err = call("sql", "select (2::hugeint << 70) as h", "-o", str(tmp_path / "wide.parquet"))
     assert (code, "cast integers of more than 64 bits" in err) == (2, True)
     assert not (tmp_path / "wide.parquet").exists()
+
+
+EDGES = """
+    SELECT * EXCLUDE (n), n::FLOAT / 3 AS real, (n * 1e15)::DOUBLE / 7 AS double, n::HUGEINT << 65 AS huge,
+        CASE n % 3 WHEN 0 THEN true WHEN 1 THEN false END AS flag,
+        timestamptz '2026-11-20 12:00:00Z' + to_microseconds(n * 500000) AS at, n::UTINYINT AS small
+    FROM (VALUES
+        (0, 'plain', 0.0), (1, '', 'nan'), (2, NULL, 'inf'), (3, 'a,b', '-inf'), (4, 'say "no"', 1e-5), (5, E'two\nlines', 1e16),
+        (6, 'é 漢 \U0001f600', 123456789.0), (7, ' spaces ', -0.0), (8, E'tab\t/\\\\', 1e300), (9, 'null', 5e-324)
+    ) AS edges(n, "a ""name"" it's", number)
+    ORDER BY n
+"""
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_duckdb_writes_rows_as_python_does(home: Path, form: Literal["csv", "json"]) -> None:
+    queries = [
+        EDGES,
+        'SELECT "a ""name"" it\'s" AS only FROM (' + EDGES + ")",
+        "SELECT 1 AS one -- said\n ; ",
+        "SHOW TABLES",
+    ]
+    for query in queries:
+        with Store.open(home) as store:
+            with store.stream(query, form=form) as answer:
+                assert (texts := answer.texts()) is not None, query
+                written = [text for batch in texts for text in batch]
+                columns = answer.columns
+            with store.stream(query) as answer:
+                rows = [row for batch in answer.rows() for row in batch]
+                assert answer.columns == columns
+        if form == "csv":
+            assert [f"{line}\n" for line in written] == [csv_text([row]) for row in rows]
+        else:
+            assert written == [
+                "\n " + json_text(row).rstrip().replace("\n", "\n ") for row in as_objects(columns, rows)
+            ]
+
+
+@pytest.mark.parametrize(
+    "query", ["SELECT 1 AS a, 2 AS a", "SELECT [1, 2] AS a", "SELECT 1.5 AS a", "EXPLAIN SELECT 1"]
+)
+def test_what_duckdb_would_write_otherwise_is_left_to_python(home: Path, query: str) -> None:
+    with Store.open(home) as store, store.stream(query, form="json") as answer:
+        assert answer.texts() is None
+        assert [row for batch in answer.rows() for row in batch]
+
+
+def test_rows_as_text_are_not_held_and_come_in_order(home: Path) -> None:
+    with (
+        Store.open(home) as store,
+        store.stream("FROM range(100000) AS _(n) ORDER BY n DESC", form="csv") as answer,
+    ):
+        texts = answer.texts()
+        assert texts is not None
+        first = next(texts)
+        assert first[:2] == ["99999", "99998"]
+        assert len(first) < 100_000
+        assert [int(text) for batch in texts for text in batch][-1] == 0
 
 
 def test_values_of_every_type_are_written_in_each_format(call: Call) -> None:

@@ -76,6 +76,9 @@ def test_names_and_shapes_of_secrets_are_known(name, value):
         ("HF_TOKEN", "env:HF_TOKEN"),
         ("HF_TOKEN", "file:/run/secrets/hf"),
         ("STORE", "postgresql://db/rpg"),
+        ("PROXY", "http://proxy:3128/packages/@scope"),
+        ("ADAPT", "a-long-enough-value"),
+        ("PAT_FILE", "/run/secrets/pat"),
     ],
 )
 def test_ordinary_values_are_no_secrets(name, value):
@@ -105,6 +108,9 @@ def test_every_way_to_write_a_secret_is_hidden():
     for text in (secret, json.dumps({"k": secret}), quote(secret, safe=""), repr(secret)):
         assert "quoted" not in hide(f"before {text} after", {"MY_TOKEN": secret})
     assert hide("psycopg: hunter22 refused", {"URL": "postgresql://rpg:hunter22@db/x"}) == f"psycopg: {HIDDEN} refused"
+    for password in ("hun/ter22", "hun@ter22", "hun/t@r?22#"):
+        urls = {"URL": f"postgresql://rpg:{password}@db/x?user=a@b"}
+        assert hide(f"psycopg: {password} refused", urls) == f"psycopg: {HIDDEN} refused"
     assert hide("step 1 of 12345678", {"A_TOKEN": "1", "B_TOKEN": "12345678"}) == "step 1 of 12345678"
     assert secrets_in({"A_TOKEN": "short", "PATH": "/usr/bin:/bin"}) == []
 

@@ -43,7 +43,7 @@ def sql(
     import sys
     import time
 
-    from pipelines.cli.output import format_of, print_rows, write_stream
+    from pipelines.cli.output import form_of, format_of, print_rows, write_stream
     from pipelines.cli.prompt import run_prompt
     from pipelines.cli.reading import reading
     from pipelines.cli.saved_queries import find_query, parse_params, saved_queries
@@ -70,7 +70,7 @@ def sql(
             run_prompt(store, chosen)
             return
         while True:
-            with store.stream(query, params) as answer:
+            with store.stream(query, params, form_of(chosen)) as answer:
                 if watch and output is None and sys.stdout.isatty():
                     SafeConsole().clear()
                 write_stream(answer, chosen, output)
