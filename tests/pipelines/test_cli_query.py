@@ -202,7 +202,8 @@ EDGES = """
         CASE n % 3 WHEN 0 THEN true WHEN 1 THEN false END AS flag,
         timestamptz '2026-11-20 12:00:00Z' + to_microseconds(n * 500000) AS at, n::UTINYINT AS small
     FROM (VALUES
-        (0, 'plain', 0.0), (1, '', 'nan'), (2, NULL, 'inf'), (3, 'a,b', '-inf'), (4, 'say "no"', 1e-5), (5, E'two\nlines', 1e16),
+        (0, 'plain', 0.0), (1, '', 'nan'), (2, NULL, 'inf'), (3, 'a,b', '-inf'), (4, 'say "no"', 1e-5),
+        (5, E'two\nlines', 1e16),
         (6, 'é 漢 \U0001f600', 123456789.0), (7, ' spaces ', -0.0), (8, E'tab\t/\\\\', 1e300), (9, 'null', 5e-324)
     ) AS edges(n, "a ""name"" it's", number)
     ORDER BY n
@@ -211,16 +212,13 @@ EDGES = """
 
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_duckdb_writes_rows_as_python_does(home: Path, form: Literal["csv", "json"]) -> None:
-    queries = [
-        EDGES,
-        'SELECT "a ""name"" it\'s" AS only FROM (' + EDGES + ")",
-        "SELECT 1 AS one -- said\n ; ",
-        "SHOW TABLES",
-    ]
+    one_column = f"""SELECT "a ""name"" it's" AS only FROM ({EDGES})"""
+    queries = [EDGES, one_column, "SELECT 1 AS one -- said\n ; ", "SELECT now() AS at WHERE false"]
     for query in queries:
         with Store.open(home) as store:
             with store.stream(query, form=form) as answer:
-                assert (texts := answer.texts()) is not None, query
+                texts = answer.texts()
+                assert texts is not None, query
                 written = [text for batch in texts for text in batch]
                 columns = answer.columns
             with store.stream(query) as answer:
@@ -234,9 +232,7 @@ def test_duckdb_writes_rows_as_python_does(home: Path, form: Literal["csv", "jso
             ]
 
 
-@pytest.mark.parametrize(
-    "query", ["SELECT 1 AS a, 2 AS a", "SELECT [1, 2] AS a", "SELECT 1.5 AS a", "EXPLAIN SELECT 1"]
-)
+@pytest.mark.parametrize("query", ["SELECT 1 AS a, 2 AS a", "SELECT [1, 2] AS a", "SELECT 1.5 AS a", "SHOW TABLES"])
 def test_what_duckdb_would_write_otherwise_is_left_to_python(home: Path, query: str) -> None:
     with Store.open(home) as store, store.stream(query, form="json") as answer:
         assert answer.texts() is None
