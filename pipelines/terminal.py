@@ -61,7 +61,7 @@ class _Shown(io.TextIOWrapper):
     """In the place of `sys.stdout` or `sys.stderr` where that is a terminal."""
 
     def __init__(self, beneath: TextIO) -> None:
-        bytes_out = cast("BinaryIO", _Bytes(cast("BinaryIO", beneath.buffer), beneath.encoding))
+        bytes_out = cast("BinaryIO", _Bytes(beneath.buffer, beneath.encoding))
         super().__init__(bytes_out, beneath.encoding, beneath.errors, line_buffering=True)
         self.rich_proxied_file = beneath
         """What rich's consoles write to: theirs are the styles, and `SafeConsole` spells out the texts."""

@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from urllib.parse import quote
 
+from specs.bounds import read_within
 from specs.errors import RpgError
 
 HIDDEN = "(hidden)"
@@ -82,7 +83,7 @@ def _resolved(name: str, value: str, environment: Mapping[str, str]) -> str:
             raise SecretError(f"{name} is {value}, and there is no variable {variable} on this machine")
         return environment[variable]
     try:
-        return Path(reference["file"]).expanduser().read_text(encoding="utf-8").rstrip("\n")
+        return read_within(str(Path(reference["file"]).expanduser())).decode("utf-8").rstrip("\n")
     except (OSError, ValueError, RuntimeError) as error:
         raise SecretError(f"{name} is {value}, which cannot be read on this machine: {error}") from error
 

@@ -8,6 +8,7 @@ import importlib
 import os
 import pkgutil
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -54,7 +55,11 @@ _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 def main() -> None:
     """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
     with shown_safely():
-        _run()
+        try:
+            _run()
+        except Exception:  # a fault of ours: what it quotes is spelt out too
+            traceback.print_exc()
+            sys.exit(1)
 
 
 def _run() -> None:

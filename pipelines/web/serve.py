@@ -27,7 +27,7 @@ def serve(home: Home, host: str, port: int) -> None:
         raise SpecError(Issue("other machines could read everything recorded, without a password", hint=hint))
     hosts = ("*",) if auth else (host, "localhost")
     app = make_app(home, auth=auth, hosts=hosts)
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2, use_colors=False)
 
 
 def _is_loopback(host: str) -> bool:
