@@ -32,8 +32,8 @@ def _data(experiment: Experiment) -> Iterator[Issue]:
 def _missing(kind: PathKind, path: str) -> str:
     """What is wrong with a path; empty where it is there, or may be the id of something elsewhere."""
     if kind == "file":
-        kind = "a directory" if os.path.isdir(path) else "a device or a pipe" if os.path.exists(path) else ""
-        return "" if os.path.isfile(path) else f"is {kind}, not a file" if kind else "no such file"
+        what = "a directory" if os.path.isdir(path) else "a device or a pipe" if os.path.exists(path) else ""
+        return "" if os.path.isfile(path) else f"is {what}, not a file" if what else "no such file"
     if kind == "directory":
         return "" if os.path.isdir(path) else "is no directory" if os.path.exists(path) else "no such directory"
     return "" if os.path.exists(path) or not os.path.isabs(path) else "no such dataset directory"

@@ -97,7 +97,9 @@ def test_references_name_a_variable_or_a_file_and_a_url_is_none(tmp_path):
     assert hide(f"{CANARY} from-b plain", got) == f"{HIDDEN} from-b plain"
 
 
-@pytest.mark.parametrize("value", ["env:NOT_SET_ANYWHERE", "file:/no/such/file", "file:~nobody-at-all/x", "file:/dev/zero"])
+@pytest.mark.parametrize(
+    "value", ["env:NOT_SET_ANYWHERE", "file:/no/such/file", "file:~nobody-at-all/x", "file:/dev/zero"]
+)
 def test_a_reference_that_leads_nowhere_says_which_variable_wants_it(value):
     with pytest.raises(SecretError, match=r"^HF_TOKEN is (env|file):.*this machine"):
         resolved({"HF_TOKEN": value}, {})
