@@ -11,16 +11,14 @@ from pipelines.remote.mirror import SMALL, Mirror, mirror_home, open_source
 from pipelines.remote.record_files import is_recorded
 from pipelines.remote.sources import Source
 from pipelines.server.client import api_url, prefect_client
-from pipelines.server.deployments import EXPERIMENTS, RECORD_VARIABLE
+from pipelines.server.deployments import RECORD_VARIABLE
+from pipelines.server.flow_runs import LIVE, flow_runs, has_begun, run_id_of
 from rpg.files import write_json
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
-
-_LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
-_PAGE = 200
 
 
 class ServerRecord:
@@ -75,42 +73,24 @@ class ServerRecord:
                 f"set its variable {RECORD_VARIABLE} to the URL of `rpg report --serve` there, or of the object store"
             )
             raise SpecError(Issue(f"the server at {self._url} does not say where its workers' record is", hint=hint))
-        return variable.value, open_source(variable.value, password.get_secret_value() if password else "")
+        return variable.value, open_source(variable.value, password or "")
 
     def _show_waiting(self, waiting: "Iterable[FlowRun]") -> None:
         """Gives each run that waits and has no record yet a directory, and removes those of earlier looks."""
         recorded = self._mirror.units()
-        flow_runs = {f"runs/{flow_run.parameters.get('run_id')}": flow_run for flow_run in waiting}
-        shown = {unit for unit in flow_runs if unit not in recorded and is_recorded(f"{unit}/run.json")}
+        by_unit = {f"runs/{run_id_of(flow_run)}": flow_run for flow_run in waiting}
+        shown = {unit for unit in by_unit if unit not in recorded and is_recorded(f"{unit}/run.json")}
         for directory in self.home.root.glob("runs/*"):
             if f"runs/{directory.name}" not in recorded | shown:
                 shutil.rmtree(directory, ignore_errors=True)
         for unit in shown:
-            _write_documents(self.home.root / unit, flow_runs[unit])
+            _write_documents(self.home.root / unit, by_unit[unit])
 
 
 def _waiting_runs(client: "SyncPrefectClient") -> "Iterator[FlowRun]":
     """The flow runs of ours that have not ended, and those that were cancelled before a worker began them."""
-    from prefect.client.schemas import filters
-    from prefect.client.schemas.objects import StateType
-    from prefect.client.schemas.sorting import FlowRunSort
-
-    def in_state(*types: str) -> filters.FlowRunFilterState:
-        return filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=[StateType(name) for name in types]))
-
-    flows = filters.FlowFilter(name=filters.FlowFilterName(any_=[EXPERIMENTS.flow]))
-    never_begun = filters.FlowRunFilterStartTime(is_null_=True)
-    for wanted in (
-        filters.FlowRunFilter(state=in_state(*_LIVE)),
-        filters.FlowRunFilter(state=in_state("CANCELLED"), start_time=never_begun),
-    ):
-        offset, page = 0, _PAGE
-        while page == _PAGE:
-            read = client.read_flow_runs(
-                flow_filter=flows, flow_run_filter=wanted, sort=FlowRunSort.ID_DESC, limit=_PAGE, offset=offset
-            )
-            yield from read
-            page, offset = len(read), offset + len(read)
+    yield from (flow_run for flow_run in flow_runs(client, ["CANCELLED"]) if not has_begun(flow_run))
+    yield from flow_runs(client, LIVE)
 
 
 def _write_documents(directory: Path, flow_run: "FlowRun") -> None:
