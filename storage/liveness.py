@@ -83,6 +83,8 @@ class LeaseRecord:
     """Whether the holder gave the run back at its end."""
     pid_namespace: str = ""
     """In which `pid` counts: `pid_namespace_here`; empty in leases of earlier versions."""
+    settles: bool = False
+    """Whether the run was taken only to write down how it stands: what a holder before has left is still there."""
 
     @property
     def is_of_this_host(self) -> bool:
@@ -110,7 +112,7 @@ class LeaseRecord:
         Args:
             beats: whether the heartbeat is fresh, where a `LeaseWatch` has seen that; None: by the time written in it.
         """
-        if self.released:
+        if self.released or not self.host:
             return False
         fresh = self.seconds_since_beat < LEASE_SECONDS if beats is None else beats
         if self.is_of_this_host:
@@ -127,7 +129,7 @@ def newest_lease(run_directory: Path) -> LeaseRecord | None:
     try:
         document = json.loads((leases / f"{number:04}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        document = {}  # the number counts all the same; nobody is known to hold it
+        document = {}  # the number counts all the same; nobody holds it: see `Lease.release` for an empty one
     known = {name: document[name] for name in LeaseRecord.__slots__ if name in document}
     return LeaseRecord(**known | {"number": number})
 

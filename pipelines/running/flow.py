@@ -29,13 +29,14 @@ from pipelines.processes.lease import RunBusyError
 from pipelines.processes.stop import GIVEN_BACK, Stop, give_back_grace
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running import dashboard, frozen
+from pipelines.running.ending import Ending, state_as
 from pipelines.running.failures import cause_of_error, may_retry, retry_difference
 from pipelines.running.guards import GuardEvents
 from pipelines.running.outbox import SUSPENDED, Outbox
 from pipelines.running.progress import training_line
 from pipelines.running.run import RunExecution
 from pipelines.running.stages import StageOutcome, perform_stage
-from pipelines.state import RunState
+from pipelines.state import WAITING, RunState
 from rpg.files import read_json
 from rpg.processes.fence import SupersededError
 from rpg.processes.redacted_log import redact_log_records
@@ -180,12 +181,11 @@ def _execute_begun(execution: RunExecution, do: DoStage) -> "State[Any] | None":
         execution.finish("cancelled", early.message or "")
         return Completed(name=PAUSED, message=early.message)
     if isinstance(execution.error, StageStoppedError) and execution.error.request.status == "pending":
-        execution.finish("pending", execution.error.request.reason)
+        execution.finish("pending", WAITING if _is_given_back(execution) else execution.error.request.reason)
         return None
-    status = "cancelled" if early.is_cancelled() else "failed"
-    execution.finish(status, early.message or "", cause=cause_of_error(execution.error))
-    ending = Cancelled if early.is_cancelled() else Failed
-    return ending(message=early.message)
+    ending = Ending("cancelled" if early.is_cancelled() else "failed", early.message or "")
+    execution.finish(*ending, cause=cause_of_error(execution.error))
+    return state_as(*ending)
 
 
 def _is_given_back(execution: RunExecution) -> bool:

@@ -164,7 +164,7 @@ class Outbox:
                         self.record_url = record_pages(client)
                     self._send_all(client)
                     if last_round and self._schedule:
-                        schedule_again(client, flow_run_id, GIVEN_BACK)
+                        schedule_again(client, client.read_flow_run(flow_run_id), GIVEN_BACK)
                     failures = 0
                 except Exception as error:  # Whatever the client raises: the stage goes on, and this tries again.
                     failures += 1
@@ -245,11 +245,13 @@ def _without_nul(value: Any) -> Any:
     return [_without_nul(item) for item in value] if isinstance(value, list) else value
 
 
-def schedule_again(client: "SyncPrefectClient", flow_run_id: UUID, reason: str) -> None:
-    """Lets any worker of the flow run's pool take it up, whatever its state was."""
+def schedule_again(client: "SyncPrefectClient", flow_run: "FlowRun", reason: str) -> None:
+    """Lets any worker of the flow run's pool take it up, whatever its state was. It has the place in the queue that it
+    had: before all that were asked for later."""
     from prefect.states import Scheduled
 
-    client.set_flow_run_state(flow_run_id, Scheduled(message=reason), force=True)
+    state = Scheduled(scheduled_time=flow_run.expected_start_time, message=reason)
+    client.set_flow_run_state(flow_run.id, state, force=True)
 
 
 def deliver(client: "SyncPrefectClient", home: Home) -> None:

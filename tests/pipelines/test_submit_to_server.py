@@ -18,6 +18,7 @@ from pipelines.home import Home
 from pipelines.server.deployments import EXPERIMENTS
 from pipelines.server.settings import embedded_environment
 
+
 @pytest.fixture(scope="module")
 def server(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = Home(tmp_path_factory.mktemp("server"))
