@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Literal
+from uuid import UUID
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -36,6 +37,8 @@ from pipelines.running.outbox import SUSPENDED, Outbox
 from pipelines.running.progress import training_line
 from pipelines.running.run import RunExecution
 from pipelines.running.stages import StageOutcome, perform_stage
+from pipelines.server.client import ask_patiently
+from pipelines.server.flow_runs import is_called_off
 from pipelines.state import WAITING, RunState
 from rpg.files import read_json
 from rpg.processes.fence import SupersededError
@@ -99,8 +102,16 @@ def execute_run(name: str, run_id: str, document: str | dict[str, Any], until: i
     stop = handed_over.stop if handed_over else Stop(gives_back=True, grace=give_back_grace())
     # First of all: to Prefect's own handler a signal is a crash, and the run would not be given back.
     with _signals_noted(stop):
+        if not handed_over and is_called_off_here():
+            return Cancelled(message="cancelled before it began")
         execution = handed_over or _prepare(run_id, document, until, stop)
         return _execute(execution, name)
+
+
+def is_called_off_here() -> bool:
+    """Whether this flow run was cancelled while its worker started this process."""
+    flow_run_id = this_flow_run.id
+    return flow_run_id is not None and ask_patiently(lambda client: is_called_off(client, UUID(flow_run_id)))
 
 
 def _prepare(run_id: str, document: str | dict[str, Any], until: int, stop: Stop) -> RunExecution:

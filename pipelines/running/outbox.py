@@ -163,7 +163,8 @@ class Outbox:
                     if self.record_url is None:
                         self.record_url = record_pages(client)
                     self._send_all(client)
-                    if last_round and self._schedule:
+                    # Cancelled since its run was given back, it has ended.
+                    if last_round and self._schedule and not (self.request and self.request.status == "cancelled"):
                         schedule_again(client, client.read_flow_run(flow_run_id), GIVEN_BACK)
                     failures = 0
                 except Exception as error:  # Whatever the client raises: the stage goes on, and this tries again.

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from pipelines.server.deployments import EXPERIMENTS
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun, State
 
@@ -59,3 +61,13 @@ def state_of(flow_run: "FlowRun") -> "State[Any]":
 def has_begun(flow_run: "FlowRun") -> bool:
     """Whether a worker has ever begun it. Its start time does not tell: any final state sets that."""
     return flow_run.run_count > 0
+
+
+def is_called_off(client: "SyncPrefectClient", flow_run_id: "UUID") -> bool:
+    """Whether a flow run was cancelled since it was last scheduled.
+
+    A worker that had it by then starts it all the same, and the server calls it running again.
+    """
+    states = sorted(client.read_flow_run_states(flow_run_id), key=lambda state: state.timestamp, reverse=True)
+    last = (state for state in states if state.is_scheduled() or state.is_cancelling() or state.is_cancelled())
+    return any(not state.is_scheduled() for state in [next(last, None)] if state)

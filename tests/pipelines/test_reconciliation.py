@@ -24,6 +24,7 @@ from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.reap import ProcessRecord
 from pipelines.running import frozen, outbox
 from pipelines.running.outbox import unsent_file
+from pipelines.server import client as server_client
 from pipelines.server.api import EmbeddedServer, client_settings
 from pipelines.server.client import prefect_client
 from pipelines.server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, ensure_deployment
@@ -363,7 +364,7 @@ def test_a_document_is_fetched_from_a_server_that_answers_only_later(
         return answer(client, digest)
 
     monkeypatch.setattr(frozen, "_artifacts", away_at_first)
-    monkeypatch.setattr(frozen, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(server_client, "_PAUSE_SECONDS", 0.01)
     with client_settings(site.home, str(site.client.api_url)):
         assert frozen.fetch(digest) == {"experiment": "tiny"}
 
