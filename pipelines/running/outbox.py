@@ -44,7 +44,8 @@ _REFUSED = {400, 404, 405, 409, 413, 422}
 class Message:
     """An artifact, a log line or an event, as plain data."""
 
-    kind: Literal["artifact", "log", "event"]
+    kind: Literal["artifact", "page", "log", "event"]
+    """page: an artifact of no flow run, which takes the place of the one that the server has of its key."""
     fields: dict[str, Any]
     """Of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
 
@@ -85,6 +86,10 @@ class Outbox:
         """
         fields = {"key": key, "type": kind, "description": description}
         self._put(key, "artifact", fields | {"data": json.dumps(data) if kind == "table" else data})
+
+    def page(self, key: str, text: str, description: str) -> None:
+        """Shows a page, Markdown, that belongs to no single flow run, in place of what the server has of this key."""
+        self._put(key, "page", {"key": key, "type": "markdown", "description": description, "data": text})
 
     def log(self, text: str, *, level: int = logging.INFO, key: str = "") -> None:
         """Adds a line to the flow run's log.
@@ -139,13 +144,14 @@ class Outbox:
                 write_json(self._file, {"messages": unsent})
         return not self._given_up
 
-    def _put(self, key: str, kind: Literal["artifact", "log"], fields: dict[str, Any]) -> None:
+    def _put(self, key: str, kind: Literal["artifact", "page", "log"], fields: dict[str, Any]) -> None:
         from prefect.runtime import task_run
 
         text = "message" if kind == "log" else "data"
         if isinstance(fields[text], str):
             fields[text] = hide(fields[text])
-        fields |= {"flow_run_id": self.flow_run_id, "task_run_id": task_run.id}
+        if kind != "page":
+            fields |= {"flow_run_id": self.flow_run_id, "task_run_id": task_run.id}
         with self._lock:
             self._messages.pop(key, None)
             self._messages[key] = Message(kind, fields)
@@ -225,7 +231,7 @@ def stop_request(flow_run: "FlowRun") -> StopRequest | None:
 
 def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
     """Sends one message. Returns the id of an artifact."""
-    from prefect.client.schemas.actions import ArtifactCreate, LogCreate
+    from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 
     fields = _without_nul(message.fields)
     if message.kind == "log":
@@ -234,7 +240,19 @@ def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
     if message.kind == "event":
         client.request("POST", "/events", json=[fields])
         return None
+    if message.kind == "page" and (present := _present(client, fields["key"])):
+        client.update_artifact(present, ArtifactUpdate(data=fields["data"], description=fields["description"]))
+        return present
     return client.create_artifact(ArtifactCreate.model_validate(fields)).id
+
+
+def _present(client: "SyncPrefectClient", key: str) -> UUID | None:
+    """The artifact that the server shows of a key."""
+    from prefect.client.schemas.filters import ArtifactCollectionFilter, ArtifactCollectionFilterKey
+
+    of_key = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=[key]))
+    latest = client.read_latest_artifacts(artifact_filter=of_key)
+    return latest[0].latest_id if latest else None
 
 
 def _without_nul(value: Any) -> Any:

@@ -103,6 +103,9 @@ class Reconciliation:
         """One round. Raises what the client raises where the server does not answer."""
         processes = {flow.flow_run_id: flow for flow in flow_processes(self._home)}
         dead = [flow for flow in processes.values() if not flow.is_alive]
+        for flow in processes.values():
+            if flow.is_alive and not flow.is_at_work:
+                self._end_stopped(client, flow)
         for name, settle in ((STUDIES.flow, self._settle_study), (EXPERIMENTS.flow, self._settle_run)):
             for flow_run in self._open_flow_runs(client, name):
                 with self._failure_noted(flow_run):
@@ -114,6 +117,22 @@ class Reconciliation:
             self._record_endings(client)
             self._endings_due = time.monotonic() + _ENDINGS_SECONDS
         deliver(client, self._home)  # Last: a message that makes the server fail must not keep runs from going on.
+
+    def _end_stopped(self, client: "SyncPrefectClient", flow: FlowProcess) -> None:
+        """Kills a flow that was stopped (SIGSTOP) and has lost its run, or never took it: its worker takes another."""
+        from prefect.exceptions import ObjectNotFound
+
+        with contextlib.suppress(ObjectNotFound):
+            flow_run = client.read_flow_run(UUID(flow.flow_run_id))
+            study = str(flow_run.parameters.get("name", "")).removeprefix("study ")
+            run_id = run_id_of(flow_run)
+            directory = self._home.run(run_id) if run_id else self._home.study_flow(study, flow.flow_run_id)
+            lease = newest_lease(directory)
+            is_own = lease is not None and lease.pid == flow.process.pid
+            if is_own and self._watch.is_executed(directory, {}):
+                return
+            if is_own or _age(state_of(flow_run)) > _STARTING:
+                flow.kill()
 
     @contextlib.contextmanager
     def _failure_noted(self, flow_run: "FlowRun") -> Iterator[None]:
