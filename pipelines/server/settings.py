@@ -69,6 +69,7 @@ def server_environment(home: Home, url: str, *, database: str, redis: str, auth_
         **SHARED_STATE,
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{database}",
         "PREFECT_REDIS_MESSAGING_URL": f"redis://{redis}/0",
+        "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL": f"redis://{redis}/0",
         "PREFECT_SERVER_DOCKET_URL": f"redis://{redis}/1",
         "PREFECT_SERVER_UI_API_URL": url,
         "PREFECT_SERVER_API_AUTH_STRING": auth_string,

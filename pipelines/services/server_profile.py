@@ -69,7 +69,7 @@ class ServerProfile:
 
     def background_services(self) -> Program:
         """Scheduling, late runs, events, automations: one process."""
-        command = [sys.executable, "-m", "prefect", "server", "services", "start"]
+        command = [sys.executable, "-m", "pipelines.server.terse", "prefect", "server", "services", "start"]
         return Program("services", command, self.environment, log="prefect-services.log")
 
     def record_page(self, port: int) -> Program:

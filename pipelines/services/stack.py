@@ -135,7 +135,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
 
 def _api(port: int, environment: dict[str, str], processes: int) -> Program:
     """The Prefect API and its dashboard."""
-    command = [sys.executable, "-m", "pipelines.services.api_process"]
+    command = [sys.executable, "-m", "pipelines.server.terse", "pipelines.services.api_process"]
     address = f"http://127.0.0.1:{port}/api/ready"
     return Program(
         "api", command, environment, log="prefect-server.log", processes=processes, port=port, address=address

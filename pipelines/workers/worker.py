@@ -43,7 +43,7 @@ def worker_name(pool: str) -> Iterator[str]:
 def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
     """The command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
     return [
-        *(sys.executable, "-m", "prefect", "worker", "start", "--type", "process"),
+        *(sys.executable, "-m", "pipelines.server.terse", "prefect", "worker", "start", "--type", "process"),
         *("--pool", pool, "--name", name, "--limit", str(limit)),
     ]
 
