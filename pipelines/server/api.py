@@ -83,14 +83,8 @@ def running_services(home: Home) -> Services | None:
 def server_command(host: str, port: int) -> list[str]:
     """The command line of one process that serves the API, its background services and the dashboard."""
     return [
-        *(
-            sys.executable,
-            "-m",
-            "pipelines.server.terse",
-            "uvicorn",
-            "--factory",
-            "prefect.server.api.server:create_app",
-        ),
+        *(sys.executable, "-m", "pipelines.server.terse"),
+        *("uvicorn", "--factory", "prefect.server.api.server:create_app"),
         *("--host", host, "--port", str(port), "--log-level", "warning", "--lifespan", "on"),
         *("--timeout-graceful-shutdown", "2"),
     ]

@@ -17,9 +17,7 @@ _QUIET_SECONDS = 60.0
 _OUTAGES = (OSError, TimeoutError, EOFError)
 _LIBRARIES = ("redis", "sqlalchemy", "asyncpg", "httpx", "httpcore", "websockets")
 """Whose errors are outages."""
-_IN_TEXT = re.compile(
-    rf"^(\w*(?:Connection|Timeout|OS|Operational)\w*Error|(?:{'|'.join(_LIBRARIES)})\.)", re.MULTILINE
-)
+_IN_TEXT = re.compile(rf"^(\w*(?:Connection|Timeout|OS)\w*Error|(?:{'|'.join(_LIBRARIES)})\.)", re.MULTILINE)
 """The last line of a traceback that was logged as text."""
 _TRACEBACK = "Traceback (most recent call last)"
 
