@@ -269,8 +269,11 @@ def schedule_again(client: "SyncPrefectClient", flow_run: "FlowRun", reason: str
     had: before all that were asked for later."""
     from prefect.states import Scheduled
 
-    state = Scheduled(scheduled_time=flow_run.expected_start_time, message=reason)
-    client.set_flow_run_state(flow_run.id, state, force=True)
+    before = [state for state in client.read_flow_run_states(flow_run.id) if state.is_scheduled()]
+    place = max(before, key=lambda state: state.timestamp).state_details.scheduled_time if before else None
+    client.set_flow_run_state(
+        flow_run.id, Scheduled(scheduled_time=place or flow_run.expected_start_time, message=reason), force=True
+    )
 
 
 def deliver(client: "SyncPrefectClient", home: Home) -> None:
