@@ -157,7 +157,7 @@ def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Se
         own = _stopped(home, client, own, grace)
         servers = [FlowRuns(client, _flow_runs(client, state)) for client, _ in servers]
     is_final = _kind(own) in ("COMPLETED", "FAILED", "CANCELLED")
-    now = RunState(home, run_id).status
+    now: str = RunState(home, run_id).status
     if _kind(own) == "COMPLETED" and now == "pending":  # Who completed it has the results in a home of its own.
         for client, found in servers:
             for flow_run in found:

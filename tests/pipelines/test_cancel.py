@@ -35,7 +35,8 @@ from pipelines.running.flow import execute_run
 from pipelines.running.outbox import stop_request
 from pipelines.state import RunState
 from pipelines.submission import cancel
-from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_run
+from pipelines.submission.cancel import cancel_experiment, cancel_run
+from pipelines.submission.stop import NotStoppedError
 from pipelines.workers import flow_process
 from pipelines.workers.flow_process import FlowProcess, stop_flows
 from rpg.files import read_json, write_json

@@ -40,7 +40,8 @@ from pipelines.server.deployments import EXPERIMENTS, POOL, ensure_deployment
 from pipelines.server.flow_runs import is_called_off
 from pipelines.state import FINAL, RunState
 from pipelines.submission import cancel, stop
-from pipelines.submission.cancel import NotStoppedError, cancel_run
+from pipelines.submission.cancel import cancel_run
+from pipelines.submission.stop import NotStoppedError
 from pipelines.workers import reconciliation
 from pipelines.workers.reconciliation import Reconciliation
 from rpg.files import now, read_json, write_json

@@ -24,7 +24,8 @@ def cancel(
 
     from pipelines.home import Home
     from pipelines.runs import find_run, is_run
-    from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_on_server, cancel_run
+    from pipelines.submission.cancel import cancel_experiment, cancel_on_server, cancel_run
+    from pipelines.submission.stop import NotStoppedError
     from pipelines.versions import runs_of
 
     home = Home.from_environment()
