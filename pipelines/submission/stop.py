@@ -11,7 +11,7 @@ from pipelines.processes.stop import cancel_message
 from pipelines.running.ending import Ending, FlowRuns, end_flow_run, end_run, ending_of
 from pipelines.server.api import is_healthy, running_services
 from pipelines.server.client import prefect_client
-from pipelines.server.flow_runs import LIVE, flow_runs, has_begun, run_id_of, state_of
+from pipelines.server.flow_runs import LIVE, OPEN, flow_runs, has_begun, run_id_of, state_of
 from pipelines.state import FINAL, RunState
 from pipelines.submission.submit import flow_run_link
 from rpg.files import read_json
@@ -94,10 +94,14 @@ def stop_flow_runs(home: Home, client: "SyncPrefectClient", found: "Sequence[Flo
     run_id, begun, status = run_id_of(found[-1]), False, "cancelled"
     for flow_run in found:
         begun = begun or has_begun(flow_run)
-        if _kind(flow_run) in _EXECUTED:
-            status = _status(_stopped(home, client, flow_run, grace))
-        elif _kind(flow_run) in (*LIVE, "CRASHED"):
-            end_flow_run(client, flow_run, Ending("cancelled", "cancelled while it waited for a worker"))
+        for _ in range(_ROUNDS):
+            now = client.read_flow_run(flow_run.id)
+            if _kind(now) in _EXECUTED:
+                now = _stopped(home, client, now, grace)
+            if _kind(now) not in OPEN:
+                break
+            end_flow_run(client, now, Ending("cancelled", "cancelled while it waited for a worker"))
+        status = _status(client.read_flow_run(flow_run.id))
     return words(run_id, status, begun="elsewhere" if begun else "")
 
 
@@ -153,7 +157,7 @@ def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Se
     begun = "here" if state.record["started_at"] else "elsewhere" if has_begun(own) else ""
     asked = _kind(own) in _EXECUTED
     if asked:
-        (client,) = (server.client for server in servers if own in server.found)
+        client = next(server.client for server in servers if own in server.found)
         own = _stopped(home, client, own, grace)
         servers = [FlowRuns(client, _flow_runs(client, state)) for client, _ in servers]
     is_final = _kind(own) in ("COMPLETED", "FAILED", "CANCELLED")
