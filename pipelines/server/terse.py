@@ -10,7 +10,9 @@ import runpy
 import sys
 import threading
 import time
+import traceback
 from types import TracebackType
+from typing import Any
 
 _QUIET_SECONDS = 60.0
 """For so long an outage that was logged is not logged again."""
@@ -66,7 +68,14 @@ def install() -> None:
         else:
             hook(kind, error, trace)
 
+    def print_tersely(*arguments: Any, **options: Any) -> None:
+        if words := _words(error) if (error := sys.exc_info()[1]) else "":
+            print(words, file=sys.stderr)
+        else:
+            whole(*arguments, **options)
+
     sys.excepthook = end_tersely
+    whole, traceback.print_exc = traceback.print_exc, print_tersely  # with which Prefect's commands end
 
 
 def _outage_of(record: logging.LogRecord) -> str:
@@ -85,10 +94,14 @@ def _words(error: BaseException) -> str:
         error = error.exceptions[0]
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, _OUTAGES) or type(cause).__module__.partition(".")[0] in _LIBRARIES:
+        if isinstance(cause, _OUTAGES) or any(_is_outage(kind) for kind in type(cause).__mro__):
             return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
         cause = cause.__cause__ or cause.__context__
     return ""
+
+
+def _is_outage(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _LIBRARIES or kind.__name__.startswith("WebSocketDisconnect")
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from pipelines.server.settings import server_environment
 
 PROGRAM = """
 import logging
+import traceback
 from pipelines.server import terse
 
 terse.install()
@@ -33,6 +34,10 @@ except KeyError:
     logging.getLogger("events").exception("Error in loop")
 text = "Traceback (most recent call last):\\n  File ...\\nredis.exceptions.ConnectionError: Error 111"
 logging.getLogger("lifespan").error("failed\\n" + text)
+try:
+    raise TimeoutError("not at the end either")
+except TimeoutError:
+    traceback.print_exc()
 raise TimeoutError("no answer")
 """
 
@@ -43,9 +48,10 @@ def test_an_outage_is_one_line_once_a_minute_and_another_error_keeps_its_traceba
     refused = "ConnectionRefusedError: [Errno 111] Connect call failed ('127.0.0.1', 6379)"
     assert lines[0] == f"events: Error in loop: {refused}"
     assert lines[1:3] == ["events: Error in loop", "Traceback (most recent call last):"]
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         "KeyError: 'missing'",
         "lifespan: failed: redis.exceptions.ConnectionError: Error 111",
+        "TimeoutError: not at the end either",
         "TimeoutError: no answer",
     ]
     assert done.returncode == 1
