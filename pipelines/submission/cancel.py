@@ -54,7 +54,7 @@ def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document"
     return Document.from_json(frozen)
 
 
-def cancel_run(home: Home, run_id: str, grace: float) -> str:
+def cancel_run(home: Home, run_id: str, grace: float, *, was_executed: bool = False) -> str:
     """Stops a run and waits until it has stopped. Returns how it ended, in words.
 
     One that nobody executes is ended on record and on the server that it was submitted to together. A run that this
@@ -62,11 +62,11 @@ def cancel_run(home: Home, run_id: str, grace: float) -> str:
 
     Args:
         grace: seconds after which what still runs is killed.
+        was_executed: whoever executes the run was asked to stop already.
     Raises:
         SpecError: there is nothing to stop, or the server that a run waits on does not answer or does not have the run.
         NotStoppedError: the run was asked to stop and has not stopped yet.
     """
-    was_executed = False
     while True:
         if _is_executed(home, run_id):
             request_cancel(home.run(run_id), grace)
@@ -106,7 +106,7 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
         if run_id in left and url in refused.values():
             continue
         try:
-            yield cancel_run(home, run_id, grace)
+            yield cancel_run(home, run_id, grace, was_executed=run_id in executed)
         except NotStoppedError as error:
             unstopped.append(str(error))
         except EndedError as error:
