@@ -215,3 +215,11 @@ def test_every_room_says_what_lives_there() -> None:
 def test_names_say_what_a_module_holds() -> None:
     for path in MODULES.values():
         assert path.stem not in {"utils", "common", "helpers", "manager"}, path
+
+
+def test_whoever_sends_a_signal_that_may_be_ignored_has_it_arrive() -> None:
+    """What `nohup` and a script's `&` ignore is ignored by all that a test starts, but for the fixture."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        lines = path.read_text().splitlines()
+        is_sent = any(re.search(r"\bsignal\.SIG(INT|HUP)\b", line) and "SIG_IGN" not in line for line in lines)
+        assert not is_sent or 'usefixtures("signals_arrive")' in path.read_text(), path.relative_to(ROOT)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 
 import psutil
 import pyarrow.parquet as pq
@@ -254,6 +255,7 @@ def test_limits_are_told_with_the_option_that_changes_them(call: Call) -> None:
     assert "write it as 4GiB" in call("sql", "select 1", "--memory", "much")[2]
 
 
+@pytest.mark.usefixtures("signals_arrive")
 def test_ctrl_c_stops_a_heavy_query_at_once(home: Path) -> None:
     command = [sys.executable, "-c", MAIN, "sql", ENDLESS]
     environment = {**os.environ, "RPG_HOME": str(home)}
@@ -270,19 +272,25 @@ def test_ctrl_c_stops_a_heavy_query_at_once(home: Path) -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.usefixtures("signals_arrive")
 def test_watch_asks_again_until_ctrl_c(home: Path) -> None:
     command = [sys.executable, "-c", MAIN, "sql", "select max(step) as s from metrics", "--watch", "--every", "0.1"]
     environment = {**os.environ, "RPG_HOME": str(home), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen([*command, "--format", "csv"], env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    with process.stdout as out:
-        assert [out.readline() for _ in range(4)] == ["s\n", "3\n", "s\n", "3\n"]
-        RecordedRun(home, "sums-s1-bbbb2222").steps(4, 4)
-        while out.readline() != "4\n":
-            pass
-        process.send_signal(signal.SIGINT)
-        out.read()
-    assert process.wait(timeout=30) == 130
+    command += ["--format", "csv"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        deadline = Timer(60, process.kill)
+        deadline.start()
+        try:
+            assert process.stdout
+            assert [process.stdout.readline() for _ in range(4)] == ["s\n", "3\n", "s\n", "3\n"]
+            RecordedRun(home, "sums-s1-bbbb2222").steps(4, 4)
+            assert "4\n" in iter(process.stdout.readline, "")
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+        finally:
+            deadline.cancel()
+            process.kill()
+    assert process.returncode == 130
 
 
 def test_a_response_cannot_command_the_terminal(call: Call) -> None:

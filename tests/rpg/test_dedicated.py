@@ -97,6 +97,7 @@ def engine(weights_dir: Path) -> Iterator[DedicatedSampler]:
     sampler.close()
 
 
+@pytest.mark.usefixtures("signals_arrive")
 @pytest.mark.vllm
 @pytest.mark.long
 def test_an_engine_that_is_killed_fails_the_call_with_the_signal(engine: DedicatedSampler) -> None:
@@ -153,6 +154,7 @@ def test_what_the_engine_refuses_is_raised_here(tmp_path: Path) -> None:
     assert (problem.path, problem.given) == (("rollout", "engine"), "head_dim 8")
 
 
+@pytest.mark.usefixtures("signals_arrive")
 @pytest.mark.vllm
 @pytest.mark.long
 def test_weights_are_spread_over_two_processes_that_a_signal_to_stop_does_not_end_before_the_engine(
