@@ -38,12 +38,12 @@ from pipelines.submission import cancel
 from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_run
 from pipelines.workers import flow_process
 from pipelines.workers.flow_process import FlowProcess, stop_flows
-
-pytestmark = pytest.mark.usefixtures("signals_arrive")
 from rpg.files import read_json, write_json
 from rpg.processes.fence import lease_file
 from specs.errors import SpecError
 from storage import liveness
+
+pytestmark = pytest.mark.usefixtures("signals_arrive")
 
 
 def test_a_request_is_for_one_run_and_carries_its_grace(tmp_path):
@@ -175,7 +175,7 @@ def test_work_whose_terminal_is_closed_stops_and_saves(tmp_path):
 
 def test_a_tests_signals_arrive_where_the_tests_are_started_with_them_ignored():
     subject = f"{__file__}::{test_work_whose_terminal_is_closed_stops_and_saves.__name__}"
-    ignoring = ["sh", "-c", "trap '' INT HUP; exec \"$0\" \"$@\""]
+    ignoring = ["sh", "-c", 'trap \'\' INT HUP; exec "$0" "$@"']
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", subject]
     done = subprocess.run([*ignoring, *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
