@@ -25,6 +25,7 @@ from pipelines.server.deployments import POOL, name_record, renew_deployments
 from pipelines.server.settings import API_ONLY, API_PROCESSES, Profile, embedded_environment
 from pipelines.services.server_profile import ServerProfile
 from pipelines.services.supervisord import Program, Supervisor, end_supervisor
+from pipelines.services.systemd import Unit
 from pipelines.workers.flow_process import flow_processes, identity, stop_flows
 from rpg.files import read_json
 from specs.errors import RpgError
@@ -180,7 +181,10 @@ def down(home: Home) -> bool:
     if services is not None:
         with contextlib.suppress(ServiceError):
             _cancel_runs(home, Supervisor(home, services.control_port))
-    was_up = _end_recorded(home)
+    unit = Unit(home)
+    if unit.is_installed and unit.is_managed():
+        unit.stop()  # else systemd might take supervisord's end for a failure, and start it again
+    was_up = _end_recorded(home) or services is not None
     reap(home)
     return was_up
 

@@ -18,6 +18,7 @@ def up(
         typer.Option(help="embedded: SQLite, the default. server: PostgreSQL, Redis and a password."),
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="How many; 0: one.")] = 0,
+    systemd: Annotated[bool, typer.Option("--systemd", help="As a unit that starts at boot.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Starts a Prefect server, workers and optuna-dashboard here and prints the addresses of the dashboards.
@@ -28,21 +29,36 @@ def up(
     --profile server is for a team: PostgreSQL and Redis (from the system's packages), two processes for the API, one
     for Prefect's background services, a page of all reports. Who asks logs in with the string that is made at the first
     start in services/secrets/auth under RPG_HOME; other commands of this home find it there.
+
+    --systemd writes a unit that starts the same at each boot, at the same address: of the machine where root calls,
+    else of the user's own manager. From then on `rpg up` starts that unit, and `rpg down --systemd` removes it. Where
+    no manager answers, the commands are printed that enable the unit.
     """
     import json
     import sys
 
     from pipelines.home import Home
     from pipelines.server.api import ServiceError
+    from pipelines.services.at_boot import install
     from pipelines.services.stack import Wanted
     from pipelines.services.stack import up as start_services
+    from pipelines.services.systemd import Unit
 
-    wanted = Wanted(port, profile, workers)
+    home, wanted = Home.from_environment(), Wanted(port, profile, workers)
+    unit = Unit(home)
+    is_unit = systemd or (unit.is_installed and unit.is_managed())
     try:
-        services = start_services(Home.from_environment(), wanted, say=lambda line: print(line, file=sys.stderr))
+        services = (install if is_unit else start_services)(home, wanted, say=lambda line: print(line, file=sys.stderr))
     except ServiceError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None
+    if services is None:
+        print("no systemd answers here; what enables the unit and starts it:", file=sys.stderr)
+        commands = unit.commands
+        print(json.dumps({"unit": str(unit.path), "commands": commands}) if as_json else "\n".join(commands))
+        return
+    for command in unit.until_log_in if is_unit else []:
+        print(f"it ends with your last session, and starts at your next; to start at boot: {command}", file=sys.stderr)
     pages = {"studies": services.studies_url or None, "record": services.record_url or None}
     if as_json:
         print(json.dumps({"dashboard": services.dashboard, "api": services.url, **pages}))
