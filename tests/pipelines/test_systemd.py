@@ -16,7 +16,10 @@ from live import Lab, wait_for
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.server.api import is_healthy, running_services
+from pipelines.processes.reap import ProcessRecord
+from pipelines.server.api import ServiceError, Services, is_healthy, running_services
+from pipelines.services.at_boot import install
+from pipelines.services.stack import Wanted
 from pipelines.services.systemd import Unit
 from rpg.files import read_json
 from specs.errors import RpgError
@@ -130,31 +133,48 @@ def test_without_a_manager_the_unit_is_written_and_what_it_runs_serves_after_eve
     assert lab.processes() == []
 
 
-def test_with_a_manager_the_unit_is_started_and_stopped_through_it(lab, units, tmp_path, monkeypatch):
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a systemctl of the tests writes how it was called."""
     systemctl = tmp_path / "systemctl"
     systemctl.write_text(SYSTEMCTL.format(python=sys.executable))
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    calls = tmp_path / "calls"
+    return tmp_path / "calls"
+
+
+def test_what_was_started_without_systemd_is_not_started_twice(tmp_path, monkeypatch, calls):
+    monkeypatch.setenv("SYSTEMD_UNIT_PATH", str(tmp_path / "units"))
+    home = Home(tmp_path / "home")
+    Services("http://127.0.0.1:9/api", ProcessRecord.of(os.getpid(), "supervisord"), 9).write(home)
+    with pytest.raises(ServiceError, match="was not started by systemd; `rpg down`, then `rpg up --systemd`"):
+        install(home, Wanted())
+    assert not (tmp_path / "units").exists()
+    assert "enable" not in calls.read_text()
+
+
+def test_with_a_manager_the_unit_is_started_and_stopped_through_it(lab, units, calls):
 
     def said() -> list[str]:
         words = calls.read_text().splitlines()
         calls.unlink()
         return [call for call in words if call.split()[0] in ("daemon-reload", "enable", "disable", "stop")]
 
-    name = Unit(lab.home).name
-    up = lab.rpg("up", "--systemd", "--port", str(free_port()), "--json")
+    name, port = Unit(lab.home).name, free_port()
+    up = lab.rpg("up", "--systemd", "--port", str(port), "--json")
     assert up.code == 0, up.err
     assert is_healthy(json.loads(up.out)["api"])
     assert said() == ["daemon-reload", f"enable --now {name}"]
 
-    lab.rpg("down")
+    again = lab.rpg("up", "--json")
+    assert again.out == up.out, again.err
+    assert said() == ["daemon-reload", f"enable --now {name}"]
+
+    down = lab.rpg("down")
+    assert f"{units / name} starts it at the next boot" in down.err
     assert said() == [f"stop {name}"]
     assert running_services(lab.home) is None
-    again = lab.rpg("up", "--json")
-    assert again.out == up.out, "the unit's own address, though none was named"
-    assert read_json(lab.home.services / "at-boot.json")["wanted"]["workers"] == 1
-    calls.unlink()
+    assert read_json(lab.home.services / "at-boot.json")["wanted"]["port"] == port
     lab.rpg("down", "--systemd")
     assert said() == [f"stop {name}", f"disable {name}", "daemon-reload"]
     assert not (units / name).exists()
