@@ -9,6 +9,7 @@ largest rank's peak over its memory before, MiB, and bytes a token of the whole 
 
 import argparse
 import multiprocessing
+import os
 import resource
 import tempfile
 from dataclasses import replace
@@ -23,6 +24,7 @@ from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import cut, plan_step
 from rpg.batches.shares import hand_over, without_contents
 from rpg.processes import ranks
+from rpg.processes.launch import KEY
 from rpg.recording.rows import write_rollouts, write_tokens
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards.score import Score
@@ -85,7 +87,8 @@ def one_rank(
 ) -> None:
     """Puts the MiB by which this rank's memory grew, and the step's tokens."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=size)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), KEY: "shares"}
+    ranks.join_in(torch.distributed.FileStore(str(directory / "store"), size), "cpu")
     ranks.wait_for_all()
     before = peak_mib()
     tokens = one_step(groups, longest, directory)

@@ -12,8 +12,10 @@ from pipelines.home import Home
 from pipelines.launchers import Finding, launcher_of, launchers
 from pipelines.server.api import Services, answers, is_healthy, running_services, status_of_answer
 from pipelines.services.supervisord import ProcessState, Supervisor
+from rpg import sandbox
 from rpg.files import read_json
 from rpg.processes.gpu_slots import holders, slots_here
+from rpg.rewards import refusal
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import SAMPLERS, engine_of
@@ -37,6 +39,7 @@ def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
         "python": _python,
         "packages": _packages,
         "devices": _devices,
+        "sandbox": lambda: _sandbox(experiment),
         "home": lambda: _home(home),
         "database": lambda: _database(home),
         "profile": lambda: _profile(home),
@@ -84,6 +87,17 @@ def _devices() -> Iterator[Finding]:
         yield Finding("devices", "ok", f"{count} CUDA: {names}")
     else:
         yield Finding("devices", "ok", f"no CUDA device; {os.cpu_count()} CPU cores")
+
+
+def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
+    lack = sandbox.missing()
+    if lack is None:
+        yield Finding("sandbox", "ok", "bubblewrap makes one for rewards that may run what a response says")
+    elif experiment and refusal(experiment.reward):
+        message = f"{lack.reason}; reward.type {experiment.reward.type} needs it here: {lack.hint}"
+        yield Finding("sandbox", "broken" if launcher_of(experiment).ranks_run_here else "note", message)
+    else:
+        yield Finding("sandbox", "note", f"{lack.reason}; needed for reward.type: reasoning_gym: {lack.hint}")
 
 
 def _home(home: Home) -> Iterator[Finding]:
@@ -142,10 +156,9 @@ def _services(home: Home) -> Iterator[Finding]:
     states = Supervisor(home, services.control_port).states()
     for program in dict.fromkeys(process.program for process in states):
         yield _program(home, services, [process for process in states if process.program == program])
-    if services.profile == "server":
-        refuses = status_of_answer(f"{services.url}/admin/version") == 401
-        message = "the API refuses who shows no password" if refuses else "the API answers who shows no password"
-        yield Finding("password", "ok" if refuses else "broken", message)
+    refuses = status_of_answer(f"{services.url}/admin/version") == 401
+    message = "the API refuses who shows no password" if refuses else "the API answers who shows no password"
+    yield Finding("password", "ok" if refuses else "broken", message)
 
 
 def _program(home: Home, services: Services, processes: list[ProcessState]) -> Finding:

@@ -90,9 +90,9 @@ def remove(home: Home, removal: Removal) -> None:
             _forget(home, name, removal.runs)
         if removal.experiment and (record := home.experiment(removal.experiment)).is_dir():
             record.rename(aside / f"experiment {removal.experiment}")
-        shutil.rmtree(aside)
-    with Store.open(home.root) as store:
-        store.ingest()
+        with Store.open(home.root) as store:
+            store.ingest()
+        shutil.rmtree(aside)  # last: what fails before it leaves a home that has forgotten the runs
 
 
 def _refusal(home: Home, run_id: str) -> str:

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.home import Home
-from rpg.files import read_json, write_json
+from rpg.files import now, read_json, write_json
 from rpg.processes.fence import Fence
 from specs.secrets import hide
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
+FINAL = ("finished", "failed", "cancelled")
+"""A run that is so has ended on record."""
+WAITING = "waiting for a worker"
+"""Why a run that somebody had begun is pending: any worker of its pool goes on with it."""
 Record = dict[str, Any]
 
 
@@ -63,6 +67,16 @@ class RunState:
             self._fence.check()
         self.record |= json.loads(hide(json.dumps(fields)))
         write_json(self.path, self.record)
+
+    def end(self, status: str, reason: str, *, cause: str | None = None, ended_at: str = "") -> None:
+        """Records how the run has ended, or that it is to go on later (pending), and that no process executes it.
+
+        Args:
+            cause: of a failure, by its class.
+            ended_at: UTC, ISO-8601; empty: now, or not at all where it is to go on.
+        """
+        at = ended_at or (now() if status in FINAL else None)
+        self.update(status=status, reason=reason, cause=cause, ended_at=at, pid=None, pid_started=None)
 
     def update_stage(self, name: str, **fields: Any) -> None:
         """Sets fields of one stage and writes the file."""

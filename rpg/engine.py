@@ -7,7 +7,7 @@ this machine, at which the rank reaches it. In the environment: the launch's key
 import os
 import sys
 
-from rpg.processes.engine_machines import KEY
+from rpg.processes.launch import KEY
 from rpg.processes.parent import die_with_parent, share_cores
 from rpg.processes.timed_output import time_output
 
@@ -16,10 +16,11 @@ def main(number: int, address: str) -> None:
     """Waits for the rank, and serves it."""
     die_with_parent()
     share_cores()
-    key, store = os.environ.pop(KEY), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    from rpg.processes.store import launch_store
     from rpg.samplers.vllm.engine_process import prepare, serve
     from rpg.samplers.vllm.meeting import await_rank
 
+    store, key = launch_store(keeps=False), os.environ.pop(KEY)
     prepare()
     serve(await_rank(number, address, key.encode(), store))
 

@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from specs.documents.reading import read_document
+
 _REASONS = {
     errno.ENOSPC: "no space is left on the device",
     errno.EDQUOT: "the disk quota is used up",
@@ -100,12 +102,8 @@ def create_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where the file is missing, not whole, or holds something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    """The object in a file, as `read_document` gives it; empty where the file is missing, not whole, or holds none."""
+    return read_document(path)
 
 
 def publish_directory(aside: Path, final: Path) -> None:

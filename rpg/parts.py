@@ -17,10 +17,11 @@ from rpg.evaluation.inputs import EvaluationInputs, evaluation_inputs
 from rpg.evaluation.records import Answered
 from rpg.guards import Guards
 from rpg.learner.deepspeed import Learner
+from rpg.pretrained import config_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.reference import ReferencePolicy, ReferenceSchedule, reference_policy
-from rpg.rewards import Scorer, open_scorer
+from rpg.rewards import Scorer, open_scorer, refusal
 from rpg.samplers import SamplerSettings, open_sampler
 from rpg.samplers.base import Sampler
 from rpg.samplers.sentinel import Sentinel, open_sentinel, probe_of
@@ -88,15 +89,15 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
     """Loads the data, the base model and the engines, and closes them in the end.
 
     Raises:
-        SpecError: the spec does not fit the data, the model or the number of ranks.
+        SpecError: the spec does not fit the data, the model or the number of ranks, or this machine may not score.
     """
-    from transformers import AutoTokenizer
-
+    if issue := refusal(spec.reward):  # before minutes of loading
+        raise SpecError(issue)
     seed = spec.seeds[0]
     _seed_everything(seed)
     inputs = run.inputs()
     base, data = run.path / inputs["base"], run.path / inputs["data"]
-    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer = tokenizer_of(base)
     problems = load_problems(data, "train", tokenizer, spec.data)
     prompts = encode_prompts(tokenizer, [problem.prompt for problem in problems], spec.data)
     max_length = max(map(len, prompts), default=0) + spec.rollout.max_response_length
@@ -158,10 +159,8 @@ def _seed_everything(seed: int) -> None:
 
 def _check(spec: Experiment, base: Path, max_length: int) -> None:
     """Raises SpecError where the model's context is too short, or a rank would have no prompt."""
-    from transformers import AutoConfig
-
     issues: list[Issue] = []
-    context = getattr(AutoConfig.from_pretrained(base), "max_position_embeddings", None)
+    context = getattr(config_of(base), "max_position_embeddings", None)
     if context is not None and max_length > context:
         longest = max_length - spec.rollout.max_response_length
         issues.append(

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rpg.messages import message
+
 FinishReason = Literal["stop", "length"]
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem as the data stage published it."""
@@ -23,6 +26,7 @@ class Problem:
     """What the scorer needs beyond the answer (reasoning-gym's entry)."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How responses are drawn."""
@@ -39,6 +43,7 @@ class Sampling:
     """Texts that end a response; the token that completes one is its last."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A stretch of a response: tokens that the policy sampled, or tokens that its environment gave it (what a tool
@@ -63,6 +68,7 @@ class Turn:
         return self.logprobs is not None
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One response: its turns in order. A response of a single turn is one sampled turn."""
@@ -113,6 +119,7 @@ Admit = Callable[[], int | None]
 been sampled, and the call ends."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
     """The responses to one prompt."""

@@ -1,11 +1,13 @@
 """The cells of a matrix: which there are, the data of each, and the issues of any, at the matrix's line."""
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
+from specs.bounds import MAX_CHECKED_VALUES, MAX_COMBINATIONS, MAX_EXCLUDED, MAX_RUNS, comparable, repeats
 from specs.errors import Issue, Path, Positions, nearest_position
 from specs.labels import is_called
 from specs.model_evaluation import schema_of
@@ -15,7 +17,6 @@ from specs.rules import issues_of, warnings_of
 from specs.schema.experiment import Experiment, Matrix
 from specs.schema.fields import below, carried_over, kept_in_another, no_such_item, split, unknown
 
-MAX_RUNS = 4096
 FIXED = ("name", "question", "seeds", "matrix")
 """Fields that belong to the experiment as a whole."""
 
@@ -43,9 +44,7 @@ def cell_label(matrix: Matrix | None, values: Mapping[str, Any]) -> str:
     """What the spec calls a cell: its row's label and what else varies; empty where rows have no labels."""
     if matrix is None or not matrix.labels:
         return ""
-    rows = zip(*matrix.zip.values(), strict=True)
-    row = tuple(values[path] for path in matrix.zip)
-    label = next(label for label, other in zip(matrix.labels, rows, strict=True) if other == row)
+    label = matrix.labels[_row(matrix, values)]
     return ", ".join([label, *(f"{path} {_as_text(values[path])}" for path in matrix.product)])
 
 
@@ -123,7 +122,13 @@ def check_cells(
     cells = combinations(experiment.matrix)
     if len(cells) * len(experiment.seeds) > MAX_RUNS:
         given = f"{len(cells)} cells x {len(experiment.seeds)} seeds"
-        return [Issue("too many runs", ("matrix",), given, f"at most {MAX_RUNS}")], []
+        return [
+            Issue("too many runs", ("matrix",) if experiment.matrix else ("seeds",), given, f"at most {MAX_RUNS}")
+        ], []
+    num_values = num_values_of(source)
+    if len(cells) * num_values > MAX_CHECKED_VALUES and experiment.matrix:
+        given = f"{len(cells)} cells, each with the {num_values} values of the spec"
+        return [Issue("too many cells", ("matrix",), given, f"at most {MAX_CHECKED_VALUES} values in all cells")], []
     cells_with: dict[Issue, list[dict[str, Any]]] = {}
     cells_warned: dict[Issue, list[dict[str, Any]]] = {}
     specs: list[SpecOfCell] = []
@@ -141,6 +146,18 @@ def check_cells(
 
     differing = warnings_of_cells(specs, experiment.matrix) if experiment.matrix else ()
     return blamed(cells_with), [*blamed(cells_warned), *differing, *_beside_nothing(experiment)]
+
+
+def num_values_of(source: Mapping[str, Any]) -> int:
+    """Keys and list items of the data without the matrix, which say how long one of its cells takes to check."""
+    waiting: list[Any] = [value for key, value in source.items() if key != "matrix"]
+    count = 0
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        if isinstance(value, (dict, list, tuple)):
+            waiting += value.values() if isinstance(value, dict) else value
+    return count
 
 
 def varied_place(matrix: Matrix | None, values: Mapping[str, Any], path: Path) -> Path | None:
@@ -181,13 +198,17 @@ def _related(path: Path, other: Path) -> bool:
     return path[:length] == other[:length]
 
 
+def _row(matrix: Matrix, values: Mapping[str, Any]) -> int:
+    """Which row of `zip` a cell has; rows are told apart by all that they vary."""
+    wanted = tuple(values[path] for path in matrix.zip)
+    return next(index for index, row in enumerate(zip(*matrix.zip.values(), strict=True)) if row == wanted)
+
+
 def _place(matrix: Matrix, path: str, values: Mapping[str, Any]) -> Path:
-    """Where the matrix has a cell's value of a path; rows of `zip` are told apart by all that they vary."""
+    """Where the matrix has a cell's value of a path."""
     if path in matrix.product:
         return ("matrix", "product", path, matrix.product[path].index(values[path]))
-    rows = zip(*matrix.zip.values(), strict=True)
-    row = tuple(values[name] for name in matrix.zip)
-    return ("matrix", "zip", path, next(index for index, other in enumerate(rows) if other == row))
+    return ("matrix", "zip", path, _row(matrix, values))
 
 
 def _matrix_issues(matrix: Matrix, source: Mapping[str, Any]) -> Iterator[Issue]:
@@ -202,22 +223,38 @@ def _matrix_issues(matrix: Matrix, source: Mapping[str, Any]) -> Iterator[Issue]
         yield Issue("lists of unequal length", ("matrix", "zip"), given, hint="zip takes them row by row")
         return
     rows = list(zip(*matrix.zip.values(), strict=True))
-    for index, row in enumerate(rows):
-        if row in rows[:index]:
-            where = ("matrix", "zip", next(iter(matrix.zip)), index)
-            yield Issue("the row is given twice", where, show(list(row)))
+    for index in repeats(rows):
+        where = ("matrix", "zip", next(iter(matrix.zip)), index)
+        yield Issue("the row is given twice", where, show(list(rows[index])))
     yield from _label_issues(matrix.labels, len(rows))
-    yield from _exclude_issues(matrix)
+    if too_many := _too_many_combinations(matrix):
+        yield too_many
+    else:
+        yield from _exclude_issues(matrix)
+
+
+def _too_many_combinations(matrix: Matrix) -> Issue | None:
+    """The issue with a matrix that is not gone through: what `exclude` leaves out counts too."""
+    lengths = [len(values) for values in matrix.product.values()]
+    lengths += [len(values) for values in list(matrix.zip.values())[:1]]
+    if math.prod(lengths) > MAX_COMBINATIONS:
+        given = f"{' x '.join(map(str, lengths))} combinations"
+        return Issue("too many runs", ("matrix",), given, f"at most {MAX_COMBINATIONS}, those that exclude names too")
+    if len(matrix.exclude) > MAX_EXCLUDED:
+        given, allowed = f"{len(matrix.exclude)} entries", f"at most {MAX_EXCLUDED}"
+        return Issue("too many entries", ("matrix", "exclude"), given, allowed, "vary fewer values instead")
+    return None
 
 
 def _label_issues(labels: tuple[str, ...], num_rows: int) -> Iterator[Issue]:
     if labels and len(labels) != num_rows:
         given, allowed = f"{len(labels)} labels", f"{num_rows}, the rows of zip"
         yield Issue("not one label for each row", ("matrix", "labels"), given, allowed)
+    again = set(repeats(labels))
     for index, label in enumerate(labels):
         if not label.strip():
             yield Issue("the label is empty", ("matrix", "labels", index), show(label))
-        elif label in labels[:index]:
+        elif index in again:
             yield Issue("the label is given twice", ("matrix", "labels", index), show(label))
 
 
@@ -231,9 +268,8 @@ def _axis_issues(section: str, path: str, values: list[Any], source: Mapping[str
     if not values:
         yield Issue("must have at least 1 item", where, "[]")
     if section == "product":
-        for index, value in enumerate(values):
-            if any(value == other and type(value) is type(other) for other in values[:index]):
-                yield Issue("the value is given twice", (*where, index), show(value))
+        for index in repeats([type(value).__name__, value] for value in values):
+            yield Issue("the value is given twice", (*where, index), show(values[index]))
 
 
 def _beside_nothing(experiment: Experiment) -> Iterator[Issue]:
@@ -257,14 +293,15 @@ def _beside_nothing(experiment: Experiment) -> Iterator[Issue]:
 
 def _exclude_issues(matrix: Matrix) -> Iterator[Issue]:
     axes = matrix.product | matrix.zip
+    known = {path: {comparable(value) for value in values} for path, values in axes.items()}
     for index, entry in enumerate(matrix.exclude):
         where = ("matrix", "exclude", index)
         if not entry:
             yield Issue("excludes everything", where, "{}")
         for path, value in entry.items():
-            if path not in axes:
+            if path not in known:
                 yield Issue("does not vary", (*where, path), allowed=", ".join(axes), hint="exclude names matrix paths")
-            elif value not in axes[path]:
+            elif comparable(value) not in known[path]:
                 yield Issue("excludes nothing", (*where, path), show(value), ", ".join(map(show, axes[path])))
     if all(axes.values()) and not combinations(matrix):
         yield Issue("every combination is excluded", ("matrix", "exclude"))

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specs.bounds import MAX_ISSUES, MAX_TOLD
+
 Path = tuple[str | int, ...]
 """Into a spec: ("data", "train", 0, "size")."""
 
@@ -117,8 +119,9 @@ def render_one(issue: Issue) -> str:
 
 
 def _printable(line: str) -> str:
-    """Characters that a terminal obeys instead of showing are written as escapes."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    """Characters that a terminal obeys instead of showing are written as escapes; a line as long as a file is cut."""
+    shown = line if len(line) <= MAX_TOLD else f"{line[:MAX_TOLD]}..."
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
 
 
 class IssueError(ValueError):
@@ -149,4 +152,12 @@ class SpecError(RpgError):
 def refuse(issues: Iterable[Issue], positions: Mapping[Path, Position]) -> None:
     """Raises SpecError with the issues at their places, in file order; does nothing where there is none."""
     if located := in_file_order(locate(issue, positions) for issue in issues):
-        raise SpecError(*located)
+        raise SpecError(*shortened(located))
+
+
+def shortened(issues: Sequence[Issue]) -> list[Issue]:
+    """The first issues, so many as somebody may read, and that there are more."""
+    if len(issues) <= MAX_ISSUES:
+        return list(issues)
+    more = Issue(f"more is wrong than these {MAX_ISSUES} problems", file=issues[0].file, hint="mend these first")
+    return [*issues[:MAX_ISSUES], more]

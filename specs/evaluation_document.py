@@ -5,10 +5,11 @@ What follows of a document (plan, flow, record) then needs to know of evaluation
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specs.bounds import MAX_RUNS, comparable, repeats
 from specs.document import Document, checked
 from specs.errors import Issue, Path, Position, Positions, SpecError, locate, refuse
 from specs.labels import of_same
@@ -54,6 +55,9 @@ def evaluation_document(source: dict[str, Any], positions: Positions, weights_of
     models = _models(evaluation, source["models"], positions, weights_of)
     same = _same_weights(evaluation, models)
     refuse(_given_twice(evaluation, same), positions)
+    if len(same) * max(len(evaluation.sampling), 1) > MAX_RUNS:
+        given = f"{len(same)} models x {len(evaluation.sampling)} settings"
+        refuse([Issue("too many runs", ("models",), given, f"at most {MAX_RUNS}")], positions)
     rows = [
         _Row(first, setting, _label(evaluation, same[first], setting))
         for first in same
@@ -118,9 +122,8 @@ def _names_taken(evaluation: ModelEvaluation) -> Iterator[Issue]:
         "sampling": [each.name for each in evaluation.sampling],
     }
     for section, given in names.items():
-        for index, name in enumerate(given):
-            if name in given[:index]:
-                yield Issue("the name is taken", (section, index, "name"), name, hint="give each a name of its own")
+        for index in repeats(given):
+            yield Issue("the name is taken", (section, index, "name"), given[index], hint="give each a name of its own")
 
 
 def _models(
@@ -144,10 +147,12 @@ def _models(
 
 def _same_weights(evaluation: ModelEvaluation, models: Sequence[Mapping[str, Any]]) -> dict[int, list[int]]:
     """The models' places, those that are the same weights and asked in the same way under the first of them."""
-    asked = [(dict(model), evaluation.models[index].prompt) for index, model in enumerate(models)]
+    first: dict[Hashable, int] = {}
     same: dict[int, list[int]] = {}
-    for index, one in enumerate(asked):
-        same.setdefault(asked.index(one), []).append(index)
+    for index, model in enumerate(models):
+        prompt = evaluation.models[index].prompt
+        asked = comparable([model, prompt and prompt.model_dump()])
+        same.setdefault(first.setdefault(asked, index), []).append(index)
     return same
 
 
@@ -190,23 +195,30 @@ def _setting(evaluation: ModelEvaluation, source: Mapping[str, Any], row: _Row, 
 
 def _places(positions: Positions, rows: Sequence[_Row], varied: Sequence[str]) -> Iterator[tuple[Path, Position]]:
     """Where the parts of the matrix stand in the file."""
-    yield from _moved(positions, ("ranks",), ("training", "ranks"))
+    below = _by_section(positions)
+
+    def moved(old: Path, new: Path) -> Iterator[tuple[Path, Position]]:
+        return (((*new, *path[len(old) :]), at) for path, at in below.get(old, ()))
+
+    yield from moved(("ranks",), ("training", "ranks"))
     for section in (("model",), ("matrix",), *(("matrix", "zip", path) for path in varied)):
         yield section, positions["models",]
     for index, row in enumerate(rows):
         model = ("models", row.model)
-        yield from _moved(positions, model, ("matrix", "zip", "model", index))
-        yield from _moved(positions, model, ("matrix", "zip", _PROMPT, index))
-        yield from _moved(positions, (*model, "prompt"), ("matrix", "zip", _PROMPT, index))
+        yield from moved(model, ("matrix", "zip", "model", index))
+        yield from moved(model, ("matrix", "zip", _PROMPT, index))
+        yield from moved((*model, "prompt"), ("matrix", "zip", _PROMPT, index))
         for field in _SETTINGS if row.setting is not None else ():
             place = ("matrix", "zip", f"evaluation.{field}", index)
-            yield from _moved(positions, ("evaluation", field), place)
-            yield from _moved(positions, ("sampling", row.setting or 0), place)
-            yield from _moved(positions, ("sampling", row.setting or 0, field), place)
+            yield from moved(("evaluation", field), place)
+            yield from moved(("sampling", row.setting or 0), place)
+            yield from moved(("sampling", row.setting or 0, field), place)
 
 
-def _moved(positions: Positions, old: Path, new: Path) -> Iterator[tuple[Path, Position]]:
-    """The places of a section and of what is in it, under another path."""
+def _by_section(positions: Positions) -> dict[Path, list[tuple[Path, Position]]]:
+    """For each section down to the fields of a model: the places in it, its own first."""
+    below: dict[Path, list[tuple[Path, Position]]] = {}
     for path, at in positions.items():
-        if path[: len(old)] == old:
-            yield (*new, *path[len(old) :]), at
+        for length in range(1, min(len(path), 3) + 1):
+            below.setdefault(path[:length], []).append((path, at))
+    return below

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from specs.bounds import TooLargeError, read_within
 from specs.document import Document, checked, experiment_of
 from specs.errors import Issue, Position, Positions, SpecError
 from specs.evaluation_document import WeightsOf, evaluation_document, no_weights
@@ -15,7 +16,7 @@ from specs.model_evaluation import ModelEvaluation
 from specs.reading.files import override, read_tree
 from specs.reading.tree import positions_of
 from specs.reading.validate import parse
-from specs.reading.yaml import YamlNode, parse_bytes, parse_text
+from specs.reading.yaml import YamlNode, parse_bytes, parse_text, too_large
 from specs.schema.experiment import Experiment
 from specs.schema.objective import Objective
 from specs.schema.study import Study
@@ -165,8 +166,10 @@ def _given(text: str) -> dict[str, YamlNode]:
         at = Position(f"--objective {text}", 0, "")
         return {"objective": parse_text(text, lambda _line: at) or YamlNode({}, at)}
     if os.path.isfile(text):
-        with open(text, "rb") as file:
-            root = parse_bytes(file.read(), text)
+        try:
+            root = parse_bytes(read_within(text), text)
+        except TooLargeError:
+            raise SpecError(too_large(text)) from None
         if isinstance(root.value, dict) and "type" in root.value:
             return {"objective": root}
     root = read_tree(text, Experiment)

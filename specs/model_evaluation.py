@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
+from specs.bounds import MAX_RANKS
 from specs.records import EVALUATION
 from specs.schema.base import Spec, execution
 from specs.schema.data import Data, Prompt, Source
@@ -114,7 +115,7 @@ class ModelEvaluation(Spec):
     """How responses are scored."""
     evaluation: Evaluation = Evaluation()
     """How models are measured."""
-    ranks: int = execution(1, ge=1)
+    ranks: int = execution(1, ge=1, le=MAX_RANKS)
     """Processes that share the problems; with GPUs, one each."""
     launcher: Launcher = LocalLauncher()
     """What starts the ranks."""

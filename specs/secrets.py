@@ -8,10 +8,12 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from urllib.parse import quote
 
+from specs.bounds import read_within
 from specs.errors import RpgError
 
 HIDDEN = "(hidden)"
@@ -24,7 +26,7 @@ _REFERENCE = re.compile(r"env:(?P<variable>[A-Za-z_][A-Za-z0-9_]*)|file:(?P<file
 _PASSWORDS = r"PASSWORD|PASSWD|PASSPHRASE|(?<!BY)PASS|(?<=_)PWD|SECRET|AUTH_STRING"
 _PASSWORD_NAME = re.compile(rf"({_PASSWORDS})(_|$)", re.IGNORECASE)
 """Here digits alone are a secret too; in a variable called KEY or TOKEN they are a number. PWD is a directory."""
-_SECRET_NAME = re.compile(rf"({_PASSWORDS}|TOKEN|CREDENTIALS?|APIKEY|(^|_)KEY)(_|$)", re.IGNORECASE)
+_SECRET_NAME = re.compile(rf"({_PASSWORDS}|TOKEN|CREDENTIALS?|APIKEY|(^|_)KEY|(^|_)PAT)(_|$)", re.IGNORECASE)
 _NAME_OF_OTHERS = re.compile(r"_(FILE|PATH|DIR|ID|NAME)$|^GOOGLE_APPLICATION_CREDENTIALS$", re.IGNORECASE)
 """A variable that says where a secret is, or whose."""
 _AUTH_NAME = re.compile(r"AUTH_STRING$", re.IGNORECASE)
@@ -40,7 +42,8 @@ _SHAPES = (
 )
 """Tokens of Hugging Face, GitHub and GitLab, OpenAI and others, Slack, AWS; JSON web tokens; private keys."""
 _TOKEN = re.compile("|".join(_SHAPES))
-_URL_PASSWORD = re.compile(r"://[^/\s:@]*:(?P<password>[^/\s@]+)@")
+_URL_PASSWORD = re.compile(r"://[^/\s:@]*:(?!\d+/)(?=(?P<password>\S+)@)")
+"""Up to the last @, since a password may have one, and a slash: what follows the colon is one unless it is a port."""
 
 
 class SecretError(RpgError):
@@ -80,7 +83,7 @@ def _resolved(name: str, value: str, environment: Mapping[str, str]) -> str:
             raise SecretError(f"{name} is {value}, and there is no variable {variable} on this machine")
         return environment[variable]
     try:
-        return Path(reference["file"]).expanduser().read_text(encoding="utf-8").rstrip("\n")
+        return read_within(str(Path(reference["file"]).expanduser())).decode("utf-8").rstrip("\n")
     except (OSError, ValueError, RuntimeError) as error:
         raise SecretError(f"{name} is {value}, which cannot be read on this machine: {error}") from error
 
@@ -109,13 +112,19 @@ def secrets_in(environment: Mapping[str, str] = os.environ) -> list[str]:
     named = environment.get(NAMES, "").split(",")
     values: set[str] = set()
     for name, value in environment.items():
-        if passwords := {match["password"] for match in _URL_PASSWORD.finditer(value)}:
+        if passwords := set(_passwords_of_urls(value)):
             values |= passwords
         elif name in named or looks_secret(name, value):
             values.add(value)
             if _AUTH_NAME.search(name):
                 values |= {value.partition(":")[2], base64.b64encode(value.encode()).decode("ascii")}
     return _spellings(value for value in values if len(value) >= _LEAST_LENGTH)
+
+
+def _passwords_of_urls(value: str) -> Iterator[str]:
+    """What may be the password of each URL: up to each of the @ that follow, of which one ends it."""
+    for match in _URL_PASSWORD.finditer(value):
+        yield from accumulate(match["password"].split("@"), "{}@{}".format)
 
 
 def _spellings(values: Iterable[str]) -> list[str]:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specs.cells import FIXED
+from specs.bounds import MAX_TRIED_VALUES
+from specs.cells import FIXED, num_values_of
 from specs.document import Document
 from specs.errors import (
     Issue,
@@ -150,6 +151,7 @@ def checked_study(
     if study.overrides:
         experiment = _with_overrides(experiment, study, positions)
     refuse(_path_issues(study, "parameters", lambda path: _no_item_to_search(study, experiment, path)), positions)
+    refuse(_too_many_candidates(study, experiment), positions)
     refuse(study_rules.issues_of(study, experiment.experiment), positions)
     document = StudyDocument(study, experiment, source, positions)
     tried, issues = _try_candidates(document)
@@ -206,6 +208,22 @@ def _fixed(path: str) -> Issue | None:
     if split(path)[0] in ("launcher", "resources", "stages"):
         return Issue("cannot be searched", hint="it says where and how work runs and changes no result")
     return None
+
+
+def _too_many_candidates(study: Study, experiment: Document) -> Iterator[Issue]:
+    """The issue with candidates of which not each can be tried in the spec; told at the longest list of them."""
+    counts = {path: _num_tried(searched) for path, searched in study.parameters.items()}
+    num_values = num_values_of(experiment.source)
+    if sum(counts.values()) * num_values > MAX_TRIED_VALUES:
+        longest = max(counts, key=counts.__getitem__)
+        given = f"{sum(counts.values())} candidates, each tried with the {num_values} values of the spec"
+        allowed = f"at most {MAX_TRIED_VALUES} values in all that are tried"
+        yield Issue("too many candidates", ("parameters", longest), given, allowed, "search a range in their place")
+
+
+def _num_tried(searched: Range) -> int:
+    """How many candidates `_tried` gives at most."""
+    return num_candidates(searched) if isinstance(searched, (Choice, Cases)) else MOST_TRIED
 
 
 def _try_candidates(document: StudyDocument) -> tuple[list[Document], list[Issue]]:

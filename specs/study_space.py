@@ -6,9 +6,11 @@ not hold has none.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 from specs.schema.study import Cases, Choice, FloatRange, IntRange, Range, num_steps
@@ -140,19 +142,33 @@ def combinations(space: Space) -> Iterator[Params]:
 
 def num_combinations(space: Space) -> int:
     """How many `combinations` there are, without going through them."""
+    ordered = in_order(space)
+    dependents = {path: frozenset(other for other in space if path in space[other].when) for path in space}
+    losses = {path: _losses(space, path, dependents[path]) for path in space}
 
-    def count(params: Params, rest: list[str]) -> int:
-        if not rest:
+    @cache
+    def count(index: int, inactive: frozenset[str]) -> int:
+        """Of the parameters from this one on, where those of them that can no longer be searched are known."""
+        if index == len(ordered):
             return 1
-        path, *later = rest
-        if not is_active(space[path], params):
-            return count(params, later)
-        named = [value for value in _values_in_conditions(space, path) if holds(space[path], value)]
-        # With all values that no condition names, the rest of the space is the same.
-        others = (num_candidates(space[path]) - len(named)) * count(params, later)
-        return others + sum(count({**params, path: value}, later) for value in named)
+        path = ordered[index]
+        if path in inactive:
+            return count(index + 1, inactive - {path} | dependents[path])
+        return sum(number * count(index + 1, inactive | lost) for lost, number in losses[path].items())
 
-    return count({}, in_order(space))
+    return count(0, frozenset())
+
+
+def _losses(space: Space, path: str, dependents: frozenset[str]) -> Counter[frozenset[str]]:
+    """How many values of a parameter leave the same others inactive."""
+    named = [value for value in _values_in_conditions(space, path) if holds(space[path], value)]
+    others = num_candidates(space[path]) - len(named)  # with them no condition on it holds
+    losses = Counter({dependents: others})
+    for value in named:
+        losses[
+            frozenset(other for other in dependents if not is_among(value, wanted_values(space[other].when[path])))
+        ] += 1
+    return losses
 
 
 def settings(params: Mapping[str, Any], space: Space) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from specs.documents.reading import numbered, read_checked
 from specs.records import EVALUATION
 from storage.liveness import status_of
 
@@ -16,11 +16,25 @@ Rows = dict[str, list[Row]]
 TABLES = ("experiments", "runs", "stages", "attempts", "studies", "trials", "confirmations", "artifacts", "provenance")
 FREED = "freed.json"
 """In a run's directory: table -> freed_at and keep_days, once its rows were freed."""
-_ATTEMPT = re.compile(r"(\d+)\.json")
 
 
-def read_unit(root: Path, unit: str, read_segments: Callable[[str], None]) -> Rows:
-    """The rows that the documents of a unit give. A document that cannot be read gives NULLs, never an error.
+class Documents:
+    """Reads the documents of a home, and keeps what of them had to be passed over."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.problems: list[str] = []
+        """Lines that begin with the document's path in the home."""
+
+    def read(self, path: Path) -> Row:
+        """What can be read of a document."""
+        document, problems = read_checked(path)
+        self.problems += [f"{path.relative_to(self._root).as_posix()}: {problem}" for problem in problems]
+        return document
+
+
+def read_unit(root: Path, unit: str, documents: Documents, read_segments: Callable[[str], None]) -> Rows:
+    """The rows that the documents of a unit give. What cannot be read gives NULLs, never an error.
 
     Args:
         unit: path of its directory in the home: `runs/ID`, `artifacts/STAGE/FINGERPRINT`, ...
@@ -30,25 +44,25 @@ def read_unit(root: Path, unit: str, read_segments: Callable[[str], None]) -> Ro
     rows: Rows
     match kind:
         case "runs":
-            state = read_document(directory / "state.json")
-            run = _run(directory, read_document(directory / "run.json"), state)
+            state = documents.read(directory / "state.json")
+            run = _run(documents, directory, state)
             rows = {"runs": [run], "stages": _stages(directory.name, state, run["status"])}
-            rows["artifacts"] = list(_artifacts_of_run(root, directory))
+            rows["artifacts"] = list(_artifacts_of_run(documents, root, directory))
             read_segments(directory.name)
-            rows["attempts"] = read_attempts(directory)
+            rows["attempts"] = read_attempts(documents, directory)
         case "experiments":
             path = directory / "experiment.json"
-            rows = {"experiments": [_experiment(path)] if path.is_file() else []}
+            rows = {"experiments": [_experiment(documents, path)] if path.is_file() else []}
         case "studies":
             path = directory / "study.json"
-            rows = _study(read_document(path) | {"name": directory.name}) if path.is_file() else {}
+            rows = _study(documents.read(path) | {"name": directory.name}) if path.is_file() else {}
         case _:
             path = directory / "manifest.json"
-            rows = {"artifacts": [_artifact(root, path, run_id=None)] if path.is_file() else []}
+            rows = {"artifacts": [_artifact(documents, root, path, run_id=None)] if path.is_file() else []}
     return {table: [row | {"unit": unit} for row in listed] for table, listed in rows.items()}
 
 
-def read_attempts(directory: Path) -> list[Row]:
+def read_attempts(documents: Documents, directory: Path) -> list[Row]:
     """A run's rows of `attempts`: every start of its trainer, and the last of its steps whose rows still count.
 
     A row that attempt a recorded counts if no later attempt resumed from an earlier step than the row's. An attempt
@@ -56,8 +70,7 @@ def read_attempts(directory: Path) -> list[Row]:
     its rows counts, and it supersedes none.
     """
     rows = []
-    paths = [path for path in (directory / "attempts").glob("*.json") if _ATTEMPT.fullmatch(path.name)]
-    attempts = sorted((_attempt(path) for path in paths), key=lambda row: row["attempt"])
+    attempts = [_attempt(documents, path) for path in numbered(directory / "attempts")]
     highest = list(accumulate((attempt["lease"] for attempt in attempts), max))
     limit: int | None = None
     for attempt, lease in zip(reversed(attempts), reversed(highest), strict=True):
@@ -69,24 +82,15 @@ def read_attempts(directory: Path) -> list[Row]:
     return rows
 
 
-def read_document(path: Path) -> Row:
-    """The JSON object in a file; {} where the file is missing or holds something else."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _run(directory: Path, identity: Row, state: Row) -> Row:
-    progress = read_document(directory / "progress.json")
+def _run(documents: Documents, directory: Path, state: Row) -> Row:
+    identity, progress = documents.read(directory / "run.json"), documents.read(directory / "progress.json")
     return {
         **{key: identity.get(key) for key in ("experiment", "name", "objective", "question", "created_at")},
         "seed": None if identity.get("kind") == EVALUATION else identity.get("seed"),
         **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id", "evaluation")},
         "run_id": directory.name,
         "cell": identity.get("values"),
-        "setting": _setting(read_document(directory / "plan.json")),
+        "setting": _setting(documents.read(directory / "plan.json")),
         "status": status_of(directory, state),
         "step": progress.get("step"),
         "steps": progress.get("steps"),
@@ -113,21 +117,20 @@ def _setting(plan: Row) -> str | None:
 
 
 def _stages(run_id: str, state: Row, run_status: str) -> list[Row]:
-    stages = state.get("stages") or {}
-    rows = [stage | {"run_id": run_id, "stage": name} for name, stage in stages.items() if isinstance(stage, dict)]
+    rows = [stage | {"run_id": run_id, "stage": name} for name, stage in state.get("stages", {}).items()]
     for row in rows:
         if row.get("status") == "running" and run_status == "crashed":
             row["status"] = "crashed"
     return rows
 
 
-def _experiment(path: Path) -> Row:
-    document = read_document(path)
-    return document | {"name": path.parent.name, "num_runs": len(document.get("runs") or ())}
+def _experiment(documents: Documents, path: Path) -> Row:
+    document = documents.read(path)
+    return document | {"name": path.parent.name, "num_runs": len(document.get("runs", ()))}
 
 
 def _study(study: Row) -> Rows:
-    trials = _objects(study.get("trials"))
+    trials = study.get("trials", [])
     return {
         "studies": [study | {"num_trials": len(trials)}],
         "trials": [trial | {"study": study["name"]} for trial in trials],
@@ -136,36 +139,30 @@ def _study(study: Row) -> Rows:
 
 
 def _confirmations(study: Row) -> Iterator[Row]:
-    confirmation = study.get("confirmation")
-    for arm in _objects(confirmation.get("arms")) if isinstance(confirmation, dict) else ():
-        yield from (arm | unit | {"study": study["name"]} for unit in _objects(arm.get("units")))
+    for arm in (study.get("confirmation") or {}).get("arms", ()):
+        yield from (arm | unit | {"study": study["name"]} for unit in arm["units"])
 
 
-def _objects(items: Any) -> list[Row]:
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
-def _attempt(path: Path) -> Row:
+def _attempt(documents: Documents, path: Path) -> Row:
     """One start. Where its document cannot be read, the file's name gives the number, and it supersedes nothing."""
-    document = read_document(path)
-    resumed = document.get("resumed_from_step")
+    document = documents.read(path)
     return {
         "attempt": int(path.stem),
-        "resumed_from_step": resumed if isinstance(resumed, int) else 2**31 - 1,
+        "resumed_from_step": document.get("resumed_from_step", 2**31 - 1),
         "started_at": document.get("started_at"),
         "lease": document.get("lease") or 0,
     }
 
 
-def _artifacts_of_run(root: Path, directory: Path) -> Iterator[Row]:
+def _artifacts_of_run(documents: Documents, root: Path, directory: Path) -> Iterator[Row]:
     for path in (directory / "train.json", *sorted(directory.glob("evaluate/*/manifest.json"))):
         if path.is_file():
-            yield _artifact(root, path, run_id=directory.name)
+            yield _artifact(documents, root, path, run_id=directory.name)
 
 
-def _artifact(root: Path, path: Path, run_id: str | None) -> Row:
-    manifest = read_document(path)
-    files = manifest.get("files") or {}
+def _artifact(documents: Documents, root: Path, path: Path, run_id: str | None) -> Row:
+    manifest = documents.read(path)
+    files = manifest.get("files", {})
     sizes = [entry["bytes"] for entry in files.values() if isinstance(entry, dict) and "bytes" in entry]
     return {
         **{key: manifest.get(key) for key in ("stage", "fingerprint", "identity", "created_at")},

@@ -1,6 +1,7 @@
 """The content of segments: their footers, checked, and their rows, as Arrow tables."""
 
 import json
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from specs.documents.reading import numbered, read_document
 from specs.segment_names import SegmentName, content_digest
+from storage.catalogue import FREED
 from storage.columns import arrow_schema
 from storage.segments import BadSegmentError, Segment
 
@@ -58,12 +61,60 @@ def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
     return {s.key for s in listed if lacking.get((s.table, s.parsed.first_share))}
 
 
-def _merged_names(root: Path, listed: Sequence[Segment]) -> dict[str, set[str]]:
-    """By table, the names of the segments whose rows are in compacted ones, as far as these are not alone."""
+def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Segment]) -> list[Segment]:
+    """Those of a run's segments that were there before, and whose rows are nowhere now.
+
+    Rows that were merged are in another file; those that were freed, and those of an earlier run or evaluation of that
+    name, were deleted on purpose.
+
+    Args:
+        before: segments that the index had.
+        listed: those that are there now.
+    """
+    here = {segment.key for segment in listed}
+    missing = [segment for segment in before if segment.key not in here]
+    if not missing:
+        return []
+    run = root / "runs" / run_id
+    merged, unrecorded = _merged_names(root, listed, alone=True), left_out(run)
+    try:
+        began = (run / "run.json").stat().st_mtime_ns
+    except OSError:
+        began = 0
+    return [
+        segment
+        for segment in missing
+        if segment.name not in merged.get(segment.table, ())
+        and segment.table not in unrecorded
+        and (_is_of_manifest(root, segment) if segment.is_of_evaluate_stage else segment.modified_ns >= began)
+    ]
+
+
+def left_out(directory: Path) -> set[str]:
+    """The tables that a run was told not to record, and those whose rows were freed when their days were over."""
+    records = [read_document(path).get("record", {}) for path in numbered(directory / "attempts")]
+    return {table for record in records for table in record if record[table] == "none"}.union(
+        read_document(directory / FREED)
+    )
+
+
+def _is_of_manifest(root: Path, segment: Segment) -> bool:
+    """Whether the result of an evaluate stage is said to have the segment."""
+    directory = root.joinpath(*segment.key.split("/")[:4])
+    files = read_document(directory / "manifest.json").get("files", {})
+    return segment.key.split("/", 4)[4] in files
+
+
+def _merged_names(root: Path, listed: Sequence[Segment], *, alone: bool = False) -> dict[str, set[str]]:
+    """By table, the names of the segments whose rows are in compacted ones.
+
+    Args:
+        alone: look into those too beside which nothing is listed of the table.
+    """
     in_table = Counter(segment.table for segment in listed)
     merged: dict[str, set[str]] = {}
     for segment in listed:
-        if segment.parsed.is_compacted and in_table[segment.table] > 1:  # one alone need not be opened
+        if segment.parsed.is_compacted and (alone or in_table[segment.table] > 1):
             try:
                 merged.setdefault(segment.table, set()).update(inspect(root, segment).merged)
             except (BadSegmentError, FileNotFoundError):
@@ -80,6 +131,8 @@ def inspect(root: Path, segment: Segment) -> Footer:
         FileNotFoundError: the file was deleted meanwhile.
     """
     try:
+        if not stat.S_ISREG((root / segment.key).stat().st_mode):  # a named pipe would keep its reader waiting
+            raise BadSegmentError("no regular file")
         with pq.ParquetFile(root / segment.key) as file:
             _require_columns(file.schema_arrow, arrow_schema(segment.table))
             _require_run(file, segment.run_id)

@@ -6,9 +6,11 @@ nobody waits, and an ingest that is killed leaves only its copy behind.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,7 @@ from specs.records import TABLES
 from storage.columns import columns
 
 _HERE = Path(__file__).parent
+_log = logging.getLogger("storage")
 _ROWS_AT_ONCE = 20_000
 """Of rows that are inserted as JSON, so that their text stays small."""
 
@@ -88,6 +91,8 @@ def attach(connection: duckdb.DuckDBPyConnection, root: Path) -> str | None:
     path = database_path(root)
     if not path.exists():
         return "missing"
+    if not path.is_file():
+        return "no file" if not path.is_dir() else "a directory"
     try:
         connection.execute(f"ATTACH {quoted(path)} AS store (READ_ONLY)")
         versions = connection.execute("SELECT version FROM store.recorded.version").fetchall()
@@ -123,6 +128,25 @@ def open_copy(root: Path) -> duckdb.DuckDBPyConnection:
     return connect(working_path(root))
 
 
+def damage_of_index(root: Path) -> str:
+    """What DuckDB says where a block of the database is not as it was written; empty where all can be read.
+
+    Each block has a checksum, which is looked at when the block is read: so every row of every table is.
+    """
+    with connect() as connection:
+        if attach(connection, root):
+            return ""
+        try:
+            tables = connection.execute(
+                "SELECT schema_name, table_name FROM duckdb_tables() WHERE database_name = 'store'"
+            ).fetchall()
+            for schema, table in tables:
+                connection.execute(f"SELECT bit_xor(hash(t)) FROM store.{schema}.{table} AS t").fetchall()
+        except duckdb.Error as error:
+            return str(error).splitlines()[0]
+    return ""
+
+
 def publish(root: Path) -> None:
     """Makes the working copy, which is closed by now, the database."""
     working = working_path(root)
@@ -130,6 +154,9 @@ def publish(root: Path) -> None:
         os.fsync(file.fileno())
     # A log that another program left behind belongs to the file that is replaced here.
     database_path(root).with_name("experiments.duckdb.wal").unlink(missing_ok=True)
+    if database_path(root).is_dir():  # somebody's: it is kept
+        database_path(root).rename(aside := root / f"experiments.duckdb.{time.time_ns()}.directory")
+        _log.warning("experiments.duckdb was a directory: it is %s now", aside)
     os.replace(working, database_path(root))
     sync_directory(root)
 

@@ -1,7 +1,7 @@
 """The ingester, of which one works at a time: it brings the index up to what the directories hold."""
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from storage import catalogue, database
 from storage.columns import NATIVE, PARQUET, column_list
-from storage.contents import read
+from storage.contents import inspect, read
 from storage.documentation import comment
 from storage.merging import packs
 from storage.merging.compaction import KEEP_SECONDS, LARGEST_BYTES, Compacted, compact_run, delete_merged
@@ -24,7 +24,7 @@ from storage.units import (
     Unit,
     as_row,
     known_segments,
-    known_stamps,
+    known_units,
     of_units,
     problems,
     read_units,
@@ -129,10 +129,22 @@ def _ingest(
     pack: bool = False,
     keep_seconds: float = KEEP_SECONDS,
 ) -> Ingested:
+    try:
+        return _ingested(root, compacted, from_scratch=from_scratch, pack=pack, keep_seconds=keep_seconds)
+    except duckdb.Error:
+        if from_scratch:
+            raise
+        # A block of the index is damaged, say: all that is in it can be read anew.
+        return _ingested(root, compacted, from_scratch=True, pack=pack, keep_seconds=keep_seconds)
+
+
+def _ingested(
+    root: Path, compacted: Sequence[Compacted], *, from_scratch: bool, pack: bool, keep_seconds: float
+) -> Ingested:
     merged = sum(done.num_merged for done in compacted)
     damaged = {entry.segment.key: entry for done in compacted for entry in done.damaged}
     indexed = None if from_scratch else _indexed_stamps(root)
-    stamps = unit_stamps(root)
+    stamps = unit_stamps(root, indexed or {})
     again = {f"runs/{entry.segment.run_id}" for entry in damaged.values()}
     changed = {u: s for u, s in stamps.items() if indexed is None or u in again or indexed.get(u) != s}
     gone = [unit for unit in indexed or () if unit not in stamps]
@@ -152,11 +164,11 @@ def _ingest(
         packs.drop_outdated(connection, root)
         if pack:
             packs.write_packs(connection, root)
+        connection.execute("COMMIT")  # before the views: an error over a file would end the transaction
         _name_segments(connection, root)
         named = packs.packs_in(connection)
         if indexed is None:
             _create_views(connection)
-        connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
     finally:
         connection.close()
@@ -172,7 +184,7 @@ def _left_unmerged(root: Path, but: str) -> str | None:
 
     Any of them: one that cannot be merged keeps no other waiting.
     """
-    with database.connect() as connection:
+    with contextlib.suppress(duckdb.Error), database.connect() as connection:
         if database.attach(connection, root):
             return None
         left = connection.execute(
@@ -182,12 +194,14 @@ def _left_unmerged(root: Path, but: str) -> str | None:
             " ORDER BY random() LIMIT 1",
             [but, LARGEST_BYTES],
         ).fetchone()
-    return left[0] if left else None
+        return left[0] if left else None
+    return None
 
 
 def _delete_merged(root: Path, keep_seconds: float) -> None:
     """Deletes the segments that were merged, of the runs that have such as the index knows."""
-    with database.connect() as connection:
+    runs: list[tuple[str]] = []
+    with contextlib.suppress(duckdb.Error), database.connect() as connection:
         if database.attach(connection, root):
             return
         runs = connection.execute("SELECT unit FROM store.recorded.units WHERE has_merged").fetchall()
@@ -200,12 +214,13 @@ def _indexed_stamps(root: Path) -> dict[str, str | None] | None:
 
     A unit that had merged segments has none: they may have been deleted.
     """
-    with database.connect() as connection:
+    with contextlib.suppress(duckdb.Error), database.connect() as connection:
         if database.attach(connection, root):
             return None
-        stamps = known_stamps(connection, "store.recorded")
+        stamps = {unit: stamp for unit, (stamp, _) in known_units(connection, "store.recorded").items()}
         had_merged = connection.execute("SELECT unit FROM store.recorded.units WHERE has_merged").fetchall()
-    return stamps | {unit: None for (unit,) in had_merged}
+        return stamps | {unit: None for (unit,) in had_merged}
+    return None
 
 
 def _remove(connection: duckdb.DuckDBPyConnection, units: list[str]) -> None:
@@ -237,8 +252,11 @@ def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]
         _insert_copied(connection, table, parts)
     database.insert_rows(connection, f"recorded.{SUMMARY}", _rewards(root, units))
     database.insert_rows(connection, "recorded.segments", [as_row(entry) for entry in entries])
-    stamps = [{"unit": unit.path, "stamp": unit.stamp, "has_merged": unit.has_merged} for unit in units]
-    database.insert_rows(connection, "recorded.units", stamps)
+    read_as = [
+        {"unit": u.path, "stamp": u.stamp, "has_merged": u.has_merged, "problems": list(u.problems) or None}
+        for u in units
+    ]
+    database.insert_rows(connection, "recorded.units", read_as)
     return entries
 
 
@@ -281,18 +299,36 @@ def _rewards_of(connection: duckdb.DuckDBPyConnection, root: Path, runs: list[Un
 
 
 def _name_segments(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
-    """Makes the relations over the segments that there are now, on which the contract's views stand."""
+    """Makes the relations over the segments that there are now, on which the contract's views stand.
+
+    They are for programs that open the file by themselves: the store's own readers make theirs anew. So a file that
+    goes away or is damaged meanwhile stops no ingest; its table is named without it, or at worst without any.
+    """
     connection.execute(f"CREATE OR REPLACE VIEW recorded.superseded AS {views()['recorded.superseded'].select}")
     resumed = connection.execute("SELECT DISTINCT run_id FROM recorded.superseded").fetchall()
     superseded = {run_id for (run_id,) in resumed}
     for table in PARQUET:
         condition = f"problem IS NULL AND pack IS NULL AND table_name = '{table}'"
-        entries = known_segments(connection, "recorded", condition).values()
-        current = [entry.segment for entry in entries if entry.current_columns]
-        other = [entry.segment for entry in entries if not entry.current_columns]
+        listed = known_segments(connection, "recorded", condition).values()
         packed = known_packs(connection, "recorded", table, "true")
-        rows = in_segments(table, root, current, other, superseded, packed)
-        connection.execute(f"CREATE OR REPLACE VIEW recorded.{table} AS {rows}")
+        for entries, packs_of in ((listed, packed), (_whole(root, listed), packed), ([], ())):
+            current = [entry.segment for entry in entries if entry.current_columns]
+            other = [entry.segment for entry in entries if not entry.current_columns]
+            rows = in_segments(table, root, current, other, superseded, packs_of)
+            with contextlib.suppress(duckdb.IOException, duckdb.InvalidInputException):
+                connection.execute(f"CREATE OR REPLACE VIEW recorded.{table} AS {rows}")
+                break
+
+
+def _whole(root: Path, entries: Iterable[KnownSegment]) -> list[KnownSegment]:
+    """Those whose files are there, and whole as far as their footers say: DuckDB refuses a view over any other."""
+    whole = []
+    for entry in entries:
+        with contextlib.suppress(BadSegmentError, FileNotFoundError):
+            if (root / entry.segment.key).stat().st_size == entry.segment.num_bytes:
+                inspect(root, entry.segment)
+                whole.append(entry)
+    return whole
 
 
 def _create_views(connection: duckdb.DuckDBPyConnection) -> None:

@@ -4,7 +4,6 @@
 crashed.
 """
 
-import json
 import os
 import socket
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from specs.documents.reading import numbered, read_document
 
 STATUSES = ("pending", "running", "finished", "failed", "cancelled", "crashed")
 LEASE_SECONDS = 20.0
@@ -45,6 +46,17 @@ def is_executed(run_directory: Path, state: dict[str, Any]) -> bool:
         return lease.is_held()
     here = state.get("host") in (None, socket.gethostname())
     return here and is_alive(state.get("pid"), state.get("pid_started"))
+
+
+def is_dead(run_directory: Path, state: dict[str, Any]) -> bool:
+    """Whether nobody executes the run, on whichever machine one looks, until a lease of it is written.
+
+    Args:
+        state: the run's state.json, as of `is_executed`. Where there is no lease, the run's own host alone can tell.
+    """
+    if lease := newest_lease(run_directory):
+        return not lease.is_held()
+    return state.get("host") in (None, socket.gethostname()) and not is_executed(run_directory, state)
 
 
 def has_holder(run_directory: Path, state: dict[str, Any]) -> bool:
@@ -83,6 +95,8 @@ class LeaseRecord:
     """Whether the holder gave the run back at its end."""
     pid_namespace: str = ""
     """In which `pid` counts: `pid_namespace_here`; empty in leases of earlier versions."""
+    settles: bool = False
+    """Whether the run was taken only to write down how it stands: what a holder before has left is still there."""
 
     @property
     def is_of_this_host(self) -> bool:
@@ -110,7 +124,7 @@ class LeaseRecord:
         Args:
             beats: whether the heartbeat is fresh, where a `LeaseWatch` has seen that; None: by the time written in it.
         """
-        if self.released:
+        if self.released or not self.host:
             return False
         fresh = self.seconds_since_beat < LEASE_SECONDS if beats is None else beats
         if self.is_of_this_host:
@@ -120,16 +134,13 @@ class LeaseRecord:
 
 def newest_lease(run_directory: Path) -> LeaseRecord | None:
     """The run's lease of the highest number, released or not; None where there is none."""
-    leases = run_directory / "leases"
-    number = max((int(path.stem) for path in leases.glob("[0-9]*.json")), default=0)
-    if not number:
+    leases = numbered(run_directory / "leases")
+    if not leases:
         return None
-    try:
-        document = json.loads((leases / f"{number:04}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        document = {}  # the number counts all the same; nobody is known to hold it
+    # Where it is unreadable its number counts all the same, and nobody holds it: see `Lease.release` for an empty one.
+    document = read_document(leases[-1])
     known = {name: document[name] for name in LeaseRecord.__slots__ if name in document}
-    return LeaseRecord(**known | {"number": number})
+    return LeaseRecord(**known | {"number": int(leases[-1].stem)})
 
 
 class LeaseWatch:

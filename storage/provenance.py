@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specs.documents.reading import numbered, read_document
 from specs.errors import dotted
 from specs.secrets import HIDDEN, looks_secret
-from storage.catalogue import Row, read_document
+from storage.catalogue import Row
 
 PACKAGES = (
     "accelerate",
@@ -48,7 +49,7 @@ def provenance_rows(root: Path, directory: Path) -> list[Row]:
         directory: the run's.
     """
     found = [*_spec(directory), *_data(root, directory), *_certificate(directory)]
-    for path in sorted((directory / "attempts").glob("[0-9]*.json")):
+    for path in numbered(directory / "attempts"):
         found += _marked(_attempt(read_document(path)), attempt=int(path.stem))
     return _marked(found, run_id=directory.name)
 
@@ -68,7 +69,7 @@ def input_manifest(root: Path, directory: Path, stage: str) -> Row:
         directory: the run's. An imported run brings the manifests along, since its home need not have the artifacts.
         stage: data or base.
     """
-    fingerprint = (read_document(directory / "run.json").get("fingerprints") or {}).get(stage, "")
+    fingerprint = read_document(directory / "run.json").get("fingerprints", {}).get(stage, "")
     manifest = read_document(root / "artifacts" / stage / fingerprint[:16] / "manifest.json") if fingerprint else {}
     return manifest or read_document(directory / f"{stage}.json")
 
@@ -83,7 +84,7 @@ def _marked(rows: Iterable[Row], **columns: str | int) -> list[Row]:
 
 def _spec(directory: Path) -> Iterator[Row]:
     spec = read_document(directory / "spec.json")
-    for path, origin, file, line in read_document(directory / "provenance.json").get("origins") or ():
+    for path, origin, file, line in read_document(directory / "provenance.json").get("origins", ()):
         value = _text(_at(spec, path))
         if "environment" in path[:-1] and looks_secret(str(path[-1]), value or ""):
             value = HIDDEN
@@ -95,7 +96,7 @@ def _spec(directory: Path) -> Iterator[Row]:
 
 
 def _data(root: Path, directory: Path) -> Iterator[Row]:
-    for name, entry in sorted((input_manifest(root, directory, "data").get("files") or {}).items()):
+    for name, entry in sorted(input_manifest(root, directory, "data").get("files", {}).items()):
         yield _row("data", name, entry.get("sha256") if isinstance(entry, dict) else entry)
 
 

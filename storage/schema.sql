@@ -8,7 +8,8 @@ CREATE TABLE version (version VARCHAR NOT NULL);
 CREATE TABLE units (
     unit VARCHAR NOT NULL,              -- path relative to the home directory: runs/ID, artifacts/STAGE/FINGERPRINT
     stamp VARCHAR,                      -- its times of change when it was read, ns; NULL: to be read again in any case
-    has_merged BOOLEAN NOT NULL         -- segments that were merged into others are still there, to be deleted
+    has_merged BOOLEAN NOT NULL,        -- segments that were merged into others are still there, to be deleted
+    problems VARCHAR[]                  -- what of its documents was passed over; NULL: nothing
 );
 
 CREATE TABLE segments (

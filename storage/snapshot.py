@@ -15,10 +15,11 @@ from storage.provenance import unit_provenance
 from storage.relations import SUMMARY, Pack, in_segments, known_packs, rewards, views
 from storage.segments import BadSegmentError, Segment
 from storage.units import (
+    GONE,
     UNIT_OF_RUN,
     KnownSegment,
     known_segments,
-    known_stamps,
+    known_units,
     of_units,
     problems,
     read_units,
@@ -39,20 +40,22 @@ class Snapshot:
 
     Args:
         damaged: keys of segments and packs that turned out to be damaged, and how: they are left out.
+        index: whether the index may be read; not where it turned out to be damaged.
     """
 
-    def __init__(self, root: Path, *, damaged: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: Path, *, damaged: Mapping[str, str] | None = None, index: bool = True) -> None:
         self.root = root
         self.connection = database.connect()
         warnings = []
-        obstacle = database.attach(self.connection, root)
+        obstacle = database.attach(self.connection, root) if index else "damaged"
         if obstacle and obstacle != "missing":
             warnings.append(f"experiments.duckdb is {obstacle}; reading the segments (`rpg db rebuild` makes it again)")
         self._attached = not obstacle
-        indexed = known_stamps(self.connection, "store.recorded") if self._attached else {}
-        stamps = unit_stamps(root)
-        changed = {unit: stamp for unit, stamp in stamps.items() if indexed.get(unit) != stamp}
-        self.num_unknown = sum(indexed.get(unit, "") is not None for unit in changed)
+        indexed = known_units(self.connection, "store.recorded") if self._attached else {}
+        stamps = unit_stamps(root, {unit: stamp for unit, (stamp, _) in indexed.items()})
+        unknown = ("", list[str]())
+        changed = {unit: stamp for unit, stamp in stamps.items() if indexed.get(unit, unknown)[0] != stamp}
+        self.num_unknown = sum(indexed.get(unit, unknown)[0] is not None for unit in changed)
         """How many units are not in the index as they are, those aside that change all the time."""
         fresh = read_units(root, changed, self._known(of_units(changed)) if changed else {})
         self._outdated = {*changed, *(indexed.keys() - stamps.keys())}
@@ -63,8 +66,10 @@ class Snapshot:
         """Units whose rows of `provenance` are in no table yet: few queries ask for them."""
         self._made: set[str] = set()
         self._make(name for name, view in views().items() if not view.tables)
-        skipped = problems([*self._indexed("problem IS NOT NULL"), *self._fresh])
-        skipped += [f"{key}: {problem}" for key, problem in self._damaged.items()]
+        skipped = [line for unit, (_, lines) in indexed.items() if unit not in self._outdated for line in lines]
+        skipped += [line for unit in fresh for line in unit.problems]
+        skipped += problems([*self._indexed("problem IS NOT NULL"), *self._fresh])
+        skipped += [f"{key}: {problem}" for key, problem in self._damaged.items() if self._is_listed(key, problem)]
         self.warnings = (*warnings, *(f"skipped {line}" for line in skipped))
         for warning in self.warnings:
             _log.warning(warning)
@@ -99,10 +104,15 @@ class Snapshot:
 
     def _create_catalogue(self, fresh: Collection[catalogue.Rows]) -> None:
         connection = self.connection
+        connection.execute("CREATE SCHEMA recorded")
+        if self._attached and not self._outdated:  # all is in the index
+            for table in catalogue.TABLES:
+                connection.execute(f"CREATE VIEW recorded.{table} AS {self._stored(table, 'unit')}")
+            return
         database.create_tables(connection, "fresh")
         for table in catalogue.TABLES:
             database.insert_rows(connection, f"fresh.{table}", [row for rows in fresh for row in rows.get(table, ())])
-        connection.execute("CREATE SCHEMA recorded; CREATE TABLE fresh.outdated (unit VARCHAR)")
+        connection.execute("CREATE TABLE fresh.outdated (unit VARCHAR)")
         database.insert_rows(connection, "fresh.outdated", [{"unit": unit} for unit in sorted(self._outdated)])
         for table in catalogue.TABLES:
             stored = f"{self._stored(table, 'unit')} UNION ALL BY NAME" if self._attached else ""
@@ -115,8 +125,11 @@ class Snapshot:
 
     def _stored(self, table: str, unit: str) -> str:
         """The rows of a table of the index that still hold. `unit`: SQL for the unit that a row belongs to."""
-        where = f" WHERE {unit} NOT IN (FROM fresh.outdated)" if self._outdated else ""
-        return f"SELECT * FROM store.recorded.{table}{where}"
+        return f"SELECT * FROM store.recorded.{table} WHERE {self._holds(unit)}"
+
+    def _holds(self, unit: str) -> str:
+        """SQL: whether what the index says of a unit still holds."""
+        return f"{unit} NOT IN (FROM fresh.outdated)" if self._outdated else "true"
 
     def _make(self, names: Iterable[str]) -> None:
         """Makes views, and what they are over."""
@@ -144,8 +157,7 @@ class Snapshot:
         """A table's packs that can be read."""
         if not self._attached:
             return []
-        holds = f"{UNIT_OF_RUN} NOT IN (FROM fresh.outdated)"
-        packs = known_packs(self.connection, "store.recorded", table, holds)
+        packs = known_packs(self.connection, "store.recorded", table, self._holds(UNIT_OF_RUN))
         return [p for p in packs if p.key not in self._damaged and database.has_pack(self.root, p.key, p.num_bytes)]
 
     def _in_files(self, table: str, entries: Iterable[KnownSegment], packs: Iterable[Pack] = ()) -> str:
@@ -173,6 +185,10 @@ class Snapshot:
         known = self._known(condition).values()
         return [entry for entry in known if f"runs/{entry.segment.run_id}" not in self._outdated]
 
+    def _is_listed(self, key: str, problem: str) -> bool:
+        """Whether there is a file to leave out: one that was found to be gone may be listed no more."""
+        return problem != GONE or bool(self._indexed(f"key = {database.quoted(key)}"))
+
     def _known(self, condition: str) -> dict[str, KnownSegment]:
         return known_segments(self.connection, "store.recorded", condition) if self._attached else {}
 
@@ -187,8 +203,8 @@ def _views_in(sql: str) -> set[str]:
 
 
 def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, str]:
-    """Which files are damaged where a query failed over one, by key: those that the error names, or whichever of all
-    that the query reads. A file that is not there is not damaged."""
+    """Which files are damaged or gone where a query failed over one, by key: those that the error names, or whichever
+    of all that the query reads."""
     from storage.contents import is_damaged, read
 
     packs, segments = snapshot.packs_of(sql), snapshot.segments_of(sql)
@@ -207,6 +223,5 @@ def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, 
         except BadSegmentError as problem:
             damaged[segment.key] = str(problem)
         except FileNotFoundError:
-            if named:
-                break
+            damaged[segment.key] = GONE
     return damaged

@@ -18,6 +18,7 @@ from storage.errors import QueryError
 from storage.snapshot import Snapshot, find_damage
 from storage.statements.limits import DEFAULT_LIMITS, Limits, confine
 from storage.statements.statement import Params, Statement
+from storage.statements.texts import Form
 
 if TYPE_CHECKING:
     import pandas
@@ -73,7 +74,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Stream:
-    """The answer to a query, as it comes: its rows can be read once, in one of two forms."""
+    """The answer to a query, as it comes: its rows can be read once, in one of three forms."""
 
     _statement: Statement
     warnings: tuple[str, ...]
@@ -87,6 +88,12 @@ class Stream:
     def rows(self) -> Iterator[list[tuple[Any, ...]]]:
         """The rows as plain Python values, some thousand at a time. Times are UTC, with their time zone."""
         return self._statement.rows()
+
+    def texts(self) -> Iterator[list[str]] | None:
+        """The rows as text, without line ends between them; None where DuckDB does not write them as text."""
+        if not self._statement.is_text:
+            return None
+        return ([text for (text,) in rows] for rows in self._statement.rows())
 
     def batches(self) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
         """The rows as Arrow's batches instead, and the columns' types."""
@@ -148,13 +155,14 @@ class Store:
             return Result(_plain_integers(table), warnings)
 
     @contextlib.contextmanager
-    def stream(self, sql: str, params: Params = ()) -> Iterator["Stream"]:
+    def stream(self, sql: str, params: Params = (), form: Form | None = None) -> Iterator["Stream"]:
         """Runs one statement that reads, for an answer that need not fit into memory: its rows come in batches.
 
-        Other queries of this store wait until it ends. Raises as `query` does, also while the batches are read.
+        With a `form`, DuckDB writes each row as text where it can: see `Stream.texts`. Other queries of this store wait
+        until it ends. Raises as `query` does, also while the batches are read.
         """
         with self._alone():
-            statement, warnings = self._attempt(sql, params, lambda statement: statement)
+            statement, warnings = self._attempt(sql, params, lambda statement: statement, form)
             try:
                 yield Stream(statement, warnings)
             except duckdb.Error as error:
@@ -179,20 +187,26 @@ class Store:
                         self._drop_snapshot()
 
     def _attempt(
-        self, sql: str, params: Params, use: Callable[[Statement], _Answer]
+        self, sql: str, params: Params, use: Callable[[Statement], _Answer], form: Form | None = None
     ) -> tuple[_Answer, tuple[str, ...]]:
         """What `use` makes of the statement that runs, and the snapshot's warnings."""
         damaged: dict[str, str] = {}
-        for _ in range(_ATTEMPTS):
-            snapshot = self._snapshot or self._take_snapshot(damaged)
+        blames_index = False
+        for attempt in range(_ATTEMPTS):
+            snapshot = self._snapshot or self._take_snapshot(damaged, index=not blames_index)
             self._statement = Statement(snapshot, self.limits)
             try:
-                self._statement.start(sql, params)
+                self._statement.start(sql, params, form)
                 answer = use(self._statement)
             except duckdb.Error as error:
                 cause = error
                 # A file was deleted or merged meanwhile, and the directories say what holds now; or it is damaged.
-                damaged |= find_damage(snapshot, sql, error)
+                found: dict[str, str] = {}
+                with contextlib.suppress(duckdb.Error):  # a damaged index
+                    found = find_damage(snapshot, sql, error)
+                damaged |= found
+                # Where no file is at fault again and again, the index is: all that it has can be read without it.
+                blames_index |= attempt > 0 and not found
                 self._drop_snapshot()
             else:
                 self._answered = True
@@ -200,9 +214,14 @@ class Store:
                 return answer, (*snapshot.warnings, *moved)
         raise QueryError(f"{cause}\n  hint: `rpg db check` says what is damaged") from cause
 
-    def _take_snapshot(self, damaged: Mapping[str, str]) -> Snapshot:
-        snapshot = Snapshot(self.root, damaged=damaged)
-        if snapshot.num_unknown > _MOST_UNKNOWN:
+    def _take_snapshot(self, damaged: Mapping[str, str], *, index: bool = True) -> Snapshot:
+        try:
+            snapshot = Snapshot(self.root, damaged=damaged, index=index)
+        except duckdb.Error:
+            if not index:
+                raise
+            return self._take_snapshot(damaged, index=False)
+        if index and snapshot.num_unknown > _MOST_UNKNOWN:
             from storage.ingest import ingest
 
             with contextlib.suppress(Timeout, OSError, duckdb.Error):  # another one does, or the home is read-only

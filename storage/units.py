@@ -7,7 +7,7 @@ listing of `runs/`.
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,11 @@ from typing import Any
 
 import duckdb
 
-from storage.catalogue import Rows, read_unit
+from specs.documents.reading import read_document
+from specs.records import TABLES
+from storage.catalogue import Documents, Rows, read_unit
 from storage.database import quoted_list
+from storage.liveness import is_dead
 from storage.segments import BadSegmentError, Segment, entries, run_segments
 
 _SETTLED_NS = 2_000_000_000
@@ -25,6 +28,11 @@ UNIT_OF_RUN = "'runs/' || run_id"
 """SQL: the unit of the run that a row is of."""
 ENDED = ("finished", "failed", "cancelled")
 """Statuses of a run that nobody executes."""
+GONE = "the file is gone"
+"""The problem of a segment that the index had, and that nothing has replaced."""
+_PARTS = ("attempts", "leases", "evaluate", "segments", *(f"segments/{table}" for table in TABLES))
+"""Directories of a run in which something may change while the run's own time stays."""
+_SEGMENTS = _PARTS.index("segments")
 
 
 @dataclass(frozen=True)
@@ -53,21 +61,38 @@ class Unit:
     segments: tuple[KnownSegment, ...]
     has_merged: bool
     """Whether segments that were merged into others are still there, and are to be deleted."""
+    problems: tuple[str, ...]
+    """What of its documents was passed over: a line each."""
 
 
-def unit_stamps(root: Path) -> dict[str, str]:
+def unit_stamps(root: Path, before: Mapping[str, str | None]) -> dict[str, str]:
     """Every unit's directory, by its path relative to the home, and what changes whenever its content does.
 
-    That is its time of change; of a run also those of two directories in it, where a trainer that was started by hand
-    writes, and nothing else.
+    That is its time of change; of a run also those of the directories in it that have leases, attempts, results and
+    rows: whoever takes the run up writes there, and a file may be deleted or restored there by hand.
+
+    Args:
+        before: the stamps that the index has, by which what is not there need not be looked for.
     """
     stamps = {path: str(time) for kind in ("experiments", "studies") for path, time in _directories(root, kind)}
     for path, changed in _directories(root, "runs"):
-        inner = (_time_of(f"{root}/{path}/{part}") for part in ("attempts", "segments/metrics"))
-        stamps[path] = " ".join(map(str, (changed, *inner)))
+        stamps[path] = _run_stamp(f"{root}/{path}", str(changed), before.get(path) or "")
     for stage, _ in _directories(root, "artifacts"):
         stamps |= {path: str(changed) for path, changed in _directories(root, stage)}
     return stamps
+
+
+def _run_stamp(directory: str, changed: str, before: str) -> str:
+    known = before.split()
+    if len(known) != len(_PARTS) + 1 or known[0] != changed:
+        return " ".join([changed, *(_time_of(f"{directory}/{part}") for part in _PARTS)])
+    # What was not there has not come while the directory above it is as it was.
+    times = [
+        "0" if time == "0" else _time_of(f"{directory}/{part}") for part, time in zip(_PARTS, known[1:], strict=True)
+    ]
+    if times[_SEGMENTS] != known[1 + _SEGMENTS]:
+        times[_SEGMENTS + 1 :] = [_time_of(f"{directory}/{part}") for part in _PARTS[_SEGMENTS + 1 :]]
+    return " ".join([changed, *times])
 
 
 def read_units(root: Path, stamps: dict[str, str], known: dict[str, KnownSegment]) -> list[Unit]:
@@ -77,7 +102,10 @@ def read_units(root: Path, stamps: dict[str, str], known: dict[str, KnownSegment
         stamps: the units to read, and their stamps.
         known: key -> segment that was read before, whose footer need not be read again.
     """
-    return [_read_unit(root, path, stamp, known) for path, stamp in stamps.items()]
+    known_of: dict[str, dict[str, KnownSegment]] = {}
+    for key, entry in known.items():
+        known_of.setdefault(f"runs/{entry.segment.run_id}", {})[key] = entry
+    return [_read_unit(root, path, stamp, known_of.get(path, {})) for path, stamp in stamps.items()]
 
 
 def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]) -> Unit:
@@ -87,17 +115,20 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
     merged: set[str] = set()
 
     def read_segments(run_id: str) -> None:
-        from storage.contents import half_written, merged_away
+        from storage.contents import half_written, lost, merged_away
 
         listed = run_segments(root, run_id)
         merged.update(merged_away(root, listed))
         left_out = merged | half_written(root, listed)
         live = (segment for segment in listed if segment.key not in left_out)
         segments.extend(entry for s in live if (entry := _inspected(root, s, known.get(s.key))))
+        before = [entry.segment for entry in known.values()]
+        segments.extend(KnownSegment(segment, 0, False, GONE) for segment in lost(root, run_id, before, listed))
 
-    rows = read_unit(root, path, read_segments)
-    settled = stamp if _is_settled(stamp) and _is_closed(path, rows, segments) else None
-    return Unit(path, settled, rows, tuple(segments), bool(merged))
+    documents = Documents(root)
+    rows = read_unit(root, path, documents, read_segments)
+    settled = stamp if _is_settled(stamp) and _is_closed(root, path, rows, segments) else None
+    return Unit(path, settled, rows, tuple(segments), bool(merged), tuple(documents.problems))
 
 
 def _inspected(root: Path, segment: Segment, before: KnownSegment | None) -> KnownSegment | None:
@@ -121,16 +152,17 @@ def _is_settled(stamp: str) -> bool:
     return max(map(int, stamp.split())) < time.time_ns() - _SETTLED_NS
 
 
-def _is_closed(path: str, rows: Rows, segments: list[KnownSegment]) -> bool:
-    """Whether nothing changes in the unit unless its directory's time does.
+def _is_closed(root: Path, path: str, rows: Rows, segments: list[KnownSegment]) -> bool:
+    """Whether nothing changes in the unit unless its stamp does.
 
-    While a run is executed, segments come that leave its directory's time alone, and that it crashes changes no file.
+    That a run crashes changes no file. One that has crashed is taken up again with a new lease.
     """
     if not path.startswith("runs/"):
         return True
     (run,) = rows["runs"]
     waits = run["status"] == "pending" and not segments and not rows["attempts"]
-    return run["status"] in ENDED or waits
+    is_dead_for_good = run["status"] == "crashed" and is_dead(root / path, read_document(root / path / "state.json"))
+    return run["status"] in ENDED or waits or is_dead_for_good
 
 
 def _directories(root: Path, parent: str) -> Iterator[tuple[str, int]]:
@@ -141,12 +173,12 @@ def _directories(root: Path, parent: str) -> Iterator[tuple[str, int]]:
                 yield f"{parent}/{entry.name}", entry.stat().st_mtime_ns
 
 
-def _time_of(path: str) -> int:
-    """A file's or directory's time of change, in ns; 0 where there is none."""
+def _time_of(path: str) -> str:
+    """A directory's time of change, in ns; 0 where there is none."""
     try:
-        return os.stat(path).st_mtime_ns
+        return str(os.stat(path).st_mtime_ns)
     except OSError:
-        return 0
+        return "0"
 
 
 def problems(entries: Iterable[KnownSegment]) -> list[str]:
@@ -154,9 +186,10 @@ def problems(entries: Iterable[KnownSegment]) -> list[str]:
     return [f"{entry.segment.key}: {entry.problem}" for entry in entries if entry.problem]
 
 
-def known_stamps(connection: duckdb.DuckDBPyConnection, schema: str) -> dict[str, str | None]:
-    """The units of an index and their stamps."""
-    return dict(connection.execute(f"SELECT unit, stamp FROM {schema}.units").fetchall())
+def known_units(connection: duckdb.DuckDBPyConnection, schema: str) -> dict[str, tuple[str | None, list[str]]]:
+    """The units of an index: their stamps, and what of their documents was passed over."""
+    rows = connection.execute(f"SELECT unit, stamp, problems FROM {schema}.units").fetchall()
+    return {unit: (stamp, problems or []) for unit, stamp, problems in rows}
 
 
 def of_units(units: Iterable[str]) -> str:

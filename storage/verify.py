@@ -5,13 +5,13 @@ from pathlib import Path
 
 import duckdb
 
+from specs.documents.reading import numbered, read_checked, read_document
 from storage import database
-from storage.catalogue import FREED, read_attempts, read_document
 from storage.columns import NATIVE
-from storage.contents import half_written, inspect, is_damaged, merged_away, read
+from storage.contents import half_written, is_damaged, left_out, lost, merged_away, read
 from storage.liveness import STATUSES
 from storage.segments import BadSegmentError, Segment, entries, misnamed_files, run_segments
-from storage.units import ENDED, KnownSegment, known_segments
+from storage.units import ENDED, GONE, KnownSegment, known_segments
 
 _ANSWERS = {
     "metrics": "learning curves, compare and report lack these steps",
@@ -23,6 +23,8 @@ _ANSWERS = {
     "evaluation_samples": "intervals of compare and report lack these problems",
 }
 """Table -> what a lost segment of it means."""
+_OTHER_DOCUMENTS = ("experiments/*/*.json", "studies/*/study.json", "artifacts/*/[!.]*/manifest.json")
+_CURE = "restore it from a backup"
 _EACH_STEP = ("metrics", "rollouts")
 """Tables that have rows of every step."""
 
@@ -38,7 +40,10 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
     root = Path(home_root).absolute()
     known, obstacle = _index(root)
     lines = [line for run in entries(root / "runs") if run.is_dir() for line in _run(root, run.name, known, full=full)]
-    if obstacle:
+    lines += [
+        line for pattern in _OTHER_DOCUMENTS for path in sorted(root.glob(pattern)) for line in _document(root, path)
+    ]
+    if obstacle := obstacle or database.damage_of_index(root):
         return [*lines, f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"]
     return [*lines, *_gone(root, known), *_copies(root), *_packs(root, full=full)]
 
@@ -58,28 +63,41 @@ def _index(root: Path) -> tuple[dict[str, KnownSegment], str]:
 
 
 def _run(root: Path, run_id: str, known: dict[str, KnownSegment], *, full: bool) -> Iterator[str]:
-    yield from _documents(root / "runs" / run_id)
+    yield from _documents(root, root / "runs" / run_id)
     for key in misnamed_files(root, run_id):
         yield f"{key}: not named like a segment; it is not read"
     listed = run_segments(root, run_id)
-    left_out = merged_away(root, listed) | half_written(root, listed)
-    segments = [segment for segment in listed if segment.key not in left_out]
+    passed_over = merged_away(root, listed) | half_written(root, listed)
+    segments = [segment for segment in listed if segment.key not in passed_over]
     for segment in segments:
         yield from _segment(root, segment, None if full else known.get(segment.key))
     yield from _missing_steps(root / "runs" / run_id, segments)
 
 
-def _documents(directory: Path) -> Iterator[str]:
+def _documents(root: Path, directory: Path) -> Iterator[str]:
     name = f"runs/{directory.name}"
     for document in ("run.json", "state.json"):
-        if not read_document(directory / document):
-            yield f"{name}/{document}: missing or not a JSON object"
+        if not (directory / document).is_file():
+            yield f"{name}/{document}: missing; {_CURE}"
+    paths = [
+        path
+        for pattern in ("*.json", "leases/*.json", "evaluate/[!.]*/manifest.json")
+        for path in directory.glob(pattern)
+    ]
+    for path in sorted(paths):
+        yield from _document(root, path)
     status = read_document(directory / "state.json").get("status", "pending")
     if status not in STATUSES:
         yield f"{name}/state.json: status `{status}` is none of {', '.join(STATUSES)}"
     for path in sorted((directory / "attempts").glob("*.json")):
-        if not isinstance(read_document(path).get("resumed_from_step"), int):
+        yield from _document(root, path)
+        if "resumed_from_step" not in read_document(path):
             yield f"{name}/attempts/{path.name}: does not say which step it resumed from; what it replaced shows twice"
+
+
+def _document(root: Path, path: Path) -> Iterator[str]:
+    for problem in read_checked(path)[1]:
+        yield f"{path.relative_to(root).as_posix()}: {problem}; it is passed over; {_CURE}"
 
 
 def _segment(root: Path, segment: Segment, known: KnownSegment | None) -> Iterator[str]:
@@ -102,10 +120,10 @@ def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
     if read_document(directory / "state.json").get("status") not in ENDED:
         return
     last = read_document(directory / "progress.json").get("step")
-    if not isinstance(last, int) or not read_attempts(directory):
+    if not isinstance(last, int) or not numbered(directory / "attempts"):
         return
-    left_out = _left_out(directory)
-    for table in (table for table in _EACH_STEP if table not in left_out):
+    unrecorded = left_out(directory)
+    for table in (table for table in _EACH_STEP if table not in unrecorded):
         names = [s.parsed for s in segments if s.table == table and not s.is_of_evaluate_stage]
         recorded = {step for name in names for step in range(name.first_step, name.last_step + 1)}
         missing = [step for step in range(1, last + 1) if step not in recorded]
@@ -114,32 +132,15 @@ def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
             yield f"runs/{directory.name}/segments/{table}: no rows of {steps}; {_ANSWERS[table]}"
 
 
-def _left_out(directory: Path) -> set[str]:
-    """The tables that a run was told not to record, and those whose rows were freed when their days were over."""
-    attempts = (read_document(path) for path in (directory / "attempts").glob("*.json"))
-    records = [record for attempt in attempts if isinstance(record := attempt.get("record"), dict)]
-    return {table for record in records for table in record if record[table] == "none"}.union(
-        read_document(directory / FREED)
-    )
-
-
 def _gone(root: Path, known: dict[str, KnownSegment]) -> Iterator[str]:
-    """Segments that the index has and that were not merged into others, but deleted."""
-    missing = [entry.segment for entry in known.values() if not (root / entry.segment.key).exists()]
-    for segment in missing:
-        present = run_segments(root, segment.run_id)
-        holders = (other for other in present if other.table == segment.table and other.parsed.is_compacted)
-        if segment.table in _left_out(root / "runs" / segment.run_id):
-            continue
-        if not any(segment.name in _merged(root, holder) for holder in holders):
-            yield f"{segment.key}: is in experiments.duckdb, and the file is gone; {_ANSWERS[segment.table]}"
-
-
-def _merged(root: Path, holder: Segment) -> frozenset[str]:
-    try:
-        return inspect(root, holder).merged
-    except (BadSegmentError, FileNotFoundError):
-        return frozenset()
+    """Segments that the index has, or had, and that are not there though nothing has replaced them."""
+    missing: dict[str, list[Segment]] = {}
+    for entry in known.values():
+        if not (root / entry.segment.key).exists():
+            missing.setdefault(entry.segment.run_id, []).append(entry.segment)
+    for run_id, segments in missing.items():
+        for segment in lost(root, run_id, segments, run_segments(root, run_id)):
+            yield f"{segment.key}: {GONE}; {_ANSWERS[segment.table]}; {_CURE}, or `rpg db rebuild` forgets it"
 
 
 def _packs(root: Path, *, full: bool) -> Iterator[str]:

@@ -29,7 +29,7 @@ FLOORS = {
         {"schema"},
         {"extensions"},
         {"secrets"},
-        {"errors", "labels", "metrics", "records", "segment_names"},
+        {"bounds", "documents", "errors", "labels", "metrics", "records", "segment_names"},
     ],
     "rpg": [
         {"train", "stage", "engine"},
@@ -42,9 +42,9 @@ FLOORS = {
         {"recording", "guards"},
         {"batches", "checkpoints"},
         {"rewards"},
-        {"data", "certificate", "advantages", "processes"},
+        {"data", "certificate", "advantages", "processes", "sandbox"},
         {"manifests"},
-        {"objectives", "files", "types", "schedule", "statistics"},
+        {"objectives", "files", "messages", "types", "schedule", "statistics", "pretrained"},
     ],
     "storage": [
         {"record"},
@@ -69,7 +69,8 @@ FLOORS = {
         {"runs", "processes", "results", "remote", "unrecorded"},
         {"versions"},
         {"state"},
-        {"home"},
+        {"home", "console"},
+        {"terminal"},
     ],
 }
 """The rooms of each package, from the roof down: a room imports from its own floor or from one below, never upward."""
@@ -215,3 +216,11 @@ def test_every_room_says_what_lives_there() -> None:
 def test_names_say_what_a_module_holds() -> None:
     for path in MODULES.values():
         assert path.stem not in {"utils", "common", "helpers", "manager"}, path
+
+
+def test_whoever_sends_a_signal_that_may_be_ignored_has_it_arrive() -> None:
+    """What `nohup` and a script's `&` ignore is ignored by all that a test starts, but for the fixture."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        lines = path.read_text().splitlines()
+        is_sent = any(re.search(r"\bsignal\.SIG(INT|HUP)\b", line) and "SIG_IGN" not in line for line in lines)
+        assert not is_sent or 'usefixtures("signals_arrive")' in path.read_text(), path.relative_to(ROOT)

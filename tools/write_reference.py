@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from specs.bounds import BOUNDS
 from specs.extensions import variants
 from specs.loader import SCHEMAS
 from specs.metrics import METRICS, Metric
@@ -62,6 +63,8 @@ def spec_page() -> str:
         "Every key, its type, default and meaning. Keys marked *execution* say where and how work runs and never",
         "change a result or its fingerprint. `rpg schema` prints the same as JSON Schema, for an editor's completion.",
     ]
+    lines += ["", "## Bounds", "", "What is beyond these is refused, so that any file is answered soon.", ""]
+    lines += ["| of | at most |", "|---|---|", *(f"| {of} | {most:,} |" for of, most in BOUNDS.items())]
     seen: set[type[BaseModel]] = set()
     for root in SCHEMAS.values():
         lines += _section(root, seen)

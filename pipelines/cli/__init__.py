@@ -8,11 +8,13 @@ import importlib
 import os
 import pkgutil
 import sys
+import traceback
 from typing import Annotated
 
 import typer
 
 from pipelines.cli import verbs
+from pipelines.terminal import shown_safely
 
 app = typer.Typer(
     name="rpg",
@@ -52,6 +54,19 @@ _OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 
 def main() -> None:
     """Runs the command line: exit 0 done, 1 failed, 2 the user's mistake, 130 interrupted."""
+    with shown_safely():
+        try:
+            _run()
+        except SystemExit as end:
+            if limits := sys.modules.get("storage.statements.limits"):
+                limits.leave_stuck(end.code if isinstance(end.code, int) else 0)
+            raise
+        except Exception:  # a fault of ours: what it quotes is spelt out too
+            traceback.print_exc()
+            sys.exit(1)
+
+
+def _run() -> None:
     from rpg.files import DiskError
     from specs.errors import RpgError, SpecError
 

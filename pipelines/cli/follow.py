@@ -37,9 +37,11 @@ def print_logs(reading: Reading, run_ids: Sequence[str], *, stage: str | None, f
 
 def watch_runs(reading: Reading, run_ids: Sequence[str]) -> list[str]:
     """Shows stage and step of runs on stderr, one line each, until all have ended. Returns their last statuses."""
-    from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    from pipelines.console import SafeConsole
+
+    console = SafeConsole(stderr=True, soft_wrap=True)
     home, shown, ended = reading.home, dict[str, str](), dict[str, str]()
     tell_where_they_wait(reading, run_ids)
     with console.status("") as live:
@@ -54,7 +56,7 @@ def watch_runs(reading: Reading, run_ids: Sequence[str]) -> list[str]:
             if len(ended) == len(run_ids):
                 return [ended[run_id] for run_id in run_ids]
             if console.is_terminal:
-                live.update("\n".join(lines.values()))
+                live.update(Text("\n".join(lines.values())))
             else:
                 for run_id in [run_id for run_id in lines if lines[run_id] != shown.get(run_id)]:
                     console.print(lines[run_id], markup=False)

@@ -15,11 +15,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from pipelines.terminal import beneath
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
+    from storage.statements.texts import Form
     from storage.store import Stream
 
 MOST_TABLE_ROWS = 1000
@@ -47,7 +49,7 @@ def write_stream(stream: "Stream", kind: Format, output: Path | None) -> None:
     """
     for warning in stream.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    with _destination(output) as file:
+    with _destination(output, spelt_out=kind is Format.table) as file:
         if kind is Format.parquet:
             _write_parquet(stream, file)
             return
@@ -57,7 +59,7 @@ def write_stream(stream: "Stream", kind: Format, output: Path | None) -> None:
 
 def _texts(stream: "Stream", kind: Format, *, width: int | None) -> Iterator[str]:
     """The answer in pieces."""
-    columns = stream.columns
+    columns, written = stream.columns, stream.texts()
     if kind is Format.table:
         shown: list[tuple[Any, ...]] = []
         count = 0
@@ -67,26 +69,48 @@ def _texts(stream: "Stream", kind: Format, *, width: int | None) -> Iterator[str
         yield table_text(columns, shown, width=width, num_rows=count)
     elif kind is Format.csv:
         yield csv_text([columns])
-        for rows in stream.rows():
-            yield csv_text(rows)
+        yield from map(_lines, written) if written is not None else map(csv_text, stream.rows())
     else:
         start = "["
-        for rows in stream.rows():
-            for row in as_objects(columns, rows):
-                yield f"{start}\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
-                start = ","
+        if written is None:
+            written = (list(map(_object_text, as_objects(columns, rows))) for rows in stream.rows())
+        for objects in written:
+            yield start + ",".join(objects)
+            start = ","
         yield "[]\n" if start == "[" else "\n]\n"
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "".join([f"{line}\n" for line in lines])
+
+
+def _object_text(row: dict[str, Any]) -> str:
+    """A row as an item of a list of objects."""
+    return "\n " + json_text(row).rstrip("\n").replace("\n", "\n ")
+
+
+def form_of(kind: Format) -> "Form | None":
+    """The form in which DuckDB writes rows for a format; None where it has none."""
+    return "csv" if kind is Format.csv else "json" if kind is Format.json else None
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
     """What a verb lists: a table, or with `--json` a list of objects."""
-    text = json_text(as_objects(columns, rows)) if as_json else table_text(columns, rows)
-    _print(text)
+    if as_json:
+        print_json(as_objects(columns, rows))
+    else:
+        print_table(columns, rows)
 
 
 def print_json(value: Any) -> None:
     """One JSON document."""
-    _print(json_text(value))
+    write_bytes(_encoded(json_text(value)), None)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table, as wide as the terminal."""
+    with _destination(None, spelt_out=True) as file:
+        file.write(_encoded(table_text(columns, rows)))
 
 
 def table_text(
@@ -100,14 +124,15 @@ def table_text(
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from pipelines.console import SafeConsole
 
     on_terminal = width is None and sys.stdout.isatty()
     shown = rows[:MOST_TABLE_ROWS]
     buffer = io.StringIO()
-    console = Console(file=buffer, force_terminal=on_terminal, width=None if on_terminal else width or 100_000)
+    console = SafeConsole(file=buffer, force_terminal=on_terminal, width=None if on_terminal else width or 100_000)
     cells = [[Text(cell_text(value)) for value in row] for row in shown]
     widths = [max(map(cell_len, [name, *(row[i].plain for row in cells)])) for i, name in enumerate(columns)]
     widths = _fitting(widths, console.width)
@@ -238,18 +263,19 @@ def write_bytes(content: bytes, output: Path | None) -> None:
         file.write(content)
 
 
-def _print(text: str) -> None:
-    write_bytes(_encoded(text), None)
-
-
 @contextlib.contextmanager
-def _destination(output: Path | None) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `output` once it is whole; or stdout, whose reader may leave early."""
+def _destination(output: Path | None, *, spelt_out: bool = False) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `output` once it is whole; or stdout, whose reader may leave early.
+
+    Args:
+        spelt_out: whether nothing is left in the text that a terminal would obey but the styles.
+    """
     if output is None:
         try:
             sys.stdout.flush()
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
+            stdout = beneath(sys.stdout).buffer if spelt_out else sys.stdout.buffer
+            yield stdout
+            stdout.flush()
         except BrokenPipeError:
             sys.stderr.close()  # Python would complain there when it closes stdout
             raise SystemExit(0) from None

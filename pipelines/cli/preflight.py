@@ -30,7 +30,7 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
     to_do = unfinished(runs)
     missing: list[Issue] = []
     if home is not None:
-        missing = [*missing_for_sinks(document, runs), *missing_for(document, to_do)]
+        missing = [*missing_for_sinks(document, runs), *missing_for(document, to_do), *unscorable(document, to_do)]
     if to_do and home is not None:
         home.check_space()
     if to_do:
@@ -61,6 +61,16 @@ def missing_for(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
     from pipelines.running.gpu_slots import missing_here
 
     return in_file_order(document.locate(issue, run.values) for run in runs for issue in missing_here(run.experiment))
+
+
+def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
+    """Why this machine may not score the runs that are to be executed here, each at its place."""
+    from pipelines.launchers import launcher_of
+    from rpg.rewards import refusal
+
+    here = [run for run in runs if launcher_of(run.experiment).ranks_run_here]
+    refused = ((refusal(run.experiment.reward), run.values) for run in here)
+    return in_file_order(document.locate(issue, values) for issue, values in refused if issue)
 
 
 def examined(document: Document, runs: Sequence[RunPlan] | Sequence[Cell]) -> tuple[list[Issue], list[Issue]]:

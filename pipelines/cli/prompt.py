@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipelines.cli.output import Format, print_rows, write_stream
+from pipelines.cli.output import Format, form_of, print_rows, write_stream
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _answer(store: "Store", statement: str, kind: Format) -> None:
     if command == ".schema":
         _print_columns(store, name.strip(), kind)
         return
-    with store.stream("SHOW TABLES" if command == ".tables" else statement) as answer:
+    with store.stream("SHOW TABLES" if command == ".tables" else statement, form=form_of(kind)) as answer:
         write_stream(answer, kind, None)
 
 

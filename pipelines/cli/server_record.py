@@ -2,25 +2,27 @@
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import httpx
 
 from pipelines.home import Home
 from pipelines.remote.mirror import SMALL, Mirror, mirror_home, open_source
 from pipelines.remote.record_files import is_recorded
-from pipelines.remote.sources import Source
+from pipelines.remote.sources import Source, SourceError, WebSource
+from pipelines.server.api import auth_string_for
 from pipelines.server.client import api_url, prefect_client
-from pipelines.server.deployments import EXPERIMENTS, RECORD_VARIABLE
+from pipelines.server.credentials import auth_string
+from pipelines.server.deployments import RECORD_VARIABLE
+from pipelines.server.settings import RECORD_PATH
+from pipelines.server.waiting import WaitingRun, waiting_runs
 from rpg.files import write_json
 from specs.errors import Issue, SpecError
 
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
-
-_LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
-_PAGE = 200
+_SECONDS = 20.0
+"""Patience with the server's answer to where the record is."""
 
 
 class ServerRecord:
@@ -31,13 +33,13 @@ class ServerRecord:
 
         Args:
             home: of this command; it may know how to sign in at the server.
-            profile: the server's URL or the name of a Prefect profile.
+            profile: the URL of the server or of its record, or the name of a Prefect profile.
         Raises:
             SpecError: no server answers, it refuses, or it does not say where its record is.
         """
-        self._own, self._url = home, api_url(home, profile)
-        place, self._source = self._open_source()
-        self._mirror = Mirror(mirror_home(f"{self._url} {place}"), self._source)
+        self._own, self._url, self._place = home, "", profile.rstrip("/")
+        self._source = _record_at(home, profile) or self._open_source(profile)
+        self._mirror = Mirror(mirror_home(f"{self._url} {self._place}".strip()), self._source)
         self.home = self._mirror.home
 
     @property
@@ -58,82 +60,76 @@ class ServerRecord:
             RpgError: the record or the server cannot be read.
         """
         # Asked first: what a worker begins meanwhile is in the record by then.
-        with prefect_client(self._own, self._url) as client:
-            waiting = list(_waiting_runs(client))
+        waiting = self._waiting()
         self._mirror.pull(tables, logs=logs, only=only)
         self._show_waiting(waiting)
         if tables and not only:
             _ingest(self.home)
 
-    def _open_source(self) -> tuple[str, Source]:
-        with prefect_client(self._own, self._url) as client:
-            from prefect.settings import PREFECT_API_AUTH_STRING
-
-            variable, password = client.read_variable_by_name(RECORD_VARIABLE), PREFECT_API_AUTH_STRING.value()
-        if variable is None or not isinstance(variable.value, str):
+    def _open_source(self, profile: str) -> Source:
+        """The source that the server names. `_url` and `_place` are the server's and the source's from then on."""
+        self._url = api_url(self._own, profile)
+        shown = auth_string_for(self._own, self._url)
+        named = _named_to_readers(self._url, shown) or self._variable()
+        if not isinstance(named, str):
             hint = (
                 f"set its variable {RECORD_VARIABLE} to the URL of `rpg report --serve` there, or of the object store"
             )
             raise SpecError(Issue(f"the server at {self._url} does not say where its workers' record is", hint=hint))
-        return variable.value, open_source(variable.value, password.get_secret_value() if password else "")
+        self._place = named
+        # What this home's processes show is for servers of this home, and the server may name any place.
+        of_place = auth_string_for(self._own, named)
+        return open_source(named, of_place or (auth_string(self._own) if shown else ""))
 
-    def _show_waiting(self, waiting: "Iterable[FlowRun]") -> None:
+    def _variable(self) -> Any:
+        """What the server's variable for the record's place holds; None where there is none."""
+        with prefect_client(self._own, self._url) as client:
+            variable = client.read_variable_by_name(RECORD_VARIABLE)
+        return None if variable is None else variable.value
+
+    def _waiting(self) -> list[WaitingRun]:
+        """The runs that wait for a worker. Where the record's own server does not know them, its API is asked."""
+        served = self._source.waiting()
+        if served is None and self._url:
+            with prefect_client(self._own, self._url) as client:
+                return waiting_runs(lambda path, body: client.request("POST", path, json=body).json())  # type: ignore[arg-type]
+        try:
+            return [WaitingRun(**run) for run in served or ()]
+        except TypeError as error:
+            raise SourceError(f"what answers for the record is none: {error}") from error
+
+    def _show_waiting(self, waiting: Sequence[WaitingRun]) -> None:
         """Gives each run that waits and has no record yet a directory, and removes those of earlier looks."""
         recorded = self._mirror.units()
-        flow_runs = {f"runs/{flow_run.parameters.get('run_id')}": flow_run for flow_run in waiting}
-        shown = {unit for unit in flow_runs if unit not in recorded and is_recorded(f"{unit}/run.json")}
+        units = {f"runs/{run.run_id}": run for run in waiting}
+        shown = {unit for unit in units if unit not in recorded and is_recorded(f"{unit}/run.json")}
         for directory in self.home.root.glob("runs/*"):
             if f"runs/{directory.name}" not in recorded | shown:
                 shutil.rmtree(directory, ignore_errors=True)
         for unit in shown:
-            _write_documents(self.home.root / unit, flow_runs[unit])
+            write_json(self.home.root / unit / "run.json", units[unit].run, durable=False)
+            write_json(self.home.root / unit / "state.json", units[unit].state, durable=False)
 
 
-def _waiting_runs(client: "SyncPrefectClient") -> "Iterator[FlowRun]":
-    """The flow runs of ours that have not ended, and those that were cancelled before a worker began them."""
-    from prefect.client.schemas import filters
-    from prefect.client.schemas.objects import StateType
-    from prefect.client.schemas.sorting import FlowRunSort
-
-    def in_state(*types: str) -> filters.FlowRunFilterState:
-        return filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=[StateType(name) for name in types]))
-
-    flows = filters.FlowFilter(name=filters.FlowFilterName(any_=[EXPERIMENTS.flow]))
-    never_begun = filters.FlowRunFilterStartTime(is_null_=True)
-    for wanted in (
-        filters.FlowRunFilter(state=in_state(*_LIVE)),
-        filters.FlowRunFilter(state=in_state("CANCELLED"), start_time=never_begun),
-    ):
-        offset, page = 0, _PAGE
-        while page == _PAGE:
-            read = client.read_flow_runs(
-                flow_filter=flows, flow_run_filter=wanted, sort=FlowRunSort.ID_DESC, limit=_PAGE, offset=offset
-            )
-            yield from read
-            page, offset = len(read), offset + len(read)
+def _record_at(home: Home, profile: str) -> WebSource | None:
+    """The source of the record, where the address is that of its web application."""
+    if not profile.startswith(("http://", "https://")):
+        return None
+    source = WebSource(profile, auth_string_for(home, profile.rstrip("/")))
+    if source.is_record():
+        return source
+    source.close()
+    return None
 
 
-def _write_documents(directory: Path, flow_run: "FlowRun") -> None:
-    """What a flow run tells of its run, where the mirror keeps run.json and state.json."""
-    tags = dict(tag.partition(":")[::2] for tag in flow_run.tags)
-    state = flow_run.state
-    identity = {
-        "run_id": directory.name,
-        "experiment": tags.get("experiment"),
-        "name": flow_run.name.partition(": ")[2],
-        "seed": int(tags["seed"]) if tags.get("seed", "").isdecimal() else None,
-        "objective": tags.get("objective"),
-        "created_at": flow_run.created.isoformat() if flow_run.created else None,
-    }
-    cancelled = state is not None and state.type.value == "CANCELLED"
-    standing = {
-        "status": "cancelled" if cancelled else "pending",
-        "reason": "cancelled before it began" if cancelled else f"on the server: {state.name if state else 'unknown'}",
-        "flow_run_id": str(flow_run.id),
-        "ended_at": state.timestamp.isoformat() if state and cancelled else None,
-    }
-    write_json(directory / "run.json", identity, durable=False)
-    write_json(directory / "state.json", standing, durable=False)
+def _named_to_readers(url: str, shown: str) -> str | None:
+    """The place of the record as a server of ours tells also who may only read; None where this server does not."""
+    user, _, password = shown.partition(":")
+    auth = (user, password) if shown else None
+    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+        answer = httpx.get(url.removesuffix("/api") + RECORD_PATH, auth=auth, timeout=_SECONDS)
+        return str(answer.json()["value"]) if answer.status_code == 200 else None
+    return None
 
 
 def _ingest(home: Home) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipelines.cli.output import as_objects, cell_text, table_text
+from pipelines.cli.output import as_objects, cell_text, print_table
 from pipelines.home import Home
 from pipelines.launchers import read_launch
 from pipelines.report.evidence import trouble_of
@@ -275,6 +275,4 @@ def _section(title: str, values: Mapping[str, Any]) -> None:
 def _table(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     if rows:
         print(f"\n{title}")
-        print(
-            table_text(columns, [["" if row[name] is None else row[name] for name in columns] for row in rows]), end=""
-        )
+        print_table(columns, [["" if row[name] is None else row[name] for name in columns] for row in rows])

@@ -56,11 +56,12 @@ def print_study_plan(document: StudyDocument, data: dict[str, Any]) -> None:
     """The same for a reader."""
     import sys
 
-    from rich.console import Console
     from rich.markup import escape
 
+    from pipelines.console import SafeConsole
+
     # A pipe has no width to fit into.
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
+    console = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
     console.print(f"[bold]{data['study']}[/]  {escape(data['question'])}", end="\n\n")
     console.print(_space_table(data))
     console.print()

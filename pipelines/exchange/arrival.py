@@ -1,6 +1,7 @@
 """An export's arrival in another home: checked file by file, and then there whole, or not at all."""
 
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 from pipelines.exchange.export import FORMAT, MANIFEST, is_of_run
 from pipelines.home import Home
 from pipelines.versions import versions_in, with_runs
-from rpg.files import now, read_json, sync, sync_tree, write_json
+from rpg.files import files_under, now, read_json, sync, sync_tree, write_json
 from rpg.manifests import find_damage
+from specs.documents.reading import read_checked
+from specs.documents.shapes import is_portable_name
 from specs.errors import RpgError
 from storage import Store
 from storage.units import ENDED
 
 _NEEDED = {"run.json", "state.json"}
+_MOST_NAMED = 3
+"""Of what is wrong with an export's documents."""
 _TELL_APART = ("status", "started_at", "ended_at", "evaluation")
 """Fields of a run's state that differ between two executions of it, or between two of its moments."""
 
@@ -60,15 +65,16 @@ def import_run(home: Home, export: Export) -> bool:
     Returns:
         Whether the run came; not where it was here already.
     Raises:
-        ExportRefusedError: a file is missing or has another content; or the home has another run of that id.
+        ExportRefusedError: a file is missing or has another content, is a link or no regular file, or is a document of
+            another shape; or the home has another run of that id.
     """
     final = home.run(export.run_id)
     try:
-        if damage := find_damage(export.directory, export.files, full=True):
+        if damage := _strange_file(export) or find_damage(export.directory, export.files, full=True):
             raise ExportRefusedError(f"{export.directory} is damaged: {damage}; nothing was imported")
         with home.locked("import", waiting=lambda: None):
             if is_new := not final.exists():
-                _bring(export, home.root / ".import", final)
+                _bring(export, home.root / ".import" / "runs" / export.run_id, final)
             elif difference := _difference(export.directory, final):
                 raise ExportRefusedError(f"{export.run_id} is here already, and is another run: {difference}")
             _join_experiment(home, export)
@@ -80,13 +86,12 @@ def import_run(home: Home, export: Export) -> bool:
 
 
 def _read(directory: Path) -> Export:
-    manifest = read_json(directory / MANIFEST)
-    try:
-        export = Export(directory, manifest["run_id"], dict(manifest["files"]), dict(manifest["experiment"]))
-        written_by = int(manifest["format"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise NoExportError(f"{directory / MANIFEST} is not what `rpg export` writes") from error
-    if written_by > FORMAT:
+    manifest, problems = read_checked(directory / MANIFEST)
+    if problems or not manifest:
+        said = "; ".join(problems[:_MOST_NAMED]) or "it is empty"
+        raise NoExportError(f"{directory / MANIFEST} is not what `rpg export` writes: {said}")
+    export = Export(directory, manifest["run_id"], manifest["files"], manifest["experiment"])
+    if manifest["format"] > FORMAT:
         raise NoExportError(f"{directory} was exported by a later version of the program")
     if read_json(directory / "run.json").get("run_id") != export.run_id or not export.files.keys() >= _NEEDED:
         raise NoExportError(f"{directory} has not the run that its {MANIFEST} names")
@@ -95,13 +100,39 @@ def _read(directory: Path) -> Export:
     return export
 
 
+def _strange_file(export: Export) -> str:
+    """The first of an export's files that no `rpg export` writes; empty where there is none."""
+    for name in export.files:
+        if not all(map(is_portable_name, name.split("/"))):
+            return f"{name if name.isprintable() else repr(name)} is not a file of it"
+        for path in (export.directory / name, *(export.directory / name).parents):
+            if path == export.directory:
+                break
+            if path.is_symlink():
+                return f"{name} is a link, or lies behind one: export the run again, or copy the files themselves"
+        found = (export.directory / name).lstat() if (export.directory / name).exists() else None
+        if found and not stat.S_ISREG(found.st_mode):
+            return f"{name} is no regular file"
+        if found and found.st_nlink > 1:
+            return f"{name} is a hard link: its content may change with another file's; copy the export (`cp -r`)"
+    return ""
+
+
 def _bring(export: Export, aside: Path, final: Path) -> None:
-    """Copies the run's files aside and gives them the run's name."""
-    shutil.rmtree(aside, ignore_errors=True)
+    """Copies the run's files aside, looks into the documents there, and gives them the run's name."""
+    shutil.rmtree(aside.parents[1], ignore_errors=True)
     try:
         for name in filter(is_of_run, export.files):
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(export.directory / name, aside / name)
+            shutil.copyfile(export.directory / name, aside / name, follow_symlinks=False)
+            shutil.copystat(export.directory / name, aside / name, follow_symlinks=False)
+        found = [f"{path.relative_to(aside)}: {line}" for path in files_under(aside) for line in _problems(path)]
+        if found:
+            more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+            said = "; ".join(found[:_MOST_NAMED]) + more
+            raise ExportRefusedError(
+                f"{export.directory} holds documents of another shape: {said}; nothing was imported"
+            )
         elsewhere = {"pid": None, "pid_started": None, "flow_run_id": None, "api_url": None}
         write_json(aside / "state.json", read_json(aside / "state.json") | elsewhere)
         sync_tree(aside)
@@ -109,7 +140,12 @@ def _bring(export: Export, aside: Path, final: Path) -> None:
         aside.rename(final)  # fails where somebody has begun the run meanwhile
         sync(final.parent)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(aside.parents[1], ignore_errors=True)
+
+
+def _problems(path: Path) -> list[str]:
+    """What is wrong with a document of the run; nothing with a file that is none."""
+    return read_checked(path)[1] if path.suffix == ".json" and "weights" not in path.parts else []
 
 
 def _difference(export: Path, here: Path) -> str:
@@ -127,7 +163,7 @@ def _difference(export: Path, here: Path) -> str:
 
 def _join_experiment(home: Home, export: Export) -> None:
     """Lists the run in its experiment, in the version of its cells. The experiment's present version stays that."""
-    name = str(export.experiment["name"])
+    name = export.experiment["name"]
     with home.locked(f"experiment-{name}", waiting=lambda: None):
         path = home.experiment(name) / "experiment.json"
         before = read_json(path)

@@ -1,6 +1,7 @@
-"""One check in a process of its own: `python -m pipelines.gpu_checks.child CHECK DEVICE DIRECTORY OUT [HOST:PORT]`.
+"""One check in a process of its own: `python -m pipelines.gpu_checks.child CHECK DEVICE DIRECTORY OUT [together]`.
 
-DEVICE is cpu or cuda. OUT gets the Result. HOST:PORT is the ranks' store, for a check that all of them make together.
+DEVICE is cpu or cuda. OUT gets the Result. together: all ranks make the check, and meet in the store that the first one
+keeps.
 """
 
 import os
@@ -17,7 +18,7 @@ from rpg.files import write_json
 from rpg.processes.parent import die_with_parent, share_cores
 
 
-def main(name: str, device_type: str, directory: Path, out: Path, store: str) -> None:
+def main(name: str, device_type: str, directory: Path, out: Path, *, together: bool) -> None:
     """Makes the check and writes its result."""
     die_with_parent()
     share_cores()
@@ -25,7 +26,7 @@ def main(name: str, device_type: str, directory: Path, out: Path, store: str) ->
     rank = int(os.environ.get("RANK", "0"))  # before it becomes the only one of a group of its own
     start, figures = time.monotonic(), Figures()
     try:
-        figures = _made(check, device_type, directory, store)
+        figures = _made(check, device_type, directory, together=together)
         failure = ""
     except CheckFailedError as error:
         failure = str(error)
@@ -44,29 +45,23 @@ def main(name: str, device_type: str, directory: Path, out: Path, store: str) ->
     write_json(out, asdict(result), allow_nan=True)
 
 
-def _made(check: Check, device_type: str, directory: Path, store: str) -> Figures:
+def _made(check: Check, device_type: str, directory: Path, *, together: bool) -> Figures:
     """Figures of the check."""
     if device_type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # which DeepSpeed reads as it is imported
     import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch._C._distributed_c10d import PrefixStore
 
     from rpg.processes import ranks
     from rpg.processes.device import choose_device
+    from rpg.processes.store import launch_store
     from specs.schema.execution import Resources
 
     device = choose_device(Resources.model_validate({"device": device_type}))
     if device_type == "cpu":
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.on_this_machine()))
-    if store:
-        host, _, port = store.rpartition(":")
-        dist.init_process_group(
-            ranks.backend(device_type),
-            store=PrefixStore(check.name, TCPStore(host, int(port), is_master=False)),
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-        )
+    if together:
+        ranks.join_in(PrefixStore(check.name, launch_store(keeps=False)), device_type)
     else:
         ranks.join(device_type)
     try:
@@ -76,5 +71,5 @@ def _made(check: Check, device_type: str, directory: Path, store: str) -> Figure
 
 
 if __name__ == "__main__":
-    name, device_type, directory, out, *store = sys.argv[1:]
-    main(name, device_type, Path(directory), Path(out), "".join(store))
+    name, device_type, directory, out, *how = sys.argv[1:]
+    main(name, device_type, Path(directory), Path(out), together=how == ["together"])

@@ -27,7 +27,7 @@ from rpg.files import write_json
 from rpg.processes.parent import die_with_parent
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import Store
 
 _NAMES = {"vllm": "vLLM", "liger_kernel": "Liger-Kernel"}
 _LATE_SECONDS = 60.0
@@ -43,14 +43,11 @@ class CheckingRank:
         self._rank, self._world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._out, self._scratch = Path(job["out"]), Path(job["scratch"])
-        self._store: TCPStore | None = None
-        self._address = ""
+        self._store: Store | None = None
         if self._world > 1:
-            from torch._C._distributed_c10d import TCPStore as Store
+            from rpg.processes.store import launch_store
 
-            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            self._store = Store(host, port, self._world, is_master=self._rank == 0)
-            self._address = f"{host}:{port}"
+            self._store = launch_store(keeps=self._rank == 0)
 
     def run(self) -> None:
         """Leaves a result for every check."""
@@ -95,7 +92,7 @@ class CheckingRank:
         log = self._out / f"{check.name}-{self._rank:05}.log"
         together = check.scope == "all" and self._store is not None
         command = [sys.executable, "-m", "pipelines.gpu_checks.child", check.name, self._device, str(directory)]
-        command += [str(self._result(check)), *([self._address] if together else [])]
+        command += [str(self._result(check)), *(["together"] if together else [])]
         start = time.monotonic()
         with open(log, "wb") as output:
             process = subprocess.Popen(

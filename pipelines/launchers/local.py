@@ -9,6 +9,7 @@ from pathlib import Path
 from pipelines.home import Home
 from pipelines.launchers import Finding, LaunchedStage, Launcher, passed_on, rank_program, write_launch
 from pipelines.launchers.network import free_port
+from rpg.processes.launch import LOOPBACK
 from specs.schema.experiment import Experiment
 
 
@@ -27,7 +28,7 @@ class LocalRanks:
         write_launch(
             run_directory,
             "local",
-            rendezvous=f"127.0.0.1:{port}",
+            rendezvous=f"{LOOPBACK}:{port}",
             ranks=ranks,
             gpus=", ".join(slots),
             environment=passed_on(),

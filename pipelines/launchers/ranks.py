@@ -19,6 +19,7 @@ import psutil
 from pipelines.launchers import LaunchedStage, rank_program
 from rpg.processes.exit_cause import STOPPED
 from rpg.processes.gpu_slots import gpu_at, gpus_of_run, slots_here
+from rpg.processes.launch import LOOPBACK, ON_LOOPBACK
 from rpg.processes.parent import die_with_parent, own_threads
 from rpg.processes.redacted_log import redacted_log
 from rpg.processes.standstill import variables_to_show_work
@@ -37,6 +38,7 @@ class Share:
     nodes: int
     """Machines with ranks."""
     master_address: str
+    """That of this machine alone where all ranks and engines are on one."""
     master_port: int
     log: str
     """The processes' output is appended to it; on the shared file system."""
@@ -114,10 +116,11 @@ class Share:
         }
 
     def _meeting_environment(self) -> dict[str, str]:
-        """The spec's variables, and how processes on several machines find each other."""
+        """The spec's variables, and how the processes find each other. Those of a single machine stay within it."""
         return {
             **({"GLOO_SOCKET_IFNAME": self.interface} if self.interface else {}),
             **self.environment,
+            **(ON_LOOPBACK if self.master_address == LOOPBACK else {}),
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
             "PYTHONUNBUFFERED": "1",

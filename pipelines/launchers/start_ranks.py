@@ -2,12 +2,18 @@
 
 import os
 
+from rpg.processes.launch import KEY, ON_LOOPBACK, new_key
+
 
 def main() -> None:
-    """Starts the ranks and waits for them. Where torch sees no GPU they compute on the CPU, which DeepSpeed is told:
-    else it would look for an accelerator and warn in the log that there is none."""
+    """Starts the ranks and waits for them. They meet on this machine alone, by a key that they inherit.
+
+    Where torch sees no GPU they compute on the CPU, which DeepSpeed is told: else it would look for an accelerator and
+    warn in the log that there is none.
+    """
     import torch
 
+    os.environ.update(ON_LOOPBACK, **{KEY: new_key()})
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"  # read where DeepSpeed is imported
     from deepspeed.launcher import launch

@@ -37,7 +37,7 @@ class Lease:
     def __init__(self, run_directory: Path, record: LeaseRecord, *, after: LeaseRecord | None) -> None:
         """Use `acquire`. `after`: the lease before this one."""
         self.fence = Fence(run_directory, record.number)
-        self.is_takeover = after is not None and not after.released
+        self.is_takeover = after is not None and (after.settles or not after.released)
         """Whether the holder before did not give the run back: what it started may still be there."""
         self._path = lease_file(run_directory, record.number)
         self._record = record
@@ -56,11 +56,13 @@ class Lease:
         return self.fence.superseded
 
     def release(self) -> None:
-        """Gives the run back: from now on nobody holds it."""
+        """Gives the run back: from now on nobody holds it, though this process lives on, and be the disk full."""
         self._ended.set()
         self._thread.join()
-        if not self.superseded:
-            self._write(replace(self._record, at=now(), released=True))
+        if not self.superseded and not self._write(replace(self._record, at=now(), released=True)):
+            # That needs no room. An empty lease keeps its number, so that the fence of what worked under it holds.
+            with contextlib.suppress(OSError):
+                os.truncate(self._path, 0)
 
     def __enter__(self) -> "Lease":
         return self
@@ -75,14 +77,22 @@ class Lease:
             self._record = replace(self._record, beat=self._record.beat + 1, at=now())
             self._write(self._record)
 
-    def _write(self, record: LeaseRecord) -> None:
-        # A disk that is full or away for a while costs a few heartbeats, not the run.
-        with contextlib.suppress(OSError, DiskError):
+    def _write(self, record: LeaseRecord) -> bool:
+        """Whether the disk took it. One that is full or away for a while costs a few heartbeats, not the run."""
+        try:
             write_json(self._path, asdict(record), durable=False)
+        except (OSError, DiskError):
+            return False
+        return True
 
 
 def acquire(
-    run_directory: Path, *, worker: str = "", refresh: Callable[[], object] = lambda: None, watched: bool = False
+    run_directory: Path,
+    *,
+    worker: str = "",
+    refresh: Callable[[], object] = lambda: None,
+    watched: bool = False,
+    settles: bool = False,
 ) -> Lease:
     """Takes a run for this process. It need not exist yet, and a run that nobody executes any more is taken over.
 
@@ -93,6 +103,7 @@ def acquire(
         worker: name of the worker that started this process; empty where a command did.
         refresh: called before each look, where leases of other hosts reach the directory only by being fetched.
         watched: whether the caller has watched the heartbeat (`storage.liveness.LeaseWatch`).
+        settles: whether the caller will execute nothing, only write down how the run stands.
     Raises:
         RunBusyError: another process executes the run; the message says which, where and since when.
         DiskError: the disk refused.
@@ -101,7 +112,7 @@ def acquire(
         before = newest_lease(run_directory)
         if is_executed(run_directory, read_json(run_directory / "state.json")):
             raise RunBusyError(_busy(run_directory, before))
-        if before and not (before.released or before.is_of_this_host or watched):
+        if before and before.host and not (before.released or before.is_of_this_host or watched):
             newest = _after_watching(run_directory, before, refresh)
             if newest.number == before.number and newest.beat != before.beat and not newest.released:
                 raise RunBusyError(_busy(run_directory, newest))
@@ -117,6 +128,7 @@ def acquire(
             since=begun,
             at=begun,
             pid_namespace=pid_namespace_here(),
+            settles=settles,
         )
         # Where another process was first, the next round meets its lease.
         with contextlib.suppress(FileExistsError):

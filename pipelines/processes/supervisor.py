@@ -25,6 +25,8 @@ from rpg.processes.parent import die_with_parent
 from rpg.processes.redacted_log import redacted_log
 
 _POLL_SECONDS = 0.1
+SERVER_PASSWORDS = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
+"""Variables that stages and sinks do not get: what they run needs no server."""
 TIMEOUT_GRACE_SECONDS = 5.0
 """Between the request to stop and the kill, for a child whose time is up."""
 TAIL_LINES = 15
@@ -85,6 +87,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     attached: bool = True,
     directory: Path | None = None,
+    withheld: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own.
 
@@ -93,10 +96,11 @@ def start(
         environment: on top of this process's own.
         attached: it dies with the thread that calls this.
         directory: where it works; None: where this process does.
+        withheld: variables of this process's environment that it does not get.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
-        return _start(command, output, environment or {}, attached=attached, directory=directory)
+        return _start(command, output, environment or {}, attached=attached, directory=directory, withheld=withheld)
 
 
 def _start(
@@ -106,13 +110,15 @@ def _start(
     *,
     attached: bool,
     directory: Path | None = None,
+    withheld: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
+    inherited = {name: value for name, value in os.environ.items() if name not in withheld}
     return subprocess.Popen(
         list(command),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+        env={**inherited, "PYTHONUNBUFFERED": "1", **environment},
         cwd=directory,
         start_new_session=True,
         preexec_fn=partial(die_with_parent, os.getpid()) if attached else None,
@@ -151,7 +157,7 @@ def started(child: Child) -> Iterator[RunningChild]:
     """Starts a child. At the block's end, however that comes, it is gone, and what it has started elsewhere with it."""
     child.log.parent.mkdir(parents=True, exist_ok=True)
     with redacted_log(child.log, {**os.environ, **child.environment}) as output:
-        process = _start(child.command, output, child.environment, attached=True)
+        process = _start(child.command, output, child.environment, attached=True, withheld=SERVER_PASSWORDS)
         record = ProcessRecord.of(process.pid, child.stage)
         running = RunningChild(child, process)
         try:

@@ -135,6 +135,10 @@ class StoreSource:
             raise SourceError(f"the record in {self._url} cannot be read: {error}") from error
         return content, "" if start else hashlib.sha256(content).hexdigest()
 
+    def waiting(self) -> list[dict[str, Any]] | None:
+        """See `Source`."""
+        return None
+
     def close(self) -> None:
         """See `Source`."""
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 
 from pipelines.remote.record_files import Listing
 from specs.errors import RpgError
 
+READY = "record ready\n"
+"""What the web application answers at /ready."""
 _SECONDS = 60.0
 """Patience with one request."""
 
@@ -49,6 +51,10 @@ class Source(Protocol):
         """
         ...
 
+    def waiting(self) -> list[dict[str, Any]] | None:
+        """The runs that wait for a worker, as `pipelines.server.waiting` has them; None: only their server knows."""
+        ...
+
     def close(self) -> None:
         """Lets go of connections."""
         ...
@@ -80,6 +86,24 @@ class WebSource:
             raise FileGoneError(path)
         return answer.content, answer.headers.get("etag", "").strip('"')
 
+    def waiting(self) -> list[dict[str, Any]] | None:
+        """See `Source`."""
+        answer = self._asked("GET", "/waiting")
+        if answer.status_code == 404:
+            return None
+        try:
+            runs = answer.json()["waiting"]
+            return None if runs is None else [dict(run) for run in runs]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SourceError(f"what answers at {self._url} is no record: {error}") from error
+
+    def is_record(self) -> bool:
+        """Whether a web application of ours answers there."""
+        try:
+            return self._client.get(f"{self._url}/ready").text == READY
+        except httpx.HTTPError:
+            return False
+
     def close(self) -> None:
         """See `Source`."""
         self._client.close()
@@ -90,7 +114,7 @@ class WebSource:
         except httpx.HTTPError as error:
             raise SourceError(f"the record at {self._url} cannot be read: {error}") from error
         if answer.status_code == 401:
-            hint = "set PREFECT_API_AUTH_STRING to the user:password of the server"
+            hint = "set PREFECT_API_AUTH_STRING to the user:password of the server, or to that of its readers"
             raise SourceError(f"the record at {self._url} asks for a password; {hint}")
         if answer.status_code not in (200, 206, 404):
             raise SourceError(f"the record at {self._url} cannot be read: it answered {answer.status_code}")

@@ -10,6 +10,7 @@ from pipelines.replay.objectives import Alternative
 from pipelines.replay.rows import ChosenSteps, RunRows
 from rpg.checkpoints.checkpoint import defect
 from rpg.data.loading import encode_prompts
+from rpg.pretrained import tokenizer_of
 from rpg.processes.device import device_at_hand
 from rpg.recording.run_directory import RunDirectory
 from rpg.replay.gradient import KeptPolicy, ParameterGradient, parameter_gradient
@@ -54,7 +55,6 @@ def objective_gradients(
     Raises:
         NoWeightsError: of no chosen step the weights are kept.
     """
-    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ def objective_gradients(
     steps = _steps(run, base, rows.steps(), chosen, before)
     device = device_at_hand(experiment.resources)  # a run of a machine with GPUs may be asked on one without
     norms = rows.metric("grad_norm") if before and records_gradient_of(experiment) else {}
-    encode = partial(encode_prompts, AutoTokenizer.from_pretrained(base), data=experiment.data)
+    encode = partial(encode_prompts, tokenizer_of(base), data=experiment.data)
     for step in steps:
         recorded = rows.whole_step(step, encode)
         checkpoint = _checkpoint(run, step - before) if step > before else None

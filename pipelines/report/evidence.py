@@ -30,6 +30,9 @@ Curve = NDArray[np.float64]
 """A metric of one run, [steps, 2]: step and value, by step."""
 Curves = Mapping[str, Mapping[str, Curve]]
 """Name of the metric -> run id -> curve."""
+LARGEST = 1e75
+"""Of a figure that reports reckon with: the fourth power of a larger one is no number, as variances of variances need
+it. Figures come from single precision, which ends at 3e38."""
 TROUBLE = (
     "guard_warned",
     "guard_stopped",
@@ -248,7 +251,7 @@ def _pass_and_majority(correct: tuple[bool, ...], votes: tuple[int | None, ...],
 
 
 def metric_curves(store: Store, run_ids: Sequence[str]) -> Curves:
-    """The metrics that reports draw and compare."""
+    """The metrics that reports draw and compare. A value beyond `LARGEST` is NaN, as one that is not finite."""
     table = store.query(
         "SELECT name, run_id, list(step::DOUBLE ORDER BY step) AS steps, list(value ORDER BY step) AS curve "
         "FROM metrics WHERE list_contains(?, run_id) AND list_contains(?, name) GROUP BY name, run_id",
@@ -257,8 +260,9 @@ def metric_curves(store: Store, run_ids: Sequence[str]) -> Curves:
     curves: dict[str, dict[str, Curve]] = {}
     columns = (table.column(name) for name in ("name", "run_id", "steps", "curve"))
     for name, run_id, steps, values in zip(*columns, strict=True):
-        points = [column.values.to_numpy(zero_copy_only=False) for column in (steps, values)]
-        curves.setdefault(name.as_py(), {})[run_id.as_py()] = np.column_stack(points)
+        curve = np.column_stack([column.values.to_numpy(zero_copy_only=False) for column in (steps, values)])
+        curve[~(np.abs(curve) <= LARGEST)] = np.nan
+        curves.setdefault(name.as_py(), {})[run_id.as_py()] = curve
     return curves
 
 

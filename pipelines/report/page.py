@@ -14,6 +14,8 @@ from pipelines.report.tokens import ENTROPY_LEVELS, RATIO_LEVELS
 from rpg.files import replacing
 
 _HERE = Path(__file__).parent
+_IN_NO_PAGE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+"""Characters that HTML has no place for, and halves of characters, which cannot be written. Recorded text has any."""
 
 
 def render(template: str, **values: Any) -> str:
@@ -22,7 +24,7 @@ def render(template: str, **values: Any) -> str:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["breakable"] = _breakable
-    return environment.get_template(template).render(
+    page = environment.get_template(template).render(
         style=Markup((_HERE / "style.css").read_text()),
         script=lambda name: Markup((_HERE / name).read_text()),
         written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -32,6 +34,7 @@ def render(template: str, **values: Any) -> str:
         entropy_levels=ENTROPY_LEVELS,
         **values,
     )
+    return _IN_NO_PAGE.sub("\N{REPLACEMENT CHARACTER}", page)
 
 
 def _breakable(text: str) -> Markup:

@@ -57,7 +57,7 @@ def publish_experiment(execution: RunExecution) -> None:
     renewed.parent.mkdir(parents=True, exist_ok=True)
     renewed.touch()  # Before the record is read: what changes meanwhile is not on the page.
     if page := experiment_markdown(execution.home, experiment, execution.outbox.record_url or ""):
-        execution.outbox.artifact(experiment, "markdown", page, f"Runs of {experiment}")
+        execution.outbox.page(experiment, page, f"Runs of {experiment}")
 
 
 def publish_begin(execution: RunExecution) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Literal
+from uuid import UUID
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -29,13 +30,16 @@ from pipelines.processes.lease import RunBusyError
 from pipelines.processes.stop import GIVEN_BACK, Stop, give_back_grace
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running import dashboard, frozen
+from pipelines.running.ending import Ending, state_as
 from pipelines.running.failures import cause_of_error, may_retry, retry_difference
 from pipelines.running.guards import GuardEvents
 from pipelines.running.outbox import SUSPENDED, Outbox
 from pipelines.running.progress import training_line
 from pipelines.running.run import RunExecution
 from pipelines.running.stages import StageOutcome, perform_stage
-from pipelines.state import RunState
+from pipelines.server.client import ask_patiently
+from pipelines.server.flow_runs import is_called_off
+from pipelines.state import WAITING, RunState
 from rpg.files import read_json
 from rpg.processes.fence import SupersededError
 from rpg.processes.redacted_log import redact_log_records
@@ -98,8 +102,16 @@ def execute_run(name: str, run_id: str, document: str | dict[str, Any], until: i
     stop = handed_over.stop if handed_over else Stop(gives_back=True, grace=give_back_grace())
     # First of all: to Prefect's own handler a signal is a crash, and the run would not be given back.
     with _signals_noted(stop):
+        if not handed_over and is_called_off_here():
+            return Cancelled(message="cancelled before it began")
         execution = handed_over or _prepare(run_id, document, until, stop)
         return _execute(execution, name)
+
+
+def is_called_off_here() -> bool:
+    """Whether this flow run was cancelled while its worker started this process."""
+    flow_run_id = this_flow_run.id
+    return flow_run_id is not None and ask_patiently(lambda client: is_called_off(client, UUID(flow_run_id)))
 
 
 def _prepare(run_id: str, document: str | dict[str, Any], until: int, stop: Stop) -> RunExecution:
@@ -180,12 +192,11 @@ def _execute_begun(execution: RunExecution, do: DoStage) -> "State[Any] | None":
         execution.finish("cancelled", early.message or "")
         return Completed(name=PAUSED, message=early.message)
     if isinstance(execution.error, StageStoppedError) and execution.error.request.status == "pending":
-        execution.finish("pending", execution.error.request.reason)
+        execution.finish("pending", WAITING if _is_given_back(execution) else execution.error.request.reason)
         return None
-    status = "cancelled" if early.is_cancelled() else "failed"
-    execution.finish(status, early.message or "", cause=cause_of_error(execution.error))
-    ending = Cancelled if early.is_cancelled() else Failed
-    return ending(message=early.message)
+    ending = Ending("cancelled" if early.is_cancelled() else "failed", early.message or "")
+    execution.finish(*ending, cause=cause_of_error(execution.error))
+    return state_as(*ending)
 
 
 def _is_given_back(execution: RunExecution) -> bool:

@@ -5,18 +5,14 @@ A flow run's parameters are listed whole wherever flow runs are listed, and the 
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pipelines.server.client import ask_patiently
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-
-_FETCH_SECONDS = 300.0
-"""How long a flow that is to begin asks a server that does not answer for its document."""
-_PAUSE_SECONDS = 2.0
 
 
 def digest_of(frozen: Mapping[str, Any]) -> str:
@@ -44,30 +40,13 @@ def fetch(digest: str) -> dict[str, Any]:
     Raises:
         SpecError: the server does not have it, or has another content under its name.
     """
-    artifacts = _read_patiently(digest)
+    artifacts = ask_patiently(lambda client: _artifacts(client, digest))
     for artifact in artifacts:
         if isinstance(artifact.data, str) and hashlib.sha256(artifact.data.encode()).hexdigest() == digest:
             frozen: dict[str, Any] = json.loads(artifact.data)
             return frozen
     state = "holds another content" if artifacts else "was deleted from the server"
     raise SpecError(Issue(f"the artifact {_key(digest)}, the frozen spec, {state}", hint="submit the spec again"))
-
-
-def _read_patiently(digest: str) -> list[Any]:
-    """The artifacts of a digest. Raises what the client raises where the server refuses, or answers too late."""
-    import httpx
-    from prefect.client.orchestration import get_client
-
-    deadline = time.monotonic() + _FETCH_SECONDS
-    while True:
-        try:
-            with get_client(sync_client=True) as client:
-                return _artifacts(client, digest)
-        except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
-            if refused or time.monotonic() > deadline:
-                raise
-        time.sleep(_PAUSE_SECONDS)
 
 
 def _artifacts(client: "SyncPrefectClient", digest: str) -> list[Any]:

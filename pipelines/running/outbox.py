@@ -44,7 +44,8 @@ _REFUSED = {400, 404, 405, 409, 413, 422}
 class Message:
     """An artifact, a log line or an event, as plain data."""
 
-    kind: Literal["artifact", "log", "event"]
+    kind: Literal["artifact", "page", "log", "event"]
+    """page: an artifact of no flow run, which takes the place of the one that the server has of its key."""
     fields: dict[str, Any]
     """Of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
 
@@ -85,6 +86,10 @@ class Outbox:
         """
         fields = {"key": key, "type": kind, "description": description}
         self._put(key, "artifact", fields | {"data": json.dumps(data) if kind == "table" else data})
+
+    def page(self, key: str, text: str, description: str) -> None:
+        """Shows a page, Markdown, that belongs to no single flow run, in place of what the server has of this key."""
+        self._put(key, "page", {"key": key, "type": "markdown", "description": description, "data": text})
 
     def log(self, text: str, *, level: int = logging.INFO, key: str = "") -> None:
         """Adds a line to the flow run's log.
@@ -139,13 +144,14 @@ class Outbox:
                 write_json(self._file, {"messages": unsent})
         return not self._given_up
 
-    def _put(self, key: str, kind: Literal["artifact", "log"], fields: dict[str, Any]) -> None:
+    def _put(self, key: str, kind: Literal["artifact", "page", "log"], fields: dict[str, Any]) -> None:
         from prefect.runtime import task_run
 
         text = "message" if kind == "log" else "data"
         if isinstance(fields[text], str):
             fields[text] = hide(fields[text])
-        fields |= {"flow_run_id": self.flow_run_id, "task_run_id": task_run.id}
+        if kind != "page":
+            fields |= {"flow_run_id": self.flow_run_id, "task_run_id": task_run.id}
         with self._lock:
             self._messages.pop(key, None)
             self._messages[key] = Message(kind, fields)
@@ -163,8 +169,9 @@ class Outbox:
                     if self.record_url is None:
                         self.record_url = record_pages(client)
                     self._send_all(client)
-                    if last_round and self._schedule:
-                        schedule_again(client, flow_run_id, GIVEN_BACK)
+                    # Cancelled since its run was given back, it has ended.
+                    if last_round and self._schedule and not (self.request and self.request.status == "cancelled"):
+                        schedule_again(client, client.read_flow_run(flow_run_id), GIVEN_BACK)
                     failures = 0
                 except Exception as error:  # Whatever the client raises: the stage goes on, and this tries again.
                     failures += 1
@@ -224,7 +231,7 @@ def stop_request(flow_run: "FlowRun") -> StopRequest | None:
 
 def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
     """Sends one message. Returns the id of an artifact."""
-    from prefect.client.schemas.actions import ArtifactCreate, LogCreate
+    from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 
     fields = _without_nul(message.fields)
     if message.kind == "log":
@@ -233,7 +240,19 @@ def send(client: "SyncPrefectClient", message: Message) -> UUID | None:
     if message.kind == "event":
         client.request("POST", "/events", json=[fields])
         return None
+    if message.kind == "page" and (present := _present(client, fields["key"])):
+        client.update_artifact(present, ArtifactUpdate(data=fields["data"], description=fields["description"]))
+        return present
     return client.create_artifact(ArtifactCreate.model_validate(fields)).id
+
+
+def _present(client: "SyncPrefectClient", key: str) -> UUID | None:
+    """The artifact that the server shows of a key."""
+    from prefect.client.schemas.filters import ArtifactCollectionFilter, ArtifactCollectionFilterKey
+
+    of_key = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=[key]))
+    latest = client.read_latest_artifacts(artifact_filter=of_key)
+    return latest[0].latest_id if latest else None
 
 
 def _without_nul(value: Any) -> Any:
@@ -245,11 +264,16 @@ def _without_nul(value: Any) -> Any:
     return [_without_nul(item) for item in value] if isinstance(value, list) else value
 
 
-def schedule_again(client: "SyncPrefectClient", flow_run_id: UUID, reason: str) -> None:
-    """Lets any worker of the flow run's pool take it up, whatever its state was."""
+def schedule_again(client: "SyncPrefectClient", flow_run: "FlowRun", reason: str) -> None:
+    """Lets any worker of the flow run's pool take it up, whatever its state was. It has the place in the queue that it
+    had: before all that were asked for later."""
     from prefect.states import Scheduled
 
-    client.set_flow_run_state(flow_run_id, Scheduled(message=reason), force=True)
+    before = [state for state in client.read_flow_run_states(flow_run.id) if state.is_scheduled()]
+    place = max(before, key=lambda state: state.timestamp).state_details.scheduled_time if before else None
+    client.set_flow_run_state(
+        flow_run.id, Scheduled(scheduled_time=place or flow_run.expected_start_time, message=reason), force=True
+    )
 
 
 def deliver(client: "SyncPrefectClient", home: Home) -> None:

@@ -1,6 +1,5 @@
 """Progress on stderr: a live line on a terminal, plain lines elsewhere. Results go to stdout, elsewhere."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
+from pipelines.console import SafeConsole
 from pipelines.processes.supervisor import log_tail
 from pipelines.running.time_left import TimeLeft, training_seconds_left
 from rpg.processes.timed_output import without_time
@@ -113,10 +113,10 @@ class ConsoleProgress:
             self._left.training(self._run_id, progress)
         text = f"{self._stage}  {training_line(progress)}{self._estimate()}"
         if self._live is not None:
-            self._live.update(text)
+            self._live.update(escape(text))
         elif step != self._last_step and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
             self._last_line, self._last_step = time.monotonic(), step
-            self._console.print(f"  {text}")
+            self._console.print(f"  {text}", markup=False)
 
     def waiting(self, text: str) -> None:
         """Shows what the stage says of itself, or what it waits for."""
@@ -229,7 +229,7 @@ class _RunLine:
 
 
 def _stderr() -> Console:
-    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    return SafeConsole(stderr=True, soft_wrap=True)
 
 
 def _beginning(reason: str) -> str:

@@ -161,7 +161,15 @@ class RunExecution:
             pid_started=start_of(os.getpid()),
             host=socket.gethostname(),
             flow_run_id=flow_run_id,
+            api_url=self._server(flow_run_id),
         )
+
+    def _server(self, flow_run_id: str | None) -> str:
+        """Where the flow run that a worker was given is; one that a command has made waits nowhere."""
+        before = self.state.record
+        if flow_run_id == before["flow_run_id"] or WORKER not in os.environ:
+            return str(before.get("api_url") or "")
+        return os.environ.get("PREFECT_API_URL", "")
 
     def finish(self, status: str, reason: str = "", *, cause: str | None = None) -> None:
         """Records how the run ended, or that it is to go on later (pending). A finished run of which every stage was
@@ -170,8 +178,8 @@ class RunExecution:
         nothing_done = (
             status == self._before["status"] == "finished" and self.state.record["stages"] == self._before["stages"]
         )
-        ended_at = self._before["ended_at"] if nothing_done or status == "pending" else now()
-        self.state.update(status=status, reason=reason, cause=cause, ended_at=ended_at, pid=None, pid_started=None)
+        ended_at = self._before["ended_at"] if nothing_done else ""
+        self.state.end(status, reason, cause=cause, ended_at=ended_at or "")
 
 
 def register_run(home: Home, document: "Document", plan: RunPlan) -> None:

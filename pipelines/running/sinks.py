@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.home import Home
-from pipelines.processes.supervisor import log_tail, start
+from pipelines.processes.supervisor import SERVER_PASSWORDS, log_tail, start
 from pipelines.sinks.sending import noted
 from rpg.files import read_json
 from rpg.recording.segments import SegmentWriter
@@ -75,7 +75,8 @@ class SinkProcesses:
     def _start(self, sink: Sink) -> None:
         self._failed_at.pop(sink, None)
         command = [sys.executable, "-m", "pipelines.sinks", self._run_id, sink.model_dump_json()]
-        self._processes[sink] = start(command, self._log(sink), environment={"RPG_HOME": str(self._home.root)})
+        own = {"RPG_HOME": str(self._home.root)}
+        self._processes[sink] = start(command, self._log(sink), environment=own, withheld=SERVER_PASSWORDS)
 
     def _fail(self, sink: Sink, message: str) -> None:
         if self._failures.get(sink) != message:

@@ -21,7 +21,7 @@ from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_tail, start
-from pipelines.server.credentials import AUTH_VARIABLE, auth_string
+from pipelines.server.credentials import AUTH_VARIABLE, make_passwords, own_string
 from pipelines.server.settings import Profile, client_environment, embedded_environment
 from rpg.files import read_json, write_json
 from storage.liveness import is_alive, start_of
@@ -82,11 +82,7 @@ def running_services(home: Home) -> Services | None:
 
 def server_command(host: str, port: int) -> list[str]:
     """The command line of one process that serves the API, its background services and the dashboard."""
-    return [
-        *(sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"),
-        *("--host", host, "--port", str(port), "--log-level", "warning", "--lifespan", "on"),
-        *("--timeout-graceful-shutdown", "2"),
-    ]
+    return [sys.executable, "-m", "pipelines.server.terse", "pipelines.server.api_process", host, str(port)]
 
 
 def status_of_answer(address: str, timeout: float = 2.0) -> int:
@@ -123,13 +119,30 @@ def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: floa
 
 
 def auth_string_for(home: Home, url: str) -> str:
-    """What a client shows to the API at the URL: the string made for this home's own server profile, at any other URL
+    """What a client shows to the server at the URL: to one of this home its processes' own, at any other URL
     PREFECT_API_AUTH_STRING; empty where there is none.
     """
+    return own_string(home) if url.rstrip("/") in _own_urls(home) else os.environ.get(AUTH_VARIABLE, "")
+
+
+def _own_urls(home: Home) -> set[str]:
+    """Where the servers of this home answer: those of `rpg up`, and of each command that has one of its own."""
     services = running_services(home)
-    if services is not None and services.url == url:
-        return auth_string(home) if services.profile == "server" else ""
-    return os.environ.get(AUTH_VARIABLE, "")
+    urls = {services.url, services.record_url} if services else set()
+    for path in home.prefect.glob("embedded-*.json"):
+        fields = read_json(path)
+        if (server := ProcessRecord.parse(fields)) and is_alive(server.pid, server.started):
+            urls.add(fields.get("url", ""))
+    return urls - {""}
+
+
+def server_of(home: Home) -> tuple[str, str] | None:
+    """The URL of the API that has this home's runs, and what is shown there: that of `rpg up`, or else that of
+    PREFECT_API_URL; None where there is neither.
+    """
+    services = running_services(home)
+    url = services.url if services else os.environ.get("PREFECT_API_URL", "")
+    return (url, auth_string_for(home, url)) if url else None
 
 
 class EmbeddedServer:
@@ -150,10 +163,12 @@ class EmbeddedServer:
         self._home.create()
         self._home.prefect.mkdir(parents=True, exist_ok=True)
         self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
+        make_passwords(self._home)
         settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
         self._process = start(server_command("127.0.0.1", self._port), self._log, environment=settings)
         parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
-        write_json(self._record, asdict(ProcessRecord.of(self._process.pid, "server")) | parent)
+        process = asdict(ProcessRecord.of(self._process.pid, "server"))
+        write_json(self._record, process | parent | {"url": self.url})
 
     def wait(self) -> None:
         """Returns when it answers."""
@@ -222,7 +237,8 @@ def client_settings(home: Home, url: str) -> Iterator[None]:
     """Within the block Prefect in this process uses this API, sends no heartbeat, and prints nothing."""
     shown = auth_string_for(home, url)
     if "prefect" not in sys.modules:
-        os.environ.update(client_environment(home, url, shown) | _SILENT)
+        # Without the password, which is for Prefect here and for no process that this one starts.
+        os.environ.update(client_environment(home, url) | _SILENT)
     logging.raiseExceptions = False  # The same, of its handler of log records.
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,

@@ -6,9 +6,9 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.home import Home
 from pipelines.server.api import client_settings, is_healthy, running_services
@@ -17,10 +17,14 @@ from specs.errors import Issue, SpecError
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
+Answer = TypeVar("Answer")
 _AUTH_STRING = "PREFECT_API_AUTH_STRING"
 _SILENT_SECONDS = 10.0
 """How long a request may have no answer before anything is said."""
 _LOOK_SECONDS = 1.0
+_PATIENCE_SECONDS = 300.0
+"""How long a flow that is to begin asks a server that does not answer."""
+_PAUSE_SECONDS = 2.0
 
 
 @contextlib.contextmanager
@@ -48,6 +52,26 @@ def prefect_client(home: Home, url: str) -> Iterator["SyncPrefectClient"]:
             raise SpecError(Issue(f"the Prefect server at {url} stopped answering", hint=hint)) from error
         finally:
             waits.close()
+
+
+def ask_patiently(ask: "Callable[[SyncPrefectClient], Answer]") -> Answer:
+    """What the server that this process reports to answers, which is asked again for some minutes while it is away.
+
+    Raises what the client raises where the server refuses, or answers too late.
+    """
+    import httpx
+    from prefect.client.orchestration import get_client
+
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            with get_client(sync_client=True) as client:
+                return ask(client)
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+            if refused or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_SECONDS)
 
 
 class _Waits:

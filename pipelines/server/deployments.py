@@ -59,6 +59,7 @@ SCHEDULES = Deployment(
     "pipelines.submission.schedules.submit_scheduled",
     "Submits an experiment at the times of a schedule.",
 )
+DEPLOYMENTS = (EXPERIMENTS, STUDIES, SCHEDULES)
 
 
 def ensure_deployment(client: "SyncPrefectClient", deployment: Deployment, pool: str = POOL) -> UUID:
@@ -130,7 +131,7 @@ def renew_deployments(home: Home, url: str, pool: str = POOL) -> None:
     Before a worker starts: what was scheduled for it, by an earlier version too, must be there for it to import.
     """
     with prefect_client(home, url) as client:
-        for deployment in (EXPERIMENTS, STUDIES, SCHEDULES):
+        for deployment in DEPLOYMENTS:
             ensure_deployment(client, deployment, pool)
 
 

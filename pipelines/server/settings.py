@@ -1,9 +1,11 @@
 """What the processes of Prefect are told through their environment, here and in docker-compose.yml."""
 
+import os
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pipelines.home import Home
-from pipelines.server.credentials import AUTH_VARIABLE
+from pipelines.server.credentials import AUTH_VARIABLE, SERVER_AUTH_VARIABLE, own_string
 
 Profile = Literal["embedded", "server"]
 """embedded: one API process on SQLite. server: PostgreSQL, Redis, several API processes, background services apart."""
@@ -30,6 +32,24 @@ SHARED_STATE = {
 """What several processes of one server keep in Redis instead of in memory."""
 API_ONLY = {"PREFECT__SERVER_WEBSERVER_ONLY": "1"}
 """Of a process that answers requests and leaves the background services to another."""
+HOSTS_VARIABLE = "RPG_TRUSTED_HOSTS"
+"""Environment variable: names, with commas between them, under which a proxy lets others ask for our servers."""
+RECORD_PATH = "/rpg/record"
+"""Beside the API: answers with the Prefect variable that names the place of the record, to readers too."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""The names under which programs of this machine ask for a server."""
+
+
+def trusted_hosts() -> tuple[str, ...]:
+    """The names under which a proxy lets others ask for our servers, as RPG_TRUSTED_HOSTS has them."""
+    return tuple(name.strip().lower() for name in os.environ.get(HOSTS_VARIABLE, "").split(",") if name.strip())
+
+
+def origins_of(url: str) -> list[str]:
+    """The origins of pages that may ask an API: those that it serves itself, under each of its names."""
+    port = urlsplit(url).port or 80
+    here = [f"http://{name}:{port}" for name in ("127.0.0.1", "localhost")]
+    return here + [f"https://{name}" for name in trusted_hosts()]
 
 
 def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str, str]:
@@ -45,12 +65,10 @@ def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str,
 
 
 def embedded_environment(home: Home, url: str) -> dict[str, str]:
-    """For the one API process on SQLite."""
-    return client_environment(home, url) | {
-        **_EVERY_SERVER,
+    """For the one API process on SQLite. Its background services ask it too: they are clients."""
+    return client_environment(home, url, own_string(home)) | {
+        **_of_every_server(home, url, own_string(home)),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
-        "PREFECT_SERVER_UI_API_URL": url,
-        "PREFECT__SERVER_FINAL": "1",
     }
 
 
@@ -65,12 +83,20 @@ def server_environment(home: Home, url: str, *, database: str, redis: str, auth_
     """
     # The services ask their own API too: they are clients.
     return client_environment(home, url, auth_string) | {
-        **_EVERY_SERVER,
+        **_of_every_server(home, url, auth_string),
         **SHARED_STATE,
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{database}",
         "PREFECT_REDIS_MESSAGING_URL": f"redis://{redis}/0",
+        "PREFECT_REDIS_WORKER_CLEANUP_QUEUE_URL": f"redis://{redis}/0",
         "PREFECT_SERVER_DOCKET_URL": f"redis://{redis}/1",
+    }
+
+
+def _of_every_server(home: Home, url: str, auth_string: str) -> dict[str, str]:
+    return _EVERY_SERVER | {
+        "RPG_HOME": str(home.root),
         "PREFECT_SERVER_UI_API_URL": url,
-        "PREFECT_SERVER_API_AUTH_STRING": auth_string,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins_of(url)),
+        SERVER_AUTH_VARIABLE: auth_string,
         "PREFECT__SERVER_FINAL": "1",
     }

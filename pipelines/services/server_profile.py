@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipelines.home import Home
 from pipelines.processes.supervisor import log_tail
 from pipelines.server.api import ServiceError
-from pipelines.server.credentials import auth_string
+from pipelines.server.credentials import PASSWORDS_VARIABLE, own_string
 from pipelines.server.settings import server_environment
 from pipelines.services.backends import PREFECT_DATABASE, STUDIES_DATABASE, Postgres, Redis
 from pipelines.services.supervisord import Program, Supervisor
@@ -41,7 +41,7 @@ class ServerProfile:
             self.url,
             database=self.postgres.address(PREFECT_DATABASE),
             redis=self.redis.address,
-            auth_string=auth_string(self.home),
+            auth_string=own_string(self.home),
         ) | {"PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false"}
 
     @property
@@ -60,7 +60,7 @@ class ServerProfile:
         command = [
             sys.executable,
             "-c",
-            "from pipelines.services.api_process import prepare_database; prepare_database()",
+            "from pipelines.server.api_process import prepare_database; prepare_database()",
         ]
         with log.open("ab") as output:
             done = subprocess.run(command, env=os.environ | self.environment, stdout=output, stderr=output)
@@ -69,7 +69,7 @@ class ServerProfile:
 
     def background_services(self) -> Program:
         """Scheduling, late runs, events, automations: one process."""
-        command = [sys.executable, "-m", "prefect", "server", "services", "start"]
+        command = [sys.executable, "-m", "pipelines.server.terse", "prefect", "server", "services", "start"]
         return Program("services", command, self.environment, log="prefect-services.log")
 
     def record_page(self, port: int) -> Program:
@@ -86,5 +86,5 @@ class ServerProfile:
 
     @property
     def of_pages(self) -> dict[str, str]:
-        """For the pages of studies and of the record, which ask for the same password as the server."""
-        return self.of_workers | {"PREFECT_SERVER_API_AUTH_STRING": auth_string(self.home)}
+        """For the pages of studies and of the record, which ask for a password of the home."""
+        return self.of_workers | {PASSWORDS_VARIABLE: "home"}

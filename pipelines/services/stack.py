@@ -21,10 +21,12 @@ from pipelines.server.api import (
     running_services,
     services_file,
 )
+from pipelines.server.credentials import PASSWORDS_VARIABLE, make_passwords
 from pipelines.server.deployments import POOL, name_record, renew_deployments
 from pipelines.server.settings import API_ONLY, API_PROCESSES, Profile, embedded_environment
 from pipelines.services.server_profile import ServerProfile
 from pipelines.services.supervisord import Program, Supervisor, end_supervisor
+from pipelines.services.systemd import Unit
 from pipelines.workers.flow_process import flow_processes, identity, stop_flows
 from rpg.files import read_json
 from specs.errors import RpgError
@@ -92,6 +94,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
     port = wanted.port or free_port(DEFAULT_PORT)
     studies_port, record_port = free_port(port + 1), free_port(port + 2)
     url = f"http://127.0.0.1:{port}/api"
+    make_passwords(home)
     if wanted.profile == "server":
         server = ServerProfile.prepare(home, url)
         api = _api(port, server.environment | API_ONLY, API_PROCESSES)
@@ -99,7 +102,8 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
         of_workers, of_pages = server.of_workers, server.of_pages
     else:
         server, api, beside = None, _api(port, embedded_environment(home, url), 1), []
-        of_workers = of_pages = {"RPG_HOME": str(home.root)}
+        of_workers = {"RPG_HOME": str(home.root)}
+        of_pages = of_workers | {PASSWORDS_VARIABLE: "home"}
     studies = _studies_page(studies_port, of_pages, say)
     worker = _worker(url, of_workers, wanted.workers or 1)
 
@@ -135,7 +139,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
 
 def _api(port: int, environment: dict[str, str], processes: int) -> Program:
     """The Prefect API and its dashboard."""
-    command = [sys.executable, "-m", "pipelines.services.api_process"]
+    command = [sys.executable, "-m", "pipelines.server.terse", "pipelines.server.api_process"]
     address = f"http://127.0.0.1:{port}/api/ready"
     return Program(
         "api", command, environment, log="prefect-server.log", processes=processes, port=port, address=address
@@ -180,7 +184,10 @@ def down(home: Home) -> bool:
     if services is not None:
         with contextlib.suppress(ServiceError):
             _cancel_runs(home, Supervisor(home, services.control_port))
-    was_up = _end_recorded(home)
+    unit = Unit(home)
+    if unit.is_installed and unit.is_managed():
+        unit.stop()  # else systemd might take supervisord's end for a failure, and start it again
+    was_up = _end_recorded(home) or services is not None
     reap(home)
     return was_up
 

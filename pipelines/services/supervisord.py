@@ -158,9 +158,9 @@ class Supervisor:
         self._home.services.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._home.logs.mkdir(parents=True, exist_ok=True)
         fields = {program.name: asdict(program) for program in programs}
-        _write_private(self._home.services / "programs.json", json.dumps(fields, indent=1))
+        write_private(self._home.services / "programs.json", json.dumps(fields, indent=1))
         sections = [self._own_sections(), *(_section(*numbered) for numbered in enumerate(programs))]
-        _write_private(self._home.services / "supervisord.conf", "\n\n".join(sections) + "\n")
+        write_private(self._home.services / "supervisord.conf", "\n\n".join(sections) + "\n")
 
     def _own_sections(self) -> str:
         # Who is root must say that this is meant.
@@ -197,7 +197,7 @@ def _section(place: int, program: Program) -> str:
         "autorestart = true",
         "startretries = 1000000",
         f"stopsignal = {program.stop_signal.removeprefix('SIG')}",
-        f"stopwaitsecs = {math.ceil(_stop_seconds())}",
+        f"stopwaitsecs = {math.ceil(_program_seconds())}",
         "killasgroup = true",
         "redirect_stderr = true",
         f"stdout_logfile = logs/{program.log_name}",
@@ -205,7 +205,8 @@ def _section(place: int, program: Program) -> str:
     return "\n".join(lines)
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that this user alone may read."""
     with replacing(path) as aside:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -218,13 +219,13 @@ def end_supervisor(record: ProcessRecord) -> bool:
     """
     if is_alive(record.pid, record.started):
         os.kill(record.pid, signal.SIGTERM)
-        deadline = time.monotonic() + _stop_seconds() + _OTHERS_SECONDS
+        deadline = time.monotonic() + stop_seconds()
         while is_alive(record.pid, record.started) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         end(record, grace=0.0)
         return True
     left = _session_members(record)
-    _, alive = psutil.wait_procs(left, timeout=_stop_seconds())
+    _, alive = psutil.wait_procs(left, timeout=_program_seconds())
     for process in alive:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -232,7 +233,12 @@ def end_supervisor(record: ProcessRecord) -> bool:
     return bool(left)
 
 
-def _stop_seconds() -> float:
+def stop_seconds() -> float:
+    """How long supervisord has to end all its programs, a worker's runs included."""
+    return _program_seconds() + _OTHERS_SECONDS
+
+
+def _program_seconds() -> float:
     return give_back_grace() + _CLOSING_SECONDS
 
 

@@ -15,6 +15,7 @@ from pipelines.home import Home
 from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.processes.stop import GIVEN_BACK
 from pipelines.running import frozen
+from pipelines.running.flow import is_called_off_here
 from pipelines.running.outbox import Outbox
 from pipelines.running.run import WORKER
 from pipelines.server.client import api_url, prefect_client
@@ -40,6 +41,8 @@ def run_study_flow(name: str, document: str | dict[str, Any]) -> "State[Any]":
         document: the digest of the frozen study, which the server keeps; or the frozen study itself,
             `StudyDocument.to_json()`, as earlier versions sent it.
     """
+    if is_called_off_here():
+        return Cancelled(message="cancelled before it began")
     given = frozen.fetch(document) if isinstance(document, str) else document
     home, study = Home.from_environment(), StudyDocument.from_json(given)
     outbox = Outbox(home, this_flow_run.id)

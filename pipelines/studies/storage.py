@@ -6,6 +6,7 @@ study, so that workers on several machines share them: `postgresql://user:passwo
 
 import contextlib
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ JOURNAL = "journal.log"
 OUTAGE_SECONDS = 600.0
 """How long a worker waits for a database that does not answer before it gives up; its trial goes on later."""
 _RETRY_SECONDS = 1.0
+_AWAY = re.compile("the database system is|refused|closed the connection|timed out|timeout expired")
+"""What PostgreSQL, or its driver, says of one that starts, is about to end, or was not reached."""
 _LOCKED_BY: "ContextVar[sqlalchemy.Connection | None]" = ContextVar("_LOCKED_BY", default=None)
 """The connection by which this thread holds a database's lock."""
 Result = TypeVar("Result")
@@ -36,6 +39,10 @@ Result = TypeVar("Result")
 
 class StudyStorageError(RpgError):
     """The database of studies does not answer."""
+
+
+class StudyStorageAwayError(StudyStorageError):
+    """As before, and it may answer in a moment: it is just starting, or nobody listens there yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +90,14 @@ class StudyStorage:
                 time.sleep(_RETRY_SECONDS)
 
 
-def open_storage(home: Home, name: str) -> StudyStorage:
+def open_storage(home: Home, name: str, away: Callable[[str], bool] = lambda _: True) -> StudyStorage:
     """The storage of a study.
 
+    Args:
+        away: asked again and again while the database starts or is away, with the reason; true gives up.
     Raises:
         SpecError: RPG_STUDIES_URL names no PostgreSQL database, or its driver is not installed.
+        StudyStorageError: the database does not answer, and `away` or OUTAGE_SECONDS have it given up.
     """
     import optuna
 
@@ -96,7 +106,7 @@ def open_storage(home: Home, name: str) -> StudyStorage:
         if (home.study(name) / JOURNAL).is_file():
             message = f"study {name} is kept in a journal here, and {URL} names a database"
             raise SpecError(Issue(message, given=name, hint=f"unset {URL}, or give the study another name"))
-        storage, engine = open_database(url)
+        storage, engine = _open_patiently(url, away)
         return StudyStorage(name, storage, lambda: _held(engine, f"rpg study {name}"))
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -110,12 +120,24 @@ def open_storage(home: Home, name: str) -> StudyStorage:
     return StudyStorage(name, journal, lambda: home.locked(f"study-{name}", waiting=lambda: None))
 
 
+def _open_patiently(url: str, away: Callable[[str], bool]) -> "tuple[BaseStorage, sqlalchemy.Engine]":
+    """As `open_database`; arguments and errors are as of `open_storage`."""
+    deadline = time.monotonic() + OUTAGE_SECONDS
+    while True:
+        try:
+            return open_database(url)
+        except StudyStorageAwayError as error:
+            if away(str(error)) or time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_SECONDS)
+
+
 def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
     """The storage of all studies in a database, and a connection to take locks by.
 
     Raises:
         SpecError: the URL is not PostgreSQL's, or its driver is not installed.
-        StudyStorageError: the database does not answer.
+        StudyStorageError: the database does not answer; StudyStorageAwayError where it may in a moment.
     """
     import optuna
     import sqlalchemy
@@ -138,7 +160,8 @@ def open_database(url: str) -> "tuple[BaseStorage, sqlalchemy.Engine]":
         raise SpecError(Issue(f"{URL} needs PostgreSQL's driver", hint=hint)) from None
     except (sqlalchemy.exc.SQLAlchemyError, ValueError) as error:  # ValueError: a port that is no number
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise StudyStorageError(f"the database of {URL} cannot be opened: {reason}") from None
+        kind = StudyStorageAwayError if _AWAY.search(str(error)) else StudyStorageError
+        raise kind(f"the database of {URL} cannot be opened: {reason}") from None
     return optuna.storages.get_storage(storage), engine
 
 

@@ -150,7 +150,8 @@ class _StudyWorker:
         self.say = say
         self.stopping = stopping
         self.worker = Worker.this()
-        self.storage: StudyStorage = open_storage(home, self.study.name)
+        self._is_told = False
+        self.storage: StudyStorage = open_storage(home, self.study.name, self._wait_for_database)
         self.record: dict[str, Any] = {}
         experiment = document.experiment.experiment
         self.seeds = conditions.trial_seeds(self.study, experiment.seeds)
@@ -162,6 +163,13 @@ class _StudyWorker:
         self._written_at, self._write_seconds = -1e9, 0.0
 
     # What is stored.
+
+    def _wait_for_database(self, reason: str) -> bool:
+        """Says once that the database is waited for. Returns whether the worker is asked to stop."""
+        if not self._is_told:
+            self._is_told = True
+            self.say(f"waiting: {reason}")
+        return self.stopping()
 
     def _transaction(self, work: Callable[[], Any]) -> Any:
         return self.storage.transaction(work, self.stopping)

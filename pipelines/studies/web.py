@@ -4,9 +4,7 @@ optuna-dashboard opens one storage, and the home has a journal for each study: t
 refuses to write. With RPG_STUDIES_URL it is the database.
 """
 
-import base64
 import copy
-import hmac
 import os
 import sys
 import threading
@@ -25,6 +23,9 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_dashboard import wsgi
 
 from pipelines.home import Home
+from pipelines.server.credentials import Accepts, asked_for, shown_in
+from pipelines.server.door import objection
+from pipelines.server.settings import origins_of
 from pipelines.studies.storage import JOURNAL, URL, open_database
 from specs.errors import Issue, RpgError, SpecError
 
@@ -182,38 +183,42 @@ def studies_storage(home: Home) -> ReadOnlyStorage:
     return ReadOnlyStorage(Journals(home).storages)
 
 
-def guarded(application: "WSGIApplication", expected: str) -> "WSGIApplication":
+def guarded(application: "WSGIApplication", accepts: Accepts | None, port: int = 0) -> "WSGIApplication":
     """The application, `/ready`, and HTTP basic authentication, which only `/ready` goes without.
 
     Args:
-        expected: `user:password`; empty: nobody is asked for a password.
+        accepts: which passwords open; None: nobody is asked for one.
+        port: where it answers, if it is this machine alone that asks, under a name of its own; 0: it is not.
     """
-    authorization = b"Basic " + base64.b64encode(expected.encode())
 
     def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/ready":
             start_response("200 OK", [("content-type", "text/plain")])
             return [b"ready"]
-        if expected and not hmac.compare_digest(environ.get("HTTP_AUTHORIZATION", "").encode(), authorization):
+        asked = environ.get("HTTP_HOST", ""), environ.get("HTTP_ORIGIN", "")
+        if port and (reason := objection(*asked, origins_of(f"http://127.0.0.1:{port}"))):
+            start_response("403 Forbidden", [("content-type", "text/plain")])
+            return [reason.encode()]
+        if accepts and not accepts(shown_in(environ.get("HTTP_AUTHORIZATION", ""))):
             start_response("401 Unauthorized", [("www-authenticate", 'Basic realm="rpg"')])
-            return [b"log in with the auth string of the Prefect server"]
+            return [b"log in with the auth string of the Prefect server, or of its readers"]
         return application(environ, start_response)
 
     return answer
 
 
 def serve(home: Home, host: str, port: int) -> None:
-    """Answers until it is ended. With PREFECT_SERVER_API_AUTH_STRING it asks for that password, as the server does.
+    """Answers until it is ended. It asks for the passwords that the environment names; see `asked_for`.
 
     Raises:
         SpecError: other machines could reach it and no password is set.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    auth_string = os.environ.get("PREFECT_SERVER_API_AUTH_STRING", "")
-    if not auth_string and host != "127.0.0.1":
+    accepts, is_local = asked_for(home), host == "127.0.0.1"
+    if not accepts and not is_local:
         hint = "set PREFECT_SERVER_API_AUTH_STRING=user:password"
         raise SpecError(Issue("other machines could read every study, without a password", hint=hint))
-    application = guarded(wsgi(studies_storage(home)), auth_string)
+    application = guarded(wsgi(studies_storage(home)), accepts, port if is_local else 0)
     with make_server(host, port, application, server_class=_Server, handler_class=_Handler) as server:
         server.serve_forever()
 

@@ -11,6 +11,7 @@ from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.running import frozen
 from pipelines.running.experiment import flow_run_name, flow_tags
 from pipelines.running.experiment_page import experiment_markdown
+from pipelines.running.outbox import Message, send
 from pipelines.running.run import register_experiment, register_runs
 from pipelines.runs import status_of
 from pipelines.server.api import running_services
@@ -109,12 +110,9 @@ def submit_document(
 
 def _publish_page(client: "SyncPrefectClient", home: Home, experiment: str) -> None:
     """Shows the experiment's page on the dashboard; the flow of each run renews it when it ends."""
-    from prefect.client.schemas.actions import ArtifactCreate
-
     page = hide(experiment_markdown(home, experiment, record_pages(client)))
-    client.create_artifact(
-        ArtifactCreate(key=experiment, type="markdown", data=page, description=f"Runs of {experiment}")
-    )
+    fields = {"key": experiment, "type": "markdown", "data": page, "description": f"Runs of {experiment}"}
+    send(client, Message("page", fields))
 
 
 def _create_flow_runs(

@@ -1,13 +1,14 @@
 """The web application: who may ask, and what each address answers with."""
 
-import base64
-import hmac
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
+import httpx
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -20,6 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipelines.home import Home
 from pipelines.remote.record_files import NotRecordedError, open_recorded, read_listings
+from pipelines.remote.sources import READY
+from pipelines.server.api import server_of
+from pipelines.server.credentials import Accepts, header_with, shown_in
+from pipelines.server.waiting import waiting_runs
 from pipelines.web.pages import KINDS, Pages, UnknownPageError
 from pipelines.web.tokens import Wanted, response_page, responses_page
 from specs.errors import RpgError
@@ -36,13 +41,15 @@ _TYPES = {".json": "application/json", ".log": "text/plain; charset=utf-8"}
 _MOST_KNOWN = 64 * 2**20
 """Bytes of a request for what has changed: a mirror names what it has, some 80 bytes a run."""
 _CHUNK = 2**18
+_SERVER_SECONDS = 20.0
+"""Patience with the Prefect server."""
 
 
-def make_app(home: Home, *, auth: str = "", hosts: tuple[str, ...] = ("*",)) -> Starlette:
+def make_app(home: Home, *, accepts: Accepts | None = None, hosts: tuple[str, ...] = ("*",)) -> Starlette:
     """The application over one home.
 
     Args:
-        auth: `user:password` that every request has to carry (HTTP basic authentication); empty: none.
+        accepts: which passwords open; every request has to carry one (HTTP basic authentication). None: none is asked.
         hosts: the names under which a browser may ask for it. Where no password is asked for, they keep a page of
             another site, whose name was made to lead to this address, from reading it.
     """
@@ -59,13 +66,14 @@ def make_app(home: Home, *, auth: str = "", hosts: tuple[str, ...] = ("*",)) -> 
         *(Route(f"/{kind}/{{name}}", partial(_report, pages, kind), middleware=compressed) for kind in KINDS),
         Route("/runs/{name}/tokens", partial(_responses, home), middleware=compressed),
         Route("/runs/{name}/tokens/{step:int}/{rollout:int}", partial(_response, home), middleware=compressed),
+        Route("/waiting", partial(_waiting, home), middleware=compressed),
         Route("/record", partial(_changes, home), methods=["POST"], middleware=compressed),
         Route("/record/{path:path}", partial(_file, home)),
         Route("/ready", _ready),
     ]
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-        Middleware(_Guard, auth=auth),
+        Middleware(_Guard, accepts=accepts),
     ]
     return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
 
@@ -73,9 +81,9 @@ def make_app(home: Home, *, auth: str = "", hosts: tuple[str, ...] = ("*",)) -> 
 class _Guard:
     """Asks for the password, which only `/ready` goes without, and adds the headers that confine a page."""
 
-    def __init__(self, app: ASGIApp, auth: str) -> None:
+    def __init__(self, app: ASGIApp, accepts: Accepts | None) -> None:
         self._app = app
-        self._expected = b"Basic " + base64.b64encode(auth.encode()) if auth else b""
+        self._accepts = accepts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,9 +96,9 @@ class _Guard:
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        given = dict(scope["headers"]).get(b"authorization", b"")
+        given = shown_in(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
         app = self._app
-        if self._expected and scope["path"] != "/ready" and not hmac.compare_digest(given, self._expected):
+        if self._accepts and scope["path"] != "/ready" and not self._accepts(given):
             app = PlainTextResponse("not authenticated\n", 401, {"www-authenticate": 'Basic realm="rpg"'})
         await app(scope, receive, send_confined)
 
@@ -139,13 +147,22 @@ async def _changes(home: Home, request: Request) -> Response:
         if len(body) > _MOST_KNOWN:
             return PlainTextResponse("the request is too long\n", 413)
     try:
-        asked = json.loads(body)
-        known, only = dict(asked["known"]), [str(unit) for unit in asked.get("only", ())]
-    except (ValueError, KeyError, TypeError):
+        known, only = _asked(body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return PlainTextResponse('expected {"known": {unit: digest, ...}, "only": [unit, ...]}\n', 400)
     listings = await run_in_threadpool(read_listings, home.root, only)
     changed = {unit: listing.to_json() for unit, listing in listings.items() if known.get(unit) != listing.digest}
     return JSONResponse({"changed": changed, "gone": [unit for unit in known if unit not in listings]})
+
+
+def _asked(body: bytes) -> tuple[dict[str, str], list[str]]:
+    """The digests of the units that a mirror knows, and the units that it asks about."""
+    asked = json.loads(body)
+    known, only = dict(asked["known"]), list(asked.get("only", ()))
+    for text in (*known, *known.values(), *only):
+        if b"\0" in text.encode():  # no file has such a name; and half a character has no bytes, a ValueError too
+            raise ValueError(text)
+    return known, only
 
 
 def _file(home: Home, request: Request) -> Response:
@@ -184,5 +201,19 @@ def _content(file: int, start: int, end: int) -> Iterator[bytes]:
             yield chunk
 
 
+def _waiting(home: Home, _request: Request) -> Response:
+    """The runs that wait for a worker; null where this process knows no server, or it does not answer."""
+    if server := server_of(home):
+        url, auth_string = server
+        headers = {"authorization": header_with(auth_string)}
+        with contextlib.suppress(httpx.HTTPError), httpx.Client(headers=headers, timeout=_SERVER_SECONDS) as client:
+
+            def post(path: str, body: dict[str, Any]) -> Any:
+                return client.post(f"{url}{path}", json=body).raise_for_status().json()
+
+            return JSONResponse({"waiting": [run.as_data() for run in waiting_runs(post)]})
+    return JSONResponse({"waiting": None})
+
+
 async def _ready(_request: Request) -> Response:
-    return PlainTextResponse("ready\n")
+    return PlainTextResponse(READY)

@@ -53,6 +53,11 @@ class FlowProcess:
             return self.is_alive and psutil.Process(self.process.pid).status() != psutil.STATUS_STOPPED
         return False
 
+    def kill(self) -> None:
+        """Ends it and its process group at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pgid, signal.SIGKILL)
+
     @property
     def is_orphan(self) -> bool:
         """Whether the process that supervised its worker is gone. A worker that had none orphans nothing."""
@@ -105,8 +110,7 @@ def stop_flows(flows: Iterable[FlowProcess], number: signal.Signals, grace: floa
         time.sleep(0.1)
     for flow in flows:
         if flow.is_alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(flow.process.pgid, signal.SIGKILL)
+            flow.kill()
 
 
 def main() -> None:

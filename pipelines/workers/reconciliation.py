@@ -16,18 +16,30 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pipelines.home import Home
 from pipelines.processes.lease import RunBusyError, acquire
 from pipelines.remote.sharing import shared_run
+from pipelines.running.ending import (
+    GONE,
+    Ending,
+    FlowRuns,
+    end_flow_run,
+    end_run,
+    end_tasks,
+    ending_of,
+    is_unchanged,
+    set_state,
+)
 from pipelines.running.outbox import SUSPENDED, deliver, schedule_again
 from pipelines.server.api import client_settings
 from pipelines.server.deployments import EXPERIMENTS, STUDIES
-from pipelines.state import Record, RunState
+from pipelines.server.flow_runs import run_id_of, state_of
+from pipelines.state import FINAL, WAITING, Record, RunState
 from pipelines.workers.flow_process import FlowProcess, flow_processes, forget, is_noted
-from rpg.files import now, read_json
+from rpg.files import read_json
 from storage.liveness import LeaseRecord, LeaseWatch, newest_lease
 
 if TYPE_CHECKING:
@@ -49,7 +61,6 @@ _CLOCKS = timedelta(seconds=10)
 _ENDINGS_SECONDS = 15.0
 """Between two looks at how the flow runs of waiting runs have ended."""
 _PAGE = 200
-_GONE = "the process that executed it is gone"
 
 
 class Reconciliation:
@@ -92,6 +103,9 @@ class Reconciliation:
         """One round. Raises what the client raises where the server does not answer."""
         processes = {flow.flow_run_id: flow for flow in flow_processes(self._home)}
         dead = [flow for flow in processes.values() if not flow.is_alive]
+        for flow in processes.values():
+            if flow.is_alive and not flow.is_at_work:
+                self._end_stopped(client, flow)
         for name, settle in ((STUDIES.flow, self._settle_study), (EXPERIMENTS.flow, self._settle_run)):
             for flow_run in self._open_flow_runs(client, name):
                 with self._failure_noted(flow_run):
@@ -103,6 +117,22 @@ class Reconciliation:
             self._record_endings(client)
             self._endings_due = time.monotonic() + _ENDINGS_SECONDS
         deliver(client, self._home)  # Last: a message that makes the server fail must not keep runs from going on.
+
+    def _end_stopped(self, client: "SyncPrefectClient", flow: FlowProcess) -> None:
+        """Kills a flow that was stopped (SIGSTOP) and has lost its run, or never took it: its worker takes another."""
+        from prefect.exceptions import ObjectNotFound
+
+        with contextlib.suppress(ObjectNotFound):
+            flow_run = client.read_flow_run(UUID(flow.flow_run_id))
+            study = str(flow_run.parameters.get("name", "")).removeprefix("study ")
+            run_id = run_id_of(flow_run)
+            directory = self._home.run(run_id) if run_id else self._home.study_flow(study, flow.flow_run_id)
+            lease = newest_lease(directory)
+            is_own = lease is not None and lease.pid == flow.process.pid
+            if is_own and self._watch.is_executed(directory, {}):
+                return
+            if is_own or _age(state_of(flow_run)) > _STARTING:
+                flow.kill()
 
     @contextlib.contextmanager
     def _failure_noted(self, flow_run: "FlowRun") -> Iterator[None]:
@@ -133,13 +163,13 @@ class Reconciliation:
             offset=offset,
         ):
             for flow_run in page:
-                old = _state(flow_run).is_crashed() and _age(_state(flow_run)) > _CRASHED_LATELY
+                old = state_of(flow_run).is_crashed() and _age(state_of(flow_run)) > _CRASHED_LATELY
                 if flow_run.work_pool_name in (None, self._pool) and not old:
                     yield flow_run
             offset += _PAGE
 
     def _settle_run(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
-        run_id = str(flow_run.parameters.get("run_id", ""))
+        run_id = run_id_of(flow_run)
         directory = self._home.run(run_id)
         shared = shared_run(self._home, run_id) if run_id else None
         if shared:
@@ -148,39 +178,60 @@ class Reconciliation:
             return  # Of a worker with a home of its own.
         record = RunState(self._home, run_id).record
         own = record["flow_run_id"] == str(flow_run.id)
-        state = _state(flow_run)
+        state = state_of(flow_run)
         if self._watch.is_executed(directory, record):
             if own and (state.is_crashed() or (state.is_pending() and _age(state) > _STARTING)):
                 from prefect.states import Running
 
-                self._set(client, flow_run, Running())
+                set_state(client, flow_run, Running())
             return
         lease = newest_lease(directory)
         if (process and process.is_at_work) or _may_settle_by_itself(state, lease):
             return
         if not shared and self._may_be_elsewhere(client, flow_run, record, lease):
             return
-        if state.is_cancelling():
-            reason = "cancelled while nobody executed it"
-            if own and record["status"] in ("running", "pending"):
-                self._end_on_record(run_id, flow_run, "cancelled", reason)
-            ending = _ending("cancelled", reason)
-        elif record["status"] in ("finished", "failed", "cancelled"):
-            ending = _ending(record["status"], record["reason"])
-        elif own and record["status"] == "pending" and self._cannot_begin(client, flow_run, lease):
-            reason = f"its flow could not begin: {state.message}"
-            self._end_on_record(run_id, flow_run, "failed", reason)
-            ending = _ending("failed", reason)
-        elif own and flow_run.deployment_id and not _crashes_again_and_again(directory, lease):
-            self._end_tasks(client, flow_run, {})
-            if self._unchanged(client, flow_run):
-                schedule_again(client, flow_run.id, _GONE)
-            return
+        ending = self._ending(client, flow_run, record, lease)
+        if ending is None:
+            self._schedule_again(client, flow_run, shared is not None)
+        elif record["status"] in FINAL or (own and ending.status in FINAL):
+            with contextlib.suppress(RunBusyError):
+                end_run(self._home, run_id, ending, FlowRuns(client, [flow_run]), watched=True)
         else:
-            ending = _ending("crashed", _GONE if own else "another flow run has this run now")
-        if ending.type != state.type:
-            self._end_tasks(client, flow_run, record["stages"])
-            self._set(client, flow_run, ending)
+            end_flow_run(client, flow_run, ending, record["stages"])
+
+    def _ending(
+        self, client: "SyncPrefectClient", flow_run: "FlowRun", record: Record, lease: LeaseRecord | None
+    ) -> Ending | None:
+        """How a flow run that nobody executes ends; None: a worker of its pool is to go on with it."""
+        state = state_of(flow_run)
+        own = record["flow_run_id"] == str(flow_run.id)
+        directory = self._home.run(run_id_of(flow_run))
+        if state.is_cancelling():
+            return Ending("cancelled", "cancelled while nobody executed it")
+        if own and record["status"] == "pending" and self._cannot_begin(client, flow_run, lease):
+            return Ending("failed", f"its flow could not begin: {state.message}")
+        if own and record["status"] not in FINAL and flow_run.deployment_id:
+            return Ending("crashed", GONE) if _crashes_again_and_again(directory) else None
+        return Ending("crashed", GONE if own else "another flow run has this run now")
+
+    def _schedule_again(self, client: "SyncPrefectClient", flow_run: "FlowRun", is_shared: bool) -> None:
+        """Gives a run whose process is gone back to the queue, on record and on the server.
+
+        Args:
+            is_shared: the run is in an object store, where whoever takes it over writes down how it stands.
+        """
+        run_id = run_id_of(flow_run)
+        if not is_unchanged(client, flow_run):
+            return
+        with contextlib.ExitStack() as held:
+            if not is_shared and RunState(self._home, run_id).status == "running":
+                try:
+                    lease = held.enter_context(acquire(self._home.run(run_id), watched=True, settles=True))
+                except RunBusyError:
+                    return
+                RunState(self._home, run_id, lease.fence).end("pending", WAITING)
+            end_tasks(client, flow_run, {})
+            schedule_again(client, flow_run, GONE)
 
     def _may_be_elsewhere(
         self, client: "SyncPrefectClient", flow_run: "FlowRun", record: Record, lease: LeaseRecord | None
@@ -189,7 +240,7 @@ class Reconciliation:
 
         This home's workers have it where one noted its process here, or took or ended the run after the flow run began.
         """
-        state = _state(flow_run)
+        state = state_of(flow_run)
         if state.is_cancelling() and _age(state) < _STARTING:  # Later nobody is there to heed it.
             earlier = [before for before in client.read_flow_run_states(flow_run.id) if not before.is_cancelling()]
             state = max(earlier, key=lambda before: before.timestamp, default=state)
@@ -202,7 +253,7 @@ class Reconciliation:
 
     def _cannot_begin(self, client: "SyncPrefectClient", flow_run: "FlowRun", lease: LeaseRecord | None) -> bool:
         """Whether a crashed flow run has crashed again and again since somebody last held its run."""
-        if not _state(flow_run).is_crashed():
+        if not state_of(flow_run).is_crashed():
             return False
         crashed_at = [state.timestamp for state in client.read_flow_run_states(flow_run.id) if state.is_crashed()]
         held_until = datetime.fromisoformat(lease.at) if lease and lease.at else datetime.min.replace(tzinfo=UTC)
@@ -247,88 +298,45 @@ class Reconciliation:
         """Ends a run on record as its flow run ended, unless somebody executes it."""
         if shared := shared_run(self._home, run_id):
             shared.fetch_standing()
-        record, state = RunState(self._home, run_id).record, _state(flow_run)
+        record, state = RunState(self._home, run_id).record, state_of(flow_run)
         may_go_on = state.is_crashed() and (record["status"] == "running" or _age(state) < _CRASHED_LATELY)
         if may_go_on or self._watch.is_executed(self._home.run(run_id), record):
             return
-        if state.is_cancelled():
-            self._end_on_record(run_id, flow_run, "cancelled", "cancelled on the server")
-        else:
-            self._end_on_record(run_id, flow_run, "failed", state.message or f"{state.name} on the server")
+        with contextlib.suppress(RunBusyError):
+            end_run(self._home, run_id, ending_of(flow_run), of=str(flow_run.id), watched=True)
 
     def _settle_study(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
         """By the lease that its flow holds. Scheduled again, a study that is done or cancelled ends at once."""
         # Its parameter is "study NAME".
         study = str(flow_run.parameters.get("name", "")).removeprefix("study ")
         directory = self._home.study_flow(study, str(flow_run.id))
-        lease, state = newest_lease(directory), _state(flow_run)
+        lease, state = newest_lease(directory), state_of(flow_run)
         if lease is None and process is None:
             return  # Of a worker with a home of its own.
         if self._watch.is_executed(directory, {}):
             if state.is_crashed() or (state.is_pending() and _age(state) > _STARTING):
                 from prefect.states import Running
 
-                self._set(client, flow_run, Running())
+                set_state(client, flow_run, Running())
             return
         if (process and process.is_at_work) or _may_settle_by_itself(state, lease):
             return
         if state.is_cancelling():
-            self._set(client, flow_run, _ending("cancelled", _GONE))
+            end_flow_run(client, flow_run, Ending("cancelled", GONE))
         elif state.is_crashed() and lease is not None and lease.released:
             return  # The flow has ended by itself: its log says why.
-        elif self._unchanged(client, flow_run):
-            schedule_again(client, flow_run.id, _GONE)
+        elif is_unchanged(client, flow_run):
+            schedule_again(client, flow_run, GONE)
 
     def _is_open(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:
         """Whether a flow run still waits to be settled, by this worker later or by one of its own pool."""
         from prefect.exceptions import ObjectNotFound
 
         try:
-            state = _state(client.read_flow_run(flow_run_id))
+            state = state_of(client.read_flow_run(flow_run_id))
         except ObjectNotFound:
             return False
         return state.is_pending() or state.is_running() or state.is_cancelling()
-
-    def _end_on_record(
-        self, run_id: str, flow_run: "FlowRun", status: Literal["failed", "cancelled"], reason: str
-    ) -> None:
-        """Ends the run on record, if this still is its flow run, and nobody executes it or has ended it."""
-        with contextlib.suppress(RunBusyError), acquire(self._home.run(run_id), watched=True) as lease:
-            state = RunState(self._home, run_id, lease.fence)
-            if state.status in ("pending", "running") and state.record["flow_run_id"] == str(flow_run.id):
-                state.update(status=status, reason=reason, ended_at=now(), pid=None, pid_started=None)
-
-    def _end_tasks(self, client: "SyncPrefectClient", flow_run: "FlowRun", stages: dict[str, Any]) -> None:
-        """Gives the tasks that a dead flow has left the state of their stage on record; without one they crashed."""
-        from prefect.client.schemas import filters
-
-        of_flow_run = filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=[flow_run.id]))
-        for task_run in client.read_task_runs(flow_run_filter=of_flow_run):
-            if task_run.state is not None and not task_run.state.is_final():
-                status = stages.get(task_run.name, {}).get("status", "crashed")
-                client.set_task_run_state(task_run.id, _ending(status, _GONE), force=True)
-
-    def _set(self, client: "SyncPrefectClient", flow_run: "FlowRun", state: "State[Any]") -> None:
-        if self._unchanged(client, flow_run):
-            client.set_flow_run_state(flow_run.id, state, force=True)
-
-    def _unchanged(self, client: "SyncPrefectClient", flow_run: "FlowRun") -> bool:
-        """Whether the flow run still has the state by which it was judged."""
-        return _state(client.read_flow_run(flow_run.id)).id == _state(flow_run).id
-
-
-def _ending(status: str, reason: str) -> "State[Any]":
-    """A run's or a stage's last status as a state of Prefect's."""
-    from prefect.states import Cancelled, Completed, Crashed, Failed
-
-    endings = {"finished": Completed, "failed": Failed, "cancelled": Cancelled}
-    # An earlier version kept NUL, which PostgreSQL takes in no text.
-    return endings.get(status, Crashed)(message=reason.replace("\0", "") or f"{status} on record")
-
-
-def _state(flow_run: "FlowRun") -> "State[Any]":
-    assert flow_run.state is not None, "the server gives every flow run a state"
-    return flow_run.state
 
 
 def _age(state: "State[Any]") -> timedelta:
@@ -345,12 +353,11 @@ def _may_settle_by_itself(state: "State[Any]", lease: LeaseRecord | None) -> boo
     return before_lease and _age(state) < _STARTING
 
 
-def _crashes_again_and_again(run_directory: Path, lease: LeaseRecord | None) -> bool:
+def _crashes_again_and_again(run_directory: Path) -> bool:
     """Whether the last flows of a run have all died without giving it back, and without a checkpoint among them."""
-    if lease is None or lease.number < _CRASHES:
-        return False
-    last = [read_json(path) for path in sorted((run_directory / "leases").glob("*.json"))[-_CRASHES:]]
+    leases = map(read_json, sorted((run_directory / "leases").glob("*.json")))
+    last = [fields for fields in leases if fields and not fields.get("settles")][-_CRASHES:]
     checkpoints = (run_directory / "checkpoints").glob("step-*")
     saved_at = max((path.stat().st_mtime for path in checkpoints), default=0.0)
-    began_at = datetime.fromisoformat(last[0]["since"]).timestamp() if last[0].get("since") else 0.0
-    return not any(fields.get("released") for fields in last) and saved_at < began_at
+    began_at = datetime.fromisoformat(last[0]["since"]).timestamp() if last and last[0].get("since") else 0.0
+    return len(last) == _CRASHES and not any(fields.get("released") for fields in last) and saved_at < began_at

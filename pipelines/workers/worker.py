@@ -1,8 +1,12 @@
 """`rpg worker`: takes flow runs from a pool and executes them on this machine."""
 
+import contextlib
+import errno
+import itertools
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from pipelines.home import Home
@@ -16,27 +20,39 @@ from pipelines.workers.reconciliation import Reconciliation
 from pipelines.workers.supervision import WorkerSupervisor
 
 
-def worker_name(pool: str) -> str:
-    """What the dashboard and the lease of a run call a worker of this host; of several under supervisord each has its
-    number.
+@contextlib.contextmanager
+def worker_name(pool: str) -> Iterator[str]:
+    """What the dashboard and the lease of a run call this process: the first of `HOST-POOL`, `HOST-POOL-2` and so on
+    that no other worker of this host has.
+
+    The name is that of a socket of the kernel's, which frees it when this process ends, however that comes.
     """
-    number = os.environ.get("SUPERVISOR_PROCESS_NAME", "").rpartition("-")[2]
-    return f"{socket.gethostname()}-{pool}" + f"-{number}" * (number not in ("", "0"))
+    host = f"{socket.gethostname()}-{pool}"
+    for number in itertools.count(1):
+        name = host if number == 1 else f"{host}-{number}"
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(f"\0rpg worker {name}")
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+            yield name
+            return
 
 
-def worker_command(pool: str, limit: int = 1) -> list[str]:
+def worker_command(name: str, pool: str, limit: int = 1) -> list[str]:
     """The command line of Prefect's worker. It takes one flow run at a time: a run may use the whole machine."""
     return [
-        *(sys.executable, "-m", "prefect", "worker", "start", "--type", "process"),
-        *("--pool", pool, "--name", worker_name(pool), "--limit", str(limit)),
+        *(sys.executable, "-m", "pipelines.server.terse", "pipelines.workers.process_worker"),
+        *("worker", "start", "--type", "rpg", "--pool", pool, "--name", name, "--limit", str(limit)),
     ]
 
 
-def worker_environment(home: Home, url: str, pool: str, grace: float) -> dict[str, str]:
+def worker_environment(home: Home, url: str, name: str, grace: float) -> dict[str, str]:
     """The variables by which Prefect's worker, and the flow runs that it starts, find the home and the API."""
     return client_environment(home, url, auth_string_for(home, url)) | {
         "RPG_HOME": str(home.root),
-        WORKER: worker_name(pool),
+        WORKER: name,
         WORKER_GRACE: str(grace),
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         # `python` of the deployments' command is this one.
@@ -54,5 +70,6 @@ def run_worker(home: Home, url: str, pool: str, limit: int, grace: float) -> Non
     renew_deployments(home, url, pool)
     Reconciliation(home, pool).keep_on(url)
     keep_sending(home)
-    environment = worker_environment(home, url, pool, grace)
-    WorkerSupervisor(home, worker_command(pool, limit), environment, grace).run()
+    with worker_name(pool) as name:
+        environment = worker_environment(home, url, name, grace)
+        WorkerSupervisor(home, worker_command(name, pool, limit), environment, grace).run()

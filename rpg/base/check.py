@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rpg.base.stage import cannot_build, existing_model, scratch_config, scratch_model
+from rpg import pretrained
+from rpg.base.stage import cannot_build, existing_model, refuse_code, scratch_config, scratch_model
 from rpg.base.tokenization import make_tokenizer
 from specs.schema.model import ByteTokenizer, Model, PretrainedModel, ScratchModel, TrainedTokenizer
 
@@ -39,18 +40,21 @@ def tokenizer_of(model: Model) -> "PreTrainedTokenizerBase | None":
     """The model's tokenizer; None where the data trains it, or it is on the Hub and not on this machine.
 
     Raises:
-        SpecError: the directory that the spec names is without a config, a tokenizer or safetensors.
+        SpecError: the directory that the spec names is without a config, a tokenizer or safetensors, or the model's
+            settings name code.
     """
     if not isinstance(model, PretrainedModel):
         return None if isinstance(model.tokenizer, TrainedTokenizer) else make_tokenizer(model.tokenizer, ())
     if Path(model.path).is_dir():
         return existing_model(model)[2]
-    from transformers import AutoTokenizer
+    from huggingface_hub import snapshot_download
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            model.path, revision=model.revision, local_files_only=True
-        )
+        directory = Path(snapshot_download(model.path, revision=model.revision, local_files_only=True))
     except Exception:  # a dozen classes of three libraries say that it has not been downloaded
         return None
-    return tokenizer
+    refuse_code(model, directory)
+    try:
+        return pretrained.tokenizer_of(directory)
+    except Exception:  # downloaded without it
+        return None

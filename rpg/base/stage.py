@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from rpg.data.loading import load_problems
 from rpg.manifests import NOTES
+from rpg.pretrained import code_settings, config_of, model_of, settings_with_code, tokenizer_of
 from specs.errors import Issue, SpecError
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
@@ -124,28 +125,22 @@ def _link(spec: PretrainedModel, out: Path) -> dict[str, Any]:
 
 def existing_model(spec: PretrainedModel) -> "tuple[Path, PretrainedConfig, PreTrainedTokenizerBase]":
     """The directory, config and tokenizer of a model that exists. SpecError where one of them cannot be read."""
-    from transformers import AutoConfig, AutoTokenizer
-
     directory = _directory(spec)
     with _blaming(spec):
-        tokenizer = AutoTokenizer.from_pretrained(directory)
-        return directory, AutoConfig.from_pretrained(directory), tokenizer
+        tokenizer = tokenizer_of(directory)
+        return directory, config_of(directory), tokenizer
 
 
 def _load(spec: PretrainedModel) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     directory = _directory(spec)
     with _blaming(spec):
-        return (
-            AutoModelForCausalLM.from_pretrained(directory, dtype="auto", use_safetensors=True),
-            AutoTokenizer.from_pretrained(directory),
-        )
+        return model_of(directory, dtype="auto"), tokenizer_of(directory)
 
 
 def _directory(spec: PretrainedModel) -> Path:
     """The directory with the model's files, downloaded where the path is a Hub id; its weights are safetensors."""
     directory = _local_directory(spec)
+    refuse_code(spec, directory)
     if not any(directory.glob("*.safetensors")):
         raise _no_model("the model has no weights as safetensors", spec, _SAFETENSORS_HINT)
     return directory
@@ -170,6 +165,16 @@ def _local_directory(spec: PretrainedModel) -> Path:
         raise _no_model(f"the model cannot be fetched from the Hub: {reason}", spec, _HUB_HINT) from error
 
 
+def refuse_code(spec: PretrainedModel, directory: Path) -> None:
+    """Raises SpecError where the model's settings name code to run."""
+    if found := settings_with_code(directory):
+        raise _no_model(f"the model names code to run, which is never run: {', '.join(found)}", spec, _CODE_HINT)
+
+
+_CODE_HINT = (
+    "transformers' own class may do: take a copy of the model without these settings; one whose code transformers does "
+    "not have cannot be trained"
+)
 _SAFETENSORS_HINT = (
     "pickled weights (*.bin) can run code and are not read; where you trust them, convert them: "
     "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
@@ -237,6 +242,9 @@ def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> 
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if found := list(code_settings(dict(spec.config))):
+        message = f"names code to run, which is never run: {', '.join(found)}"
+        raise SpecError(Issue(message, path=("model", "config"), given=_shown(spec.config), hint="leave it out"))
     known_types = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     if spec.model_type not in known_types:
         message = "transformers knows no such decoder architecture"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rpg.batches.packing_plan import Integers, Rows
+from rpg.messages import message
 from rpg.rewards.score import Score
 from rpg.types import FinishReason, RolloutGroup
 
@@ -16,6 +17,7 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 
+@message
 @dataclass(frozen=True)
 class StepRollouts:
     """A step's B responses in the order of its prompts. Every rank knows of each its length, reward and group; its

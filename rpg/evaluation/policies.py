@@ -11,6 +11,7 @@ from rpg.evaluation.inputs import evaluation_inputs
 from rpg.evaluation.kept import KeptAnswers
 from rpg.evaluation.records import Answered
 from rpg.evaluation.results import MeasuredPolicy
+from rpg.pretrained import model_of, tokenizer_of
 from rpg.processes import ranks
 from rpg.processes.device import choose_device, use_threads
 from rpg.rewards import open_scorer
@@ -46,11 +47,9 @@ def policies_answers(
     Raises:
         SpecError: see `evaluation_inputs`.
     """
-    from transformers import AutoTokenizer
-
     if not policies:
         return
-    tokenizer = AutoTokenizer.from_pretrained(inputs["base"])
+    tokenizer = tokenizer_of(inputs["base"])
     asked = evaluation_inputs(spec, inputs["data"], inputs["base"], tokenizer)
     if not asked.problems:
         print("there is no evaluation set: nothing to measure", flush=True)
@@ -67,8 +66,6 @@ def _samplers(
     spec: Experiment, policies: Sequence[MeasuredPolicy], opened_on: Path, max_length: int, device: torch.device
 ) -> Iterator[tuple[MeasuredPolicy, Sampler]]:
     """One engine, holding each policy's weights in turn."""
-    from transformers import AutoModelForCausalLM
-
     settings = SamplerSettings(
         weights_dir=opened_on,
         device=device,
@@ -79,7 +76,7 @@ def _samplers(
     try:
         for policy in policies:
             if policy.weights != opened_on:
-                model = AutoModelForCausalLM.from_pretrained(policy.weights, dtype="auto")
+                model = model_of(policy.weights, dtype="auto")
                 sampler.load_weights(model.named_parameters(), policy_version=sampler.policy_version + 1)
                 del model
             yield policy, sampler

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures
+from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
 from rpg.statistics import THESE_WEIGHTS
@@ -15,6 +16,7 @@ from specs.records import EvaluationRow, EvaluationSampleRow, Int32
 from specs.schema.evaluation import Evaluation
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Answered:
     """One response and its verdict."""

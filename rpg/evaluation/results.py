@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from rpg.files import digest, files_under, publish_directory, read_json, write_json
 from rpg.manifests import NOTES, find_damage, list_files
+from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
 from specs.records import TABLES
 
@@ -23,6 +24,7 @@ _SUMMARY = "result.json"
 _TABLES = ("evaluations", "evaluation_samples")
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class MeasuredPolicy:
     """A policy to measure."""

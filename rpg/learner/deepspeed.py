@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rpg.batches.batch import Microbatch
 from rpg.checkpoints.pieces import StateCopy
@@ -24,6 +24,7 @@ from rpg.learner.policy import Policy, attention_share, load_model
 from rpg.learner.schedule_free import ScheduleFreeAdamW
 from rpg.learner.sequence_parallel import SequenceGroup
 from rpg.learner.sharded_loading import shard
+from rpg.pretrained import config_of
 from rpg.processes import ranks
 from rpg.processes.standstill import show_work
 from specs.errors import Issue, SpecError
@@ -53,7 +54,7 @@ class Learner:
         )
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         if training.kernels == "liger":
-            check_kernels(AutoConfig.from_pretrained(weights_dir), device)
+            check_kernels(config_of(weights_dir), device)
         model = load_model(weights_dir, training)
         self.policy = Policy(model, temperature=temperature, entropy_gradient=training.entropy_coef > 0)
         self.attention_share = attention_share(model)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rpg.learner.adapters import add_adapters
 from rpg.learner.kernels import use_liger
@@ -13,6 +13,7 @@ from rpg.learner.logprobs import token_logprobs
 from rpg.learner.packing import ATTENTION, Packing
 from rpg.learner.recomputation import recompute_activations
 from rpg.learner.sharded_loading import read_on_first_rank
+from rpg.pretrained import config_of, model_of
 from specs.errors import Issue, SpecError
 from specs.schema.training import Training
 
@@ -62,12 +63,12 @@ def load_model(weights_dir: Path, training: Training) -> PreTrainedModel:
 
     For ZeRO 3 only rank 0 has its values, until `shard` gives the other ranks theirs.
     """
-    config = AutoConfig.from_pretrained(weights_dir)
+    config = config_of(weights_dir)
     check_logits(config)
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
             setattr(config, name, 0.0)
-    read = read_on_first_rank if training.zero_stage == 3 else AutoModelForCausalLM.from_pretrained
+    read = read_on_first_rank if training.zero_stage == 3 else model_of
     model: PreTrainedModel = read(weights_dir, config=config, dtype=getattr(torch, training.precision))
     model.train()
     if training.packing and model.config._attn_implementation == "sdpa":

@@ -101,9 +101,8 @@ class SequenceGroup:
 
     def _from_first(self, row: "_Row") -> "_Row":
         """The first rank's row on all ranks of the group; tensors stay on their device."""
-        sizes: list[Any] = [(row.input_ids.shape[1], row.families, row.counts) if self.leads else None]
-        dist.broadcast_object_list(sizes, src=self.first, group=self._group, device=torch.device("cpu"))
-        length, families, counts = sizes[0]
+        sizes = row.input_ids.shape[1], row.families, row.counts
+        length, families, counts = ranks.from_rank(self.first, sizes, self._group)
         count = sum(counts)
         if self.leads:
             numbers = torch.cat([row.input_ids[0], row.sources, row.targets])

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from rpg.pretrained import model_of
 from rpg.processes import ranks
 
 
@@ -21,9 +22,7 @@ def read_on_first_rank(weights_dir: Path, **settings: Any) -> PreTrainedModel:
         settings: of `from_pretrained`.
     """
     first = ranks.rank() == 0
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        weights_dir, device_map=None if first else "meta", **settings
-    )
+    model: PreTrainedModel = model_of(weights_dir, device_map=None if first else "meta", **settings)
     if not first:
         model.to_empty(device="cpu")
     # Whether two weights are tied may depend on their values, which only rank 0 has read.

@@ -1,4 +1,7 @@
-"""The data-parallel processes that a launcher starts: the number of this one, and the few collectives they need."""
+"""The data-parallel processes that a launcher starts: the number of this one, and the few collectives they need.
+
+What they send each other is tensors, or values that `rpg.messages` makes bytes of.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,15 +13,21 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from rpg.messages import decoded, encoded
+from rpg.processes import proved_gloo
+from rpg.processes.launch import ON_LOOPBACK, engines_elsewhere
 from rpg.processes.standstill import show_work
+from rpg.processes.store import launch_store
 
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=1)
 """How long a collective on the host waits for the other ranks, which may be sampling. A rank that ends, or loses its
 machine, is the launcher's to notice; that none of them works any more, see `rpg.processes.standstill`."""
+_LONGEST = 2**34
+"""Bytes of a value that a rank sends."""
 
 
 def join(device_type: str) -> None:
@@ -30,15 +39,19 @@ def join(device_type: str) -> None:
     if dist.is_initialized():
         return
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        # NCCL may have to reach an engine on another machine.
+        os.environ.update(ON_LOOPBACK if not engines_elsewhere() else {"GLOO_SOCKET_IFNAME": "lo"})
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"))
-        dist.init_process_group(backend(device_type), store=HashStore(), rank=0, world_size=1)
+        join_in(HashStore(), device_type)
     else:
-        dist.init_process_group(backend(device_type))
+        join_in(launch_store(keeps=os.environ["RANK"] == "0"), device_type)
 
 
-def backend(device_type: str) -> str:
-    """What carries the collectives, see `join`."""
-    return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+def join_in(store: Store, device_type: str) -> None:
+    """Joins the ranks that meet in a store, as the one that the environment says."""
+    backend = f"cpu:{proved_gloo.BACKEND},cuda:nccl" if device_type == "cuda" else proved_gloo.BACKEND
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=size)
 
 
 @contextmanager
@@ -126,10 +139,15 @@ def gather(value: T) -> list[T]:
 def _gather(value: T, group: Callable[[], Any]) -> list[T]:
     if world_size() == 1:
         return [value]
-    values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value, group=group())
+    own, of_ranks = _bytes(value), group()
+    lengths = torch.zeros(world_size(), 1, dtype=torch.int64)
+    dist.all_gather(list(lengths), torch.tensor([len(own)]), group=of_ranks)
+    _check_length(longest := int(lengths.max()))
+    received = torch.empty(world_size(), longest, dtype=torch.uint8)
+    dist.all_gather(list(received), torch.cat([own, own.new_zeros(longest - len(own))]), group=of_ranks)
     show_work()
-    return values
+    contents = [content[:length].numpy().data for content, length in zip(received, lengths[:, 0], strict=True)]
+    return [value if place == rank() else decoded(content) for place, content in enumerate(contents)]
 
 
 class Channel:
@@ -137,7 +155,7 @@ class Channel:
 
     def __init__(self) -> None:
         """All ranks create it together, in their main threads."""
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE) if world_size() > 1 else None
+        self._group = dist.new_group(backend=proved_gloo.BACKEND, timeout=_PATIENCE) if world_size() > 1 else None
 
     def gather(self, value: T) -> list[T]:
         """The same as `gather`."""
@@ -212,10 +230,30 @@ def from_first(value: T) -> T:
     """Rank 0's value on every rank."""
     if world_size() == 1:
         return value
-    box: list[T] = [value]
-    dist.broadcast_object_list(box, src=0, group=_host_group())
+    return from_rank(0, value, _host_group())
+
+
+def from_rank(first: int, value: T, group: Any) -> T:
+    """The value of one of a group's ranks on all of them; the group carries tensors of the host."""
+    content = _bytes(value) if rank() == first else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([len(content)])
+    dist.broadcast(length, src=first, group=group)
+    _check_length(int(length))
+    if rank() != first:
+        content = torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(content, src=first, group=group)
     show_work()
-    return box[0]
+    received: T = value if rank() == first else decoded(content.numpy().data)
+    return received
+
+
+def _bytes(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(encoded(value)), dtype=torch.uint8)
+
+
+def _check_length(length: int) -> None:
+    if not 0 < length <= _LONGEST:
+        raise ValueError(f"a rank announces {length} bytes")
 
 
 def wait_for_all() -> None:
@@ -230,5 +268,5 @@ _host: dict[str, Any] = {}
 def _host_group() -> Any:
     """A gloo group, so that objects do not have to go through a GPU."""
     if "group" not in _host:
-        _host["group"] = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        _host["group"] = dist.new_group(backend=proved_gloo.BACKEND, timeout=_PATIENCE)
     return _host["group"]

@@ -10,6 +10,7 @@ from typing import Any
 from rpg.files import create_json, now, read_json, write_json
 from rpg.processes.fence import Fence
 from specs.document import experiment_of
+from specs.documents.reading import numbered
 from specs.schema.experiment import Experiment
 
 Accuracies = Mapping[int, Mapping[str, float]]
@@ -74,7 +75,7 @@ class RunDirectory:
         attempts.mkdir(exist_ok=True)
         while True:
             fence.check()
-            number = 1 + max((int(file.stem) for file in attempts.glob("[0-9]*.json")), default=0)
+            number = 1 + max((int(file.stem) for file in numbered(attempts)), default=0)
             record = {"attempt": number, "resumed_from_step": resumed_from_step, "started_at": now("microseconds")}
             with suppress(FileExistsError):  # else a trainer that was taken over, or has taken over, was first
                 create_json(attempts / f"{number:04}.json", record | {"lease": fence.number} | provenance)
@@ -98,7 +99,7 @@ class RunDirectory:
         """The steps whose exported weights count, and the attempt that exported each: not those of steps that a later
         attempt goes through again. Runs of earlier versions noted none."""
         noted = {int(step): attempt for step, attempt in read_json(self.path / "exported.json").items()}
-        files = (self.path / "attempts").glob("[0-9]*.json")
+        files = numbered(self.path / "attempts")
         origins = {int(file.stem): read_json(file).get("resumed_from_step", 0) for file in files}
 
         def is_gone_through_again(step: int, attempt: int) -> bool:

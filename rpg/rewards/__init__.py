@@ -1,7 +1,8 @@
 """Scorers of responses. A scorer that raises, hangs or dies costs its sample a recorded error and nothing else.
 
 `functions` holds our rewards, one a module; `score` what a scorer says of a response; `pool` and `worker` the processes
-in which scorers run. A user's own reward is written as ours are, see docs/extending.md.
+in which scorers run, `sealing` which of them are in bubblewrap. A user's own reward is written as ours are, see
+docs/extending.md.
 """
 
 import os
@@ -11,14 +12,22 @@ from types import TracebackType
 from typing import Self
 
 from rpg.rewards.score import FULL_MARK, Score, Scorer, verdict
+from rpg.rewards.sealing import refusal
 from rpg.types import Problem
+from specs.errors import SpecError
 from specs.schema.reward import Reward
 
-__all__ = ["FULL_MARK", "Problem", "Reward", "Score", "Scorer", "open_scorer"]
+__all__ = ["FULL_MARK", "Problem", "Reward", "Score", "Scorer", "open_scorer", "refusal"]
 
 
 def open_scorer(reward: Reward) -> Scorer:
-    """The scorer that a spec names, a context manager. Call it as often as you like, from any thread."""
+    """The scorer that a spec names, a context manager. Call it as often as you like, from any thread.
+
+    Raises:
+        SpecError: the reward may run what a response says, and this machine cannot seal it.
+    """
+    if issue := refusal(reward):
+        raise SpecError(issue)
     if reward.in_process:
         return _InProcess(reward)
     from rpg.rewards.pool import WorkerPool

@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -12,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Self
 
 from rpg.data import metadata
 from rpg.processes.standstill import show_work
-from rpg.rewards.score import Score
+from rpg.rewards.score import Score, received
+from rpg.rewards.sealing import code_of, is_sealed
+from rpg.sandbox import Confined, Limits, start
 from rpg.types import Problem
 from specs.schema.reward import Reward
 
@@ -26,6 +26,14 @@ _START_SECONDS = 120.0
 """A worker imports its library (seconds, on a busy machine more) before it says that it is ready."""
 _GRACE_SECONDS = 1.0
 """A worker reports a time-out itself; one that has not by this much later is killed."""
+_DEATH_SECONDS = 2.0
+"""The output of a process that died ends a moment before its exit code is there."""
+_LONGEST_VERDICT = 16 << 20
+"""Bytes. A verdict has the answer that was extracted, at most a whole response."""
+_UNSEALED = Limits(processes=256, file_bytes=1 << 30, open_files=4096)
+"""Scorers that run no text of a response may start processes and keep files."""
+_MOST_NOISE = 1 << 14
+"""Bytes of standard error, its last, that are looked at for why a process died."""
 _STARTS = 3
 """Failed starts of a worker in a row before the scorer itself is held to be broken."""
 
@@ -100,10 +108,12 @@ class WorkerPool:
         busy = [worker for worker in self._workers if worker.busy]
         patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic()) if busy else None
         sources: list[int | _Worker] = [self._woken, *busy]
-        ready, _, _ = select.select(sources, [], [], patience)
+        ready, writable, _ = select.select(sources, [worker.input for worker in busy if worker.unsent], [], patience)
         if self._woken in ready:
             os.read(self._woken, 1 << 16)
         for worker in busy:
+            if worker.input in writable:
+                worker.send()
             worker.answer(readable=worker in ready)
 
     def _give_up(self, error: Exception) -> None:
@@ -141,61 +151,70 @@ class _Worker:
 
     def fileno(self) -> int:
         """For select."""
-        return self._output.fileno()
+        return self._process.stdout.fileno()
 
     def take(self, todo: deque[_Task]) -> None:
         """Begins the next task, if it is free."""
         if self.busy or not todo:
             return
-        if (
-            self._process.poll() is not None
-        ):  # killed while idle, by the system's memory killer perhaps: no sample's fault
+        # Killed while idle, by the system's memory killer perhaps, or not silent as it should be: no sample's fault.
+        if select.select([self], [], [], 0)[0]:
             self.end()
             self._start()
             return
         self.task = todo.popleft()
         self.deadline = time.monotonic() + self._timeout_seconds + _GRACE_SECONDS
-        with suppress(BrokenPipeError):  # it has just died: its output ends too, and `answer` sees that
-            self._input.write(self.task[1].encode())
-            self._input.flush()
+        self.unsent = memoryview(self.task[1].encode())
+        self.send()
+
+    def send(self) -> None:
+        """Writes as much of the request as the process takes: one that reads nothing holds up no other."""
+        try:
+            self.unsent = self.unsent[os.write(self.input, self.unsent) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it has just died: its output ends too, and `answer` sees that
+            self.unsent = memoryview(b"")
 
     def answer(self, *, readable: bool) -> None:
         """Passes on the verdict on its task, once there is one: the worker's own, or that it was late or died."""
         if readable:
             part = os.read(self.fileno(), 1 << 16)
             self._received += part
-            if not part or self._received.endswith(b"\n"):
-                self._finish(self._verdict() if part else self._died())
-        elif time.monotonic() >= self.deadline:
+            if not part:
+                self._finish(self._died())
+            elif len(self._received) > _LONGEST_VERDICT:
+                self._finish(self._died("the scorer wrote without end"))
+            elif part.endswith(b"\n"):
+                self._finish(self._verdict())
+        if self.busy and time.monotonic() >= self.deadline:
             self._finish(self._died(f"no verdict after {self._timeout_seconds:g} s; the scorer was killed"))
 
     def end(self) -> None:
         """Kills the process, which has nothing to save."""
-        self._process.kill()
-        self._process.wait()
-        self._output.close()
+        self._process.end()
         self._noise.close()
-        with suppress(BrokenPipeError):
-            self._input.close()
 
     def _start(self) -> None:
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
-        self._received = b""
+        self._received = bytearray()
+        self.unsent = memoryview(b"")
         self._ready = False
         self.deadline = time.monotonic() + _START_SECONDS
+        sealed = is_sealed(self._reward)
         # A session of its own: the SIGTERM that asks a run to finish its step goes to the whole process group.
-        self._process: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-m", "rpg.rewards.worker", *self._job(), str(os.getpid())],
+        self._process: Confined = start(
+            [sys.executable, "-P", "-m", "rpg.rewards.worker", *self._job()],
+            sealed=sealed,
+            limits=None if sealed else _UNSEALED,
+            readable=code_of(self._reward),
+            variables=[name for part in self._reward.parts() for name in part.environment],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._noise,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input: IO[bytes] = self._process.stdin
-        self._output: IO[bytes] = self._process.stdout
+        self.input = self._process.stdin.fileno()
+        os.set_blocking(self.input, False)
 
     def _job(self) -> tuple[str, str]:
         """The reward's class as `module:class`, and its fields as JSON."""
@@ -203,21 +222,26 @@ class _Worker:
         return f"{variant.__module__}:{variant.__qualname__}", self._reward.model_dump_json()
 
     def _verdict(self) -> Score | None:
-        """The verdict that the worker sent; None for the line by which it says that it is ready."""
-        fields: dict[str, Any] = json.loads(self._received)
-        self._received = b""
-        self._ready = True
-        self._failed_starts = 0
-        return Score(**fields) if fields else None
+        """The verdict that the worker sent; None for the line by which it says that it is ready.
+
+        A worker may run a text of a response, which may write whatever it likes: it is read as JSON, and checked.
+        """
+        line, self._received = self._received, bytearray()
+        if not self._ready:
+            self._ready = True
+            self._failed_starts = 0
+            return None
+        try:
+            return received(line)
+        except ValueError:
+            return self._died("the scorer wrote what is no verdict")
 
     def _died(self, reason: str = "") -> Score:
         """Replaces the process. Returns the task's verdict: `reason`, or how the process ended."""
-        self._process.kill()
-        code = self._process.wait()
-        self._noise.seek(0)
+        ending = self._process.ending(0 if reason else _DEATH_SECONDS)
+        self._noise.seek(-min(_MOST_NOISE, self._noise.seek(0, os.SEEK_END)), os.SEEK_END)
         stderr = self._noise.read().decode(errors="replace").strip()
         self.end()
-        ending = signal.Signals(-code).name if code < 0 else f"exit {code}"
         if self.task is None:
             self._failed_starts += 1
             if self._failed_starts == _STARTS:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
+from pydantic import TypeAdapter
+
+from rpg.messages import message
 from rpg.types import Problem
 from specs.schema.reward import Reward
 
@@ -14,6 +17,7 @@ FULL_MARK = 1.0
 """The value from which a response counts as correct, under every scorer."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Score:
     """One response's verdict."""
@@ -45,6 +49,17 @@ class Score:
     def failed(cls, error: str) -> Self:
         """The verdict where the scorer raised, hung or died."""
         return cls(value=0.0, correct=False, error=error)
+
+
+_SCORE = TypeAdapter(Score)
+
+
+def received(line: bytes | bytearray) -> Score:
+    """The verdict that a worker sent as JSON. ValueError where it is none: what was scored may have written it."""
+    score = _SCORE.validate_json(line, strict=True)
+    if not all(map(math.isfinite, (score.value, score.penalty, *score.terms.values()))):
+        raise ValueError("not a finite number")
+    return score
 
 
 def verdict(reward: Reward, problem: Problem, response: str) -> Score:

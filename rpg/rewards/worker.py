@@ -7,38 +7,32 @@ import dataclasses
 import importlib
 import json
 import os
-import resource
 import signal
 import sys
 from types import FrameType
 
 from rpg.data import metadata
-from rpg.processes.parent import die_with_parent
 from rpg.rewards.score import Score, verdict
 from rpg.types import Problem
 from specs.schema.reward import Reward
 
-_MEMORY_BYTES = 8 << 30
-"""Address space of a worker: what an answer such as 10^10^10 may ask for before it is a MemoryError."""
+_MOST_NOISE = 1 << 18
+"""Bytes of standard error that are kept."""
 
 
 class _OverTimeError(BaseException):
     """Not an Exception, so that a scorer's own `except Exception` does not swallow it."""
 
 
-def main(reward_class: str, options: str, parent: int) -> None:
+def main(reward_class: str, options: str) -> None:
     """Serves until its input ends.
 
     Args:
         reward_class: `module:class`, so that no installed package need be searched for.
         options: the reward's fields, JSON.
-        parent: process to die with.
     """
-    die_with_parent(parent)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a scorer prints must not mix with the verdicts
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard))
     signal.signal(signal.SIGALRM, _over_time)
     # Slurm sends the SIGTERM that asks a trainer to save its state to all that runs on a machine.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -50,6 +44,7 @@ def main(reward_class: str, options: str, parent: int) -> None:
         request = json.loads(line)
         problem = Problem(**{**request["problem"], "metadata": metadata.load(request["problem"]["metadata"])})
         score = _in_time(reward, problem, request["response"])
+        _forget_noise()
         print(json.dumps(dataclasses.asdict(score)), file=answers, flush=True)
 
 
@@ -65,9 +60,16 @@ def _in_time(reward: Reward, problem: Problem, response: str) -> Score:
         return Score.failed(f"no verdict after {reward.timeout_seconds:g} s")
 
 
+def _forget_noise() -> None:
+    """Empties what the scorer has written, once it is much: files have a limit, and it serves for days."""
+    if os.fstat(2).st_size > _MOST_NOISE:
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
+
+
 def _over_time(_signum: int, _frame: FrameType | None) -> None:
     raise _OverTimeError
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
+from rpg.pretrained import tokenizer_of
 from rpg.types import Admit, OnResponse, Rollout, RolloutGroup, Sampling
 from specs.errors import Issue, SpecError
 
@@ -165,7 +166,7 @@ def special_tokens(weights_dir: Path) -> SpecialTokens:
     Raises:
         SpecError: neither names an end token.
     """
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import GenerationConfig
 
     eos: int | list[int] | None = None
     pad: int | None = None
@@ -173,7 +174,7 @@ def special_tokens(weights_dir: Path) -> SpecialTokens:
         config = GenerationConfig.from_pretrained(weights_dir)
         eos, pad = config.eos_token_id, config.pad_token_id
     if eos is None or pad is None:
-        tokenizer = AutoTokenizer.from_pretrained(weights_dir)
+        tokenizer = tokenizer_of(weights_dir)
         eos = tokenizer.eos_token_id if eos is None else eos
         pad = tokenizer.pad_token_id if pad is None else pad
     if eos is None:

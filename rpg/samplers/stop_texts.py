@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
+
+from rpg.pretrained import tokenizer_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,7 +56,7 @@ def tokenizer_in(weights_dir: Path | None) -> PreTrainedTokenizerFast:
     """
     if weights_dir is None or not (weights_dir / "tokenizer_config.json").exists():
         raise ValueError(f"stop texts need the policy's tokenizer; there is none in {weights_dir}")
-    tokenizer = AutoTokenizer.from_pretrained(weights_dir)
+    tokenizer = tokenizer_of(weights_dir)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"stop texts need a tokenizer of the tokenizers library, not {type(tokenizer).__name__}")
     return tokenizer

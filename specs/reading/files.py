@@ -3,7 +3,6 @@
 import difflib
 import os
 import re
-import stat
 from collections.abc import Iterable
 from dataclasses import replace
 from shlex import quote
@@ -11,10 +10,11 @@ from typing import Any, get_origin
 
 from pydantic import BaseModel
 
+from specs.bounds import NotPlainError, TooLargeError, read_within
 from specs.errors import Issue, Path, Position, SpecError
 from specs.model_evaluation import ModelEvaluation
 from specs.reading.tree import assign, merge
-from specs.reading.yaml import MAX_BYTES, YamlNode, parse_bytes, parse_text
+from specs.reading.yaml import YamlNode, parse_bytes, parse_text, too_large
 from specs.schema.base import PathKind, path_kind
 from specs.schema.experiment import Experiment
 from specs.schema.fields import below, is_model, no_such_item, sections_of, split, unknown, with_field
@@ -75,10 +75,13 @@ def _without_extends(path: str, chain: tuple[str, ...], named_at: Position | Non
 def _read(path: str, named_at: Position | None) -> YamlNode:
     at = named_at or Position(path, 0, "")
     try:
-        if stat.S_ISFIFO(os.stat(path).st_mode):  # it can be read only once, or waits for a writer
-            raise SpecError(_at(at, "cannot be read: a pipe", hint="a spec is a file: write it to one"))
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_within(path)
+    except TooLargeError:
+        raise SpecError(too_large(path)) from None
+    except NotPlainError as error:
+        raise SpecError(
+            _at(at, f"cannot be read: {error.strerror}", hint="a spec is a file: write it to one")
+        ) from None
     except FileNotFoundError:
         raise SpecError(_not_found(path, named_at)) from None
     except IsADirectoryError as error:

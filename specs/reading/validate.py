@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from specs.bounds import MAX_ISSUES
 from specs.errors import Issue, IssueError, Path
 from specs.extensions import find_variant, our_names
 from specs.schema.base import OpenSection, is_open, item_of
@@ -41,6 +42,8 @@ def translate(errors: Sequence[ErrorDetails], schema: Any, data: Any) -> list[Is
     for error in errors:
         if _follows_from_another(error):
             continue
+        if len(issues) > MAX_ISSUES:  # `refuse` tells no more, and the nearest of many names takes long to find
+            break
         place = Place(schema, error["loc"], data)
         issue = place.issue(error)
         issues.setdefault((issue.path, "" if place.in_plain_union else issue.message), issue)

@@ -6,6 +6,7 @@ Reading refuses tags, deep nesting, huge files and alias bombs.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from io import StringIO
 from typing import Any
 
@@ -24,13 +25,9 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from specs.errors import Issue, Position, SpecError
+from specs.bounds import MAX_BYTES, MAX_DEPTH, MAX_DIGITS, MAX_ISSUES, MAX_VALUES
+from specs.errors import Issue, Position, SpecError, shortened
 from specs.reading.syntax import explain
-
-MAX_BYTES = 1 << 18
-MAX_DEPTH = 32
-MAX_NODES = 50_000
-MAX_DIGITS = 400
 
 Scalar = str | int | float | bool | None
 
@@ -60,10 +57,11 @@ class YamlNode:
         return self.value
 
 
+@lru_cache(maxsize=4)  # one command asks for the kind of a file before it reads it as that
 def parse_bytes(data: bytes, file: str) -> YamlNode:
     """The root mapping of a file. Raises SpecError with the place of whatever makes it unreadable."""
     if len(data) > MAX_BYTES:
-        raise SpecError(Issue("the file is too large", file=file, allowed=f"at most {MAX_BYTES} bytes"))
+        raise SpecError(too_large(file))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -81,10 +79,15 @@ def parse_bytes(data: bytes, file: str) -> YamlNode:
     return YamlNode(root.value, Position(file, 1, ""))
 
 
+def too_large(file: str) -> Issue:
+    """The issue with a file that nobody wrote by hand."""
+    return Issue("the file is too large", file=file, allowed=f"at most {MAX_BYTES} bytes")
+
+
 def position_in(file: str, lines: list[str], line: int) -> Position:
     """The position of line `line` (from 1), its text made safe to print."""
-    text = lines[line - 1] if 0 < line <= len(lines) else ""
-    return Position(file, line, "".join(char if char.isprintable() else " " for char in text)[:160])
+    text = lines[line - 1][:160] if 0 < line <= len(lines) else ""
+    return Position(file, line, "".join(char if char.isprintable() else " " for char in text))
 
 
 def parse_text(text: str, position: Callable[[int], Position]) -> YamlNode | None:
@@ -168,9 +171,9 @@ class _Composer:
 
     def _count(self, number: int, event: Event) -> None:
         self._num_nodes += number
-        if self._num_nodes > MAX_NODES:
+        if self._num_nodes > MAX_VALUES:
             hint = "aliases count as often as they are used"
-            raise SpecError(_at(self._where(event), "too many values", allowed=f"at most {MAX_NODES}", hint=hint))
+            raise SpecError(_at(self._where(event), "too many values", allowed=f"at most {MAX_VALUES}", hint=hint))
 
     def _alias(self, event: AliasEvent, at: Position) -> YamlNode:
         node = self._anchors.get(event.anchor)
@@ -202,6 +205,8 @@ class _Composer:
                 self._issues.append(
                     _at(at, f"the key `{key}` is given twice", hint=f"first given on line {earlier.at.line}")
                 )
+                if len(self._issues) > MAX_ISSUES:
+                    raise SpecError(*shortened(self._issues))
             else:
                 entries[key] = node
         return entries
@@ -218,7 +223,7 @@ class _Composer:
         text = self._text(event)
         if not event.implicit[0]:
             return text
-        if len(text) > MAX_DIGITS and _INTEGER.fullmatch(text):
+        if len(text) > MAX_DIGITS and (_INTEGER.fullmatch(text) or _BASED.fullmatch(text)):
             raise SpecError(_at(self._where(event), "a number of too many digits", allowed=f"at most {MAX_DIGITS}"))
         return resolve(text)
 

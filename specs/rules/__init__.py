@@ -3,13 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from specs.bounds import repeats
 from specs.errors import Issue, Path
 from specs.rules import evaluation, guards, model_evaluation, objective, rollout, training, vllm
 from specs.rules.files import context_length, missing_files
 from specs.schema.experiment import Experiment
 from specs.schema.model import ScratchModel
 from specs.schema.objective import RegularizedObjective
-from specs.schema.schedule import largest, schedules_in, value_at
+from specs.schema.schedule import ValueSchedule, largest, schedules_in, value_at
+
+_MOST_BETWEEN = 1000
+"""Steps at which it is asked whether a reference moves, beside those around the points of its schedule."""
 
 
 def issues_of(experiment: Experiment) -> list[Issue]:
@@ -85,7 +89,7 @@ def _context(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _evaluation_sets(experiment: Experiment) -> Iterator[Issue]:
-    known = [source.name for source in experiment.data.evaluation if source.name]
+    known = dict.fromkeys(source.name for source in experiment.data.evaluation if source.name)
     for index, source in enumerate(experiment.data.evaluation):
         if not source.name:
             yield Issue("missing", ("data", "evaluation", index, "name"), hint="an evaluation set needs a name")
@@ -122,9 +126,8 @@ def _seeds(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _repeated(values: Sequence[object], path: Path, message: str) -> Iterator[Issue]:
-    for index, value in enumerate(values):
-        if value in values[:index]:
-            yield Issue(message, (*path, index), given=str(value))
+    for index in repeats(values):
+        yield Issue(message, (*path, index), given=str(values[index]))
 
 
 def _reward(experiment: Experiment) -> Iterator[Issue]:
@@ -194,7 +197,8 @@ def _idle_reference(experiment: Experiment) -> Iterator[Issue]:
         return
     for unit, in_a_step in (("steps", 1), ("updates", updates)):
         every = getattr(update, f"every_{unit}")
-        moves = (0 < value_at(every, step) <= in_a_step * step for step in range(1, training.steps))
+        steps = _told_steps(every, training.steps)
+        moves = (0 < value_at(every, step) <= in_a_step * step for step in steps)
         if largest(every) and not any(moves):
             yield Issue(
                 "the reference never moves",
@@ -202,6 +206,14 @@ def _idle_reference(experiment: Experiment) -> Iterator[Issue]:
                 given=f"every {every} {unit} of {in_a_step * training.steps}",
                 hint=f"lower every_{unit} or raise training.steps",
             )
+
+
+def _told_steps(value: float | ValueSchedule, steps: int) -> list[int]:
+    """Steps before the last one that show what a value is throughout: those around its points, and some between."""
+    points = value.phases() if isinstance(value, ValueSchedule) else set[int]()
+    around = {step + beside for step in points for beside in (-1, 0, 1)}
+    between = range(1, steps, max(1, steps // _MOST_BETWEEN))
+    return sorted(step for step in {*around, *between, steps - 1} if 0 < step < steps)
 
 
 def _unfinished_schedules(experiment: Experiment) -> Iterator[Issue]:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from specs.bounds import read_within
 from specs.errors import Issue
 from specs.schema.base import PathKind
 from specs.schema.experiment import Experiment
@@ -31,7 +32,8 @@ def _data(experiment: Experiment) -> Iterator[Issue]:
 def _missing(kind: PathKind, path: str) -> str:
     """What is wrong with a path; empty where it is there, or may be the id of something elsewhere."""
     if kind == "file":
-        return "" if os.path.isfile(path) else "is a directory, not a file" if os.path.isdir(path) else "no such file"
+        what = "a directory" if os.path.isdir(path) else "a device or a pipe" if os.path.exists(path) else ""
+        return "" if os.path.isfile(path) else f"is {what}, not a file" if what else "no such file"
     if kind == "directory":
         return "" if os.path.isdir(path) else "is no directory" if os.path.exists(path) else "no such directory"
     return "" if os.path.exists(path) or not os.path.isabs(path) else "no such dataset directory"
@@ -64,8 +66,8 @@ def context_length(model: PretrainedModel | ScratchModel) -> int:
         config = model.config
     elif Path(model.path).is_absolute():
         try:
-            config = json.loads((Path(model.path) / "config.json").read_bytes())
-        except (OSError, ValueError):
+            config = json.loads(read_within(os.path.join(model.path, "config.json")))
+        except (OSError, ValueError, RecursionError):
             return 0
     lengths = [config.get(key) for key in CONTEXT_KEYS] if isinstance(config, dict) else []
     return next((value for value in lengths if isinstance(value, int) and value > 0), 0)

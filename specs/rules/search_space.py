@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from specs.bounds import MAX_CANDIDATES, MAX_PARAMETERS
 from specs.errors import Issue, Path
 from specs.reading.validate import show
 from specs.schema.fields import nearest
@@ -24,8 +25,19 @@ from specs.study_space import (
 
 def issues_of(space: Space) -> list[Issue]:
     """Every issue, each at its place."""
+    if len(space) > MAX_PARAMETERS:
+        return [Issue("too many parameters", ("parameters",), str(len(space)), f"at most {MAX_PARAMETERS}")]
+    if long := list(_long_lists(space)):
+        return long
     issues = [issue for path in space for issue in (*_repeated(path, space[path]), *_conditions(path, space))]
     return issues or list(_circle(space)) or list(_contradictions(space))
+
+
+def _long_lists(space: Space) -> Iterator[Issue]:
+    for path, searched in space.items():
+        if isinstance(searched, (Choice, Cases)) and len(names(searched)) > MAX_CANDIDATES:
+            given, allowed = str(len(names(searched))), f"at most {MAX_CANDIDATES}"
+            yield Issue("too many candidates", ("parameters", path), given, allowed, "search a range in their place")
 
 
 def warnings_of(space: Space) -> Iterator[Issue]:

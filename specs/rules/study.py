@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from specs.bounds import repeats
 from specs.errors import Issue, Path
 from specs.metrics import BY_NAME
 from specs.reading.validate import show
@@ -48,9 +49,10 @@ def _matrix(_: Study, experiment: Experiment) -> Iterator[Issue]:
 
 def _goals(study: Study, experiment: Experiment) -> Iterator[Issue]:
     goals = [((("goal",) if study.goal else ("goals", index)), goal) for index, goal in enumerate(study.targets)]
+    again = set(repeats(_measure(goal) for _, goal in goals))
     for index, (place, goal) in enumerate(goals):
         yield from _measured(place, goal, experiment)
-        if any(_measure(goal) == _measure(other) for _, other in goals[:index]):
+        if index in again:
             yield Issue("is a goal already", (*place, "metric"), _named(goal), hint="keep one of the two")
         if goal.over_seeds == "lower_bound" and _num_seeds(study, experiment) == 1:
             yield Issue(
@@ -63,10 +65,11 @@ def _goals(study: Study, experiment: Experiment) -> Iterator[Issue]:
 
 
 def _constraints(study: Study, experiment: Experiment) -> Iterator[Issue]:
+    again = set(repeats(map(_measure, study.constraints)))
     for index, constraint in enumerate(study.constraints):
         place = ("constraints", index)
         yield from _measured(place, constraint, experiment)
-        if any(_measure(constraint) == _measure(other) for other in study.constraints[:index]):
+        if index in again:
             hint = "one constraint takes both max and min"
             yield Issue("is bounded already", (*place, "metric"), _named(constraint), hint=hint)
         metric = BY_NAME.get(constraint.metric)

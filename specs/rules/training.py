@@ -84,7 +84,9 @@ def sequence_parallel(experiment: Experiment) -> Iterator[Issue]:
             "the ranks cannot be grouped so",
             path,
             given=f"{size} of {training.ranks} ranks",
-            allowed=", ".join(str(number) for number in range(1, training.ranks + 1) if training.ranks % number == 0),
+            allowed=", ".join(
+                str(number) for number in range(1, min(training.ranks, 1024) + 1) if training.ranks % number == 0
+            ),
             hint="sequence_parallel_size must divide training.ranks",
         )
     if size > 1 and not training.packing:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from specs.bounds import repeats
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import VllmRollout
@@ -41,9 +42,9 @@ def placement(experiment: Experiment) -> Iterator[Issue]:
             given="true with resources.device cpu",
             hint="leave sleep out",
         )
-    for index, gpu in enumerate(rollout.engine_gpus):
-        if gpu in rollout.engine_gpus[:index]:
-            yield Issue("the GPU is given twice", ("rollout", "engine_gpus", index), given=str(gpu))
+    for index in repeats(rollout.engine_gpus):
+        given = str(rollout.engine_gpus[index])
+        yield Issue("the GPU is given twice", ("rollout", "engine_gpus", index), given=given)
     if len(rollout.engine_gpus) % size:
         yield Issue(
             "the GPUs cannot be dealt out evenly",

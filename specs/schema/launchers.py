@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
+from specs.bounds import MAX_RANKS, read_within, repeats
 from specs.errors import Issue
 from specs.schema.base import Spec, execution, names_path, unless_said
 from specs.schema.training import Training
@@ -81,7 +82,7 @@ class Host(Spec):
 
     host: str = Field(pattern=HOST_NAME)
     """As ssh knows it: a name, an address, user@name or a name of the ssh configuration."""
-    slots: int = Field(1, ge=1)
+    slots: int = Field(1, ge=1, le=MAX_RANKS)
     """Ranks that it takes; with GPUs, one each."""
 
 
@@ -128,7 +129,7 @@ class SshLauncher(_Cluster):
     hosts: tuple[Host, ...] = ()
     """Filled in order, as far as training.ranks needs them; what is left over stands in for a lost one."""
     hostfile: str = names_path("file", "")
-    """In the place of hosts: a file as DeepSpeed's, a line `NAME slots=N` for each host."""
+    """In the place of hosts: a plain file as DeepSpeed's, a line `NAME slots=N` for each host."""
     engine_hosts: tuple[Host, ...] = ()
     """Machines for dedicated vLLM engines alone, a slot a GPU; with none the engines are on the machines of the ranks.
     They are filled in order: a host has as many engines as rollout.tensor_parallel_size goes into its slots. What is
@@ -148,8 +149,7 @@ class SshLauncher(_Cluster):
         """The hosts, from the spec or its hostfile. Raises OSError or ValueError where the file is not right."""
         if not self.hostfile:
             return self.hosts
-        with open(self.hostfile, encoding="utf-8") as file:
-            return parse_hostfile(file.read())
+        return parse_hostfile(read_within(self.hostfile).decode("utf-8"))
 
     def ranks_of_machines(self, ranks: int) -> list[int]:
         """As the hosts are filled in order, while all of them answer."""
@@ -219,9 +219,8 @@ class SshLauncher(_Cluster):
         places = [(*path, index) for index in range(len(hosts))]
         places += [("launcher", "engine_hosts", index) for index in range(len(self.engine_hosts))]
         names = [host.host for host in (*hosts, *self.engine_hosts)]
-        for index, (place, name) in enumerate(zip(places, names, strict=True)):
-            if name in names[:index]:
-                yield Issue("the host is named twice", (*place, "host"), given=name)
+        for index in repeats(names):
+            yield Issue("the host is named twice", (*places[index], "host"), given=names[index])
         slots = sum(host.slots for host in hosts)
         if slots < training.ranks:
             yield Issue(
@@ -237,9 +236,9 @@ class SlurmLauncher(_Cluster):
 
     type: Literal["slurm"]
     """slurm: sbatch hands the run to Slurm, srun starts the ranks, this command waits."""
-    nodes: int = Field(1, ge=1)
+    nodes: int = Field(1, ge=1, le=MAX_RANKS)
     """Machines; training.ranks must be a multiple."""
-    engine_nodes: int = Field(0, ge=0)
+    engine_nodes: int = Field(0, ge=0, le=MAX_RANKS)
     """Further machines of the job, for dedicated vLLM engines alone, over which these are spread evenly; 0: the engines
     are on the machines of the ranks."""
     partition: str = ""
@@ -329,7 +328,7 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
     Raises:
         ValueError: a line is not as it must be, a host is named twice, or there is none; the message has the line.
     """
-    hosts: list[Host] = []
+    hosts: dict[str, Host] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.partition("#")[0].strip()
         if not line:
@@ -337,9 +336,9 @@ def parse_hostfile(text: str) -> tuple[Host, ...]:
         parts = _HOSTFILE_LINE.match(line)
         if not parts or not re.match(HOST_NAME, parts[1]) or not int(parts[2]):
             raise ValueError(f"line {number} is not `NAME slots=N`: {raw.strip()}")
-        if parts[1] in [host.host for host in hosts]:
+        if parts[1] in hosts:
             raise ValueError(f"line {number} names {parts[1]} again")
-        hosts.append(Host(host=parts[1], slots=int(parts[2])))
+        hosts[parts[1]] = Host(host=parts[1], slots=int(parts[2]))
     if not hosts:
         raise ValueError("there is no host in it")
-    return tuple(hosts)
+    return tuple(hosts.values())

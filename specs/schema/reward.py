@@ -1,7 +1,7 @@
 """How responses are scored."""
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,12 @@ class Reward(OpenSection):
 
     in_process: ClassVar[bool] = False
     """Whether a score takes microseconds and cannot hang or crash. Else it is taken in a worker process."""
+    sealed: ClassVar[Literal["always", "if possible", "never"]] = "never"
+    """Whether the worker process is in bubblewrap, without a network and without the machine's files. `always` where a
+    text of a response may be run as code: machines that cannot seal it refuse the reward."""
+    environment: ClassVar[tuple[str, ...]] = ()
+    """Environment variables that a worker process gets beside those of a short list, such as the key of a service. A
+    sealed one does not get them."""
 
     type: str
     """Name of the reward."""
@@ -34,6 +40,10 @@ class Reward(OpenSection):
     """A penalty on long responses, added to the score; left out: none."""
     timeout_seconds: float = execution(10.0, gt=0)
     """A scorer is stopped after so long on one response."""
+
+    def parts(self) -> "tuple[Reward, ...]":
+        """The rewards that score: itself, or those it is made of. They share a worker process."""
+        return (self,)
 
     def prepare(self) -> None:
         """Called once in the process that scores, before its first response: the place for imports that take long."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
+from specs.bounds import MAX_RANKS
 from specs.errors import Issue
 from specs.schema.base import OpenSection, Spec, addition, execution, unless_said
 from specs.schema.fields import members
@@ -214,7 +215,7 @@ class VllmRollout(SamplerSection):
     """Where dedicated engines run: tensor_parallel_size GPUs for each engine of the machine, by their places among
     those that the run has there, from 0, the ranks' own first; empty: those after them. Engines may be on the GPUs of
     the ranks that they serve; then all of them are, with all of their GPUs."""
-    tensor_parallel_size: int = execution(1, ge=1)
+    tensor_parallel_size: int = execution(1, ge=1, le=MAX_RANKS)
     """GPUs (on a CPU: processes) over which a dedicated engine spreads each weight matrix."""
     ranks_per_engine: int = execution(1, ge=1)
     """Neighbouring ranks of a machine that share a dedicated engine, or where the launcher puts engines on machines of

@@ -1,9 +1,11 @@
 """Values that change over training: where a number may stand, `{schedule: [[1, 0.1], [200, 0.3]], between: linear}`."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, GetCoreSchemaHandler, ValidationError, model_validator
@@ -39,12 +41,11 @@ class ValueSchedule(Spec):
             >>> ValueSchedule(schedule=((1, 0.25), (201, 0.75)), between="linear").at(101)
             0.5
         """
-        if step <= self.schedule[0][0]:
-            return self.schedule[0][1]
-        for (start, value), (end, following) in pairwise(self.schedule):
-            if step < end:
-                return value + self._share((step - start) / (end - start)) * (following - value)
-        return self.schedule[-1][1]
+        after = bisect_right(self.schedule, step, key=itemgetter(0))
+        if after in (0, len(self.schedule)):
+            return self.schedule[max(after - 1, 0)][1]
+        (start, value), (end, following) = self.schedule[after - 1 : after + 1]
+        return value + self._share((step - start) / (end - start)) * (following - value)
 
     def _share(self, progress: float) -> float:
         """Of the way from one value to the next, after this share of the steps between them."""

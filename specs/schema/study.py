@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from specs.bounds import repeats
 from specs.errors import Issue, IssueError
 from specs.schema.base import Spec, execution, names_path
 
@@ -271,9 +272,8 @@ class WarmStart(Spec):
     @model_validator(mode="after")
     def _each_once(self) -> Self:
         for field, names in (("studies", self.studies), ("runs", self.runs)):
-            for index, name in enumerate(names):
-                if name in names[:index]:
-                    raise IssueError(Issue("is given twice", (field, index), name))
+            for index in repeats(names):
+                raise IssueError(Issue("is given twice", (field, index), names[index]))
         return self
 
 

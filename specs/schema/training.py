@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from specs.bounds import MAX_RANKS
 from specs.metrics import REWARD
 from specs.schema.base import Spec, addition, execution, no_flag
 from specs.schema.guard import Guard, GuardableMetric
@@ -153,7 +154,7 @@ class Training(Spec):
     packing: bool = execution(True)
     """Lay the responses of a pass end to end instead of padding them, and compute a prompt once for those of its group
     that are in the pass, where the model's attention keeps them apart. No effect on the gradient."""
-    ranks: int = execution(1, ge=1)
+    ranks: int = execution(1, ge=1, le=MAX_RANKS)
     """Data-parallel processes. The batch stays the same and is spread over them."""
     sequence_parallel_size: int = execution(1, ge=1)
     """Neighbouring ranks that share each sequence (DeepSpeed-Ulysses), each of which keeps the activations of its piece

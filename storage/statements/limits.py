@@ -1,8 +1,10 @@
 """What a query may cost: time, memory, and disk for what does not fit into memory."""
 
 import contextlib
+import os
 import re
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -12,7 +14,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 
@@ -38,6 +40,10 @@ class Limits:
     of what this machine, or this container, has."""
 
 
+_scratch: set[str] = set()
+"""Directories of this process's queries."""
+_stuck: "list[Future[Any]]" = []
+"""Parts of queries that did not stop when they were told to."""
 DEFAULT_LIMITS = Limits()
 """Of the product's own queries: as long as they take, and a quarter of the memory."""
 QUERY_LIMITS = Limits(seconds=60)
@@ -65,6 +71,7 @@ def confine(connection: duckdb.DuckDBPyConnection, root: Path, limits: Limits) -
     is returned, to be called once the connection is closed, and else with the connection.
     """
     scratch = tempfile.mkdtemp(prefix="rpg-query-")
+    _scratch.add(scratch)
     remove_scratch = weakref.finalize(connection, shutil.rmtree, scratch, ignore_errors=True)
     places = {path for name in ("runs", "packs") for path in (root / name, (root / name).resolve())}  # links, perhaps
     connection.execute(
@@ -164,6 +171,23 @@ class Stopwatch:
             self._connection.interrupt()  # again and again: one that comes between two statements is lost
             wait([answer], timeout=0.05)
         self.stuck = not answer.done()
+        if self.stuck:
+            _stuck.append(answer)
+
+
+def leave_stuck(code: int) -> None:
+    """Ends this process at once, with this exit code, if a query goes on that was told to stop; else does nothing.
+
+    An interpreter that ends beside DuckDB's threads is aborted by them, and leaves what they have put on disk.
+    """
+    if all(answer.done() for answer in _stuck):
+        return
+    for scratch in _scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _settle(answer: "Future[_Answer]", part: Callable[[], _Answer]) -> None:

@@ -11,6 +11,7 @@ from storage.relations import views
 from storage.snapshot import Snapshot
 from storage.statements.limits import Limits, Stopwatch, memory_limit, memory_text, out_of_memory
 from storage.statements.reading import require_reading
+from storage.statements.texts import Form, written_by_duckdb
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,11 +34,15 @@ class Statement:
         self._memory_limit = memory_limit(self._connection)
         self.columns: tuple[str, ...] = ()
         """The names of the answer's columns, in order. Two may be equal."""
+        self.is_text = False
+        """Whether the rows are of one column, each row's text."""
         self._open = False
 
-    def start(self, sql: str, params: Params) -> None:
+    def start(self, sql: str, params: Params, form: Form | None = None) -> None:
         """Runs it up to its first rows.
 
+        Args:
+            form: have DuckDB write each row as text, if it can; see `is_text`.
         Raises:
             QueryError: the statement is wrong, does not read, or needs more than its limits.
             duckdb.Error: a file is at fault.
@@ -46,8 +51,21 @@ class Statement:
         # Rolled back at the end, so that a type that a PIVOT makes on its way is not there for the next statement.
         self._connection.begin()
         self._open = True
-        self._within_limits(lambda: self._connection.execute(sql, params or None))
-        self.columns = tuple(column[0] for column in self._connection.description or ())
+        text = self._within_limits(lambda: self._as_text(sql, params, form)) if form else None
+        self._within_limits(lambda: self._connection.execute(text or sql, params or None))
+        if text is None:
+            self.columns = tuple(column[0] for column in self._connection.description or ())
+        self.is_text = text is not None
+
+    def _as_text(self, sql: str, params: Params, form: Form) -> str | None:
+        """The query that writes the rows of this one as text; None where that cannot be said before it runs."""
+        inner = sql.rstrip("; \n\t")
+        try:
+            columns = self._connection.execute(f"DESCRIBE {inner}", params or None).fetchall()
+        except duckdb.Error:
+            return None  # no query that another can be made of, or a mistake, which is told when it runs by itself
+        self.columns = tuple(name for name, *_ in columns)
+        return written_by_duckdb(inner, [(name, kind) for name, kind, *_ in columns], form)
 
     @property
     def stuck(self) -> bool:

@@ -1,7 +1,9 @@
 """Homes for tests that run real experiments: data, base model and the Prefect database are made once a session."""
 
+import contextlib
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,3 +68,23 @@ def server_lab() -> Iterator[ServerLab]:
         pytest.skip("PostgreSQL or Redis is not installed")
     with server_profile() as lab:
         yield lab
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """A file system at `disk`, and what fills it but for some bytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a file system")
+
+    def fill(leave: int = 0) -> None:
+        with (disk / "filler").open("wb", buffering=0) as file:
+            with contextlib.suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+            file.truncate(file.tell() - leave)
+
+    yield fill
+    subprocess.run(["umount", "-l", disk], check=True)

@@ -110,7 +110,7 @@ spec.yaml:24: not UTF-8 text
         """\
 spec.yaml:7: too many values
     7 | g: &g [*f, *f, *f, *f, *f]
-  allowed: at most 50000
+  allowed: at most 10000
   hint: aliases count as often as they are used
 1 error; nothing was run
 """,

@@ -35,13 +35,16 @@ from pipelines.running.flow import execute_run
 from pipelines.running.outbox import stop_request
 from pipelines.state import RunState
 from pipelines.submission import cancel
-from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_run
+from pipelines.submission.cancel import cancel_experiment, cancel_run
+from pipelines.submission.stop import NotStoppedError
 from pipelines.workers import flow_process
 from pipelines.workers.flow_process import FlowProcess, stop_flows
 from rpg.files import read_json, write_json
 from rpg.processes.fence import lease_file
 from specs.errors import SpecError
 from storage import liveness
+
+pytestmark = pytest.mark.usefixtures("signals_arrive")
 
 
 def test_a_request_is_for_one_run_and_carries_its_grace(tmp_path):
@@ -128,7 +131,7 @@ def test_a_flow_that_does_not_end_is_killed_when_its_grace_and_the_time_to_recor
         process.stdout.readline()
         began = time.monotonic()
         stop_flows([FlowProcess("flow-1", ProcessRecord.of(process.pid), "")], signal.SIGTERM, 1.0)
-        assert process.wait() == -signal.SIGKILL
+        assert process.wait(10) == -signal.SIGKILL
         assert time.monotonic() - began > 1.2
 
 
@@ -159,13 +162,24 @@ def test_work_whose_terminal_is_closed_stops_and_saves(tmp_path):
     terminal, end = pty.openpty()
     command = [sys.executable, "-c", CLOSED_TERMINAL, tmp_path / "saved"]
     with subprocess.Popen(command, preexec_fn=partial(os.login_tty, end), pass_fds=[end]) as process:
-        os.close(end)
-        shown = b""
-        while b"working" not in shown:
-            shown += os.read(terminal, 100)
-        os.close(terminal)
-        assert process.wait(20) == 0
+        try:
+            os.close(end)
+            shown = b""
+            while b"working" not in shown:
+                shown += os.read(terminal, 100)
+            os.close(terminal)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
     assert (tmp_path / "saved").read_text() == "interrupted by SIGHUP"
+
+
+def test_a_tests_signals_arrive_where_the_tests_are_started_with_them_ignored():
+    subject = f"{__file__}::{test_work_whose_terminal_is_closed_stops_and_saves.__name__}"
+    ignoring = ["sh", "-c", 'trap \'\' INT HUP; exec "$0" "$@"']
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", subject]
+    done = subprocess.run([*ignoring, *command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_hangup_that_nohup_has_set_aside_stays_so():

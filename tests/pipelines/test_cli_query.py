@@ -13,15 +13,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
+from typing import Literal
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
+from pipelines.cli.output import as_objects, csv_text, json_text
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from specs import parse_objective
-from storage import rebuild
+from storage import Store, rebuild
 from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
@@ -195,6 +198,61 @@ def test_a_result_of_many_batches_is_written_whole_in_each_format(call: Call, tm
     assert not (tmp_path / "wide.parquet").exists()
 
 
+EDGES = """
+    SELECT * EXCLUDE (n), n::FLOAT / 3 AS real, (n * 1e15)::DOUBLE / 7 AS double, n::HUGEINT << 65 AS huge,
+        CASE n % 3 WHEN 0 THEN true WHEN 1 THEN false END AS flag,
+        timestamptz '2026-11-20 12:00:00Z' + to_microseconds(n * 500000) AS at, n::UTINYINT AS small
+    FROM (VALUES
+        (0, 'plain', 0.0), (1, '', 'nan'), (2, NULL, 'inf'), (3, 'a,b', '-inf'), (4, 'say "no"', 1e-5),
+        (5, E'two\nlines', 1e16),
+        (6, 'é 漢 \U0001f600', 123456789.0), (7, ' spaces ', -0.0), (8, E'tab\t/\\\\', 1e300), (9, 'null', 5e-324)
+    ) AS edges(n, "a ""name"" it's", number)
+    ORDER BY n
+"""
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_duckdb_writes_rows_as_python_does(home: Path, form: Literal["csv", "json"]) -> None:
+    one_column = f"""SELECT "a ""name"" it's" AS only FROM ({EDGES})"""
+    queries = [EDGES, one_column, "SELECT 1 AS one -- said\n ; ", "SELECT now() AS at WHERE false"]
+    for query in queries:
+        with Store.open(home) as store:
+            with store.stream(query, form=form) as answer:
+                texts = answer.texts()
+                assert texts is not None, query
+                written = [text for batch in texts for text in batch]
+                columns = answer.columns
+            with store.stream(query) as answer:
+                rows = [row for batch in answer.rows() for row in batch]
+                assert answer.columns == columns
+        if form == "csv":
+            assert [f"{line}\n" for line in written] == [csv_text([row]) for row in rows]
+        else:
+            assert written == [
+                "\n " + json_text(row).rstrip().replace("\n", "\n ") for row in as_objects(columns, rows)
+            ]
+
+
+@pytest.mark.parametrize("query", ["SELECT 1 AS a, 2 AS a", "SELECT [1, 2] AS a", "SELECT 1.5 AS a", "SHOW TABLES"])
+def test_what_duckdb_would_write_otherwise_is_left_to_python(home: Path, query: str) -> None:
+    with Store.open(home) as store, store.stream(query, form="json") as answer:
+        assert answer.texts() is None
+        assert [row for batch in answer.rows() for row in batch]
+
+
+def test_rows_as_text_are_not_held_and_come_in_order(home: Path) -> None:
+    with (
+        Store.open(home) as store,
+        store.stream("FROM range(100000) AS _(n) ORDER BY n DESC", form="csv") as answer,
+    ):
+        texts = answer.texts()
+        assert texts is not None
+        first = next(texts)
+        assert first[:2] == ["99999", "99998"]
+        assert len(first) < 100_000
+        assert [int(text) for batch in texts for text in batch][-1] == 0
+
+
 def test_values_of_every_type_are_written_in_each_format(call: Call) -> None:
     for kind in ("table", "csv", "json"):
         code, out, err = call("sql", "from test_all_types()", "--format", kind)
@@ -254,6 +312,7 @@ def test_limits_are_told_with_the_option_that_changes_them(call: Call) -> None:
     assert "write it as 4GiB" in call("sql", "select 1", "--memory", "much")[2]
 
 
+@pytest.mark.usefixtures("signals_arrive")
 def test_ctrl_c_stops_a_heavy_query_at_once(home: Path) -> None:
     command = [sys.executable, "-c", MAIN, "sql", ENDLESS]
     environment = {**os.environ, "RPG_HOME": str(home)}
@@ -270,19 +329,25 @@ def test_ctrl_c_stops_a_heavy_query_at_once(home: Path) -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.usefixtures("signals_arrive")
 def test_watch_asks_again_until_ctrl_c(home: Path) -> None:
     command = [sys.executable, "-c", MAIN, "sql", "select max(step) as s from metrics", "--watch", "--every", "0.1"]
     environment = {**os.environ, "RPG_HOME": str(home), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen([*command, "--format", "csv"], env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    with process.stdout as out:
-        assert [out.readline() for _ in range(4)] == ["s\n", "3\n", "s\n", "3\n"]
-        RecordedRun(home, "sums-s1-bbbb2222").steps(4, 4)
-        while out.readline() != "4\n":
-            pass
-        process.send_signal(signal.SIGINT)
-        out.read()
-    assert process.wait(timeout=30) == 130
+    command += ["--format", "csv"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        deadline = Timer(60, process.kill)
+        deadline.start()
+        try:
+            assert process.stdout
+            assert [process.stdout.readline() for _ in range(4)] == ["s\n", "3\n", "s\n", "3\n"]
+            RecordedRun(home, "sums-s1-bbbb2222").steps(4, 4)
+            assert "4\n" in iter(process.stdout.readline, "")
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+        finally:
+            deadline.cancel()
+            process.kill()
+    assert process.returncode == 130
 
 
 def test_a_response_cannot_command_the_terminal(call: Call) -> None:

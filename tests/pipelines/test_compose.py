@@ -65,7 +65,48 @@ def test_no_service_is_root_or_may_become_it(compose: dict[str, Any]) -> None:
         else:
             assert service["user"].split(":")[0] not in ("", "0", "root"), name
         assert service["cap_drop"] == ["ALL"], name
-        assert service["security_opt"] == ["no-new-privileges:true"], name
+        sandboxed = ["seccomp:docker/worker-seccomp.json", "apparmor:unconfined"] if name in WORKERS else []
+        assert service["security_opt"] == ["no-new-privileges:true", *sandboxed], name
+
+
+UNDER_THE_FILTER = """
+import ctypes, json, os, sys
+seccomp = ctypes.CDLL("libseccomp.so.2")
+seccomp.seccomp_init.restype = ctypes.c_void_p
+profile = json.load(open("docker/worker-seccomp.json"))
+actions = {"SCMP_ACT_ALLOW": 0x7FFF0000, "SCMP_ACT_ERRNO": 0x00050000}
+made = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint32(actions[profile["defaultAction"]])))
+for rule in profile["syscalls"]:
+    for name in rule["names"]:
+        number = seccomp.seccomp_syscall_resolve_name(name.encode())
+        assert number != -1, name
+        action = ctypes.c_uint32(actions[rule["action"]] | rule["errnoRet"])
+        assert number < 0 or seccomp.seccomp_rule_add(made, action, number, 0) == 0, name
+assert seccomp.seccomp_load(made) == 0
+refused = ctypes.CDLL(None, use_errno=True)
+assert refused.setns(0, 0) == -1 and ctypes.get_errno() == 1
+os.geteuid = lambda: 1000  # in the way of an ordinary user
+from rpg.sandbox import missing
+from rpg.sandbox.bubblewrap import _way
+print(missing() or _way().nobody)
+"""
+
+
+def test_the_workers_filter_of_system_calls_lets_them_make_a_sandbox(compose: dict[str, Any]) -> None:
+    from ctypes.util import find_library
+
+    from rpg import sandbox
+
+    if sandbox.missing() or not find_library("seccomp"):
+        pytest.skip("no bubblewrap or no libseccomp here")
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_THE_FILTER], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "False\n", done.stdout + done.stderr
+    stages = (ROOT / "docker/Dockerfile").read_text().split("\nFROM ")
+    assert all("bubblewrap" in stage for stage in stages if "apt-get install" in stage)
+    for name in WORKERS:
+        assert (ROOT / compose["services"][name]["security_opt"][1].partition(":")[2]).is_file()
 
 
 def test_every_service_says_when_it_is_healthy_and_takes_no_more_than_its_share(compose: dict[str, Any]) -> None:
@@ -146,8 +187,9 @@ def test_the_servers_processes_are_told_what_rpg_up_tells_them(
     url = "http://localhost:4200/api"
     here = server_environment(Home(tmp_path), url, database=database, redis=redis, auth_string=auth_string)
     of_places = client_environment(Home(tmp_path), url).keys() - {"PREFECT_CLI_PROMPT", "DO_NOT_TRACK"}
-    # `prefect server start` sets it itself.
-    expected = {name: value for name, value in here.items() if name not in of_places | {"PREFECT__SERVER_FINAL"}}
+    # `prefect server start` sets the one itself, and the other is a place.
+    others = {"PREFECT__SERVER_FINAL", "RPG_HOME"}
+    expected = {name: value for name, value in here.items() if name not in of_places | others}
     for name in SERVER:
         service = compose["services"][name]
         environment = {

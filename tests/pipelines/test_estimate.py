@@ -31,7 +31,7 @@ from specs.document import expand
 from specs.loader import load_document, load_experiment
 from specs.schema.experiment import Experiment
 from tests.memory import PeakMemory
-from tests.rpg.tiny_run import finish, free_port, start
+from tests.rpg.tiny_run import finish, group_of, start
 
 SPEC = """\
 name: tiny
@@ -111,9 +111,7 @@ def test_so_does_deepspeed(
     inputs: Path, stage: int, precision: str, weights: int, gradients: int, bucket: int, optimizer: int
 ) -> None:
     command = [sys.executable, "-m", "tests.pipelines.held_memory", str(inputs / "base"), str(stage), precision]
-    port = str(free_port())
-    group = [{"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for rank in (0, 1)]
-    output = finish(*(start(command, environment | {"LOCAL_RANK": environment["RANK"]}) for environment in group))
+    output = finish(*(start(command, environment) for environment in group_of(2)))
     measured = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     assert measured["bytes_a_weight"] == pytest.approx(weights + gradients + optimizer, rel=0.02)
     assert measured["buckets"] == bucket * REDUCED_PARAMETERS

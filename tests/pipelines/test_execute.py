@@ -124,6 +124,7 @@ def test_a_users_mistake_found_by_a_stage_is_shown_with_its_line_and_exit_code_2
     assert lab.processes() == []
 
 
+@pytest.mark.usefixtures("signals_arrive")
 def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_grace(lab):
     run = lab.start("run", str(lab.spec), overrides=LONG)
     wait_for(lab.training_pid, what="the trainer")
@@ -134,7 +135,7 @@ def test_an_interrupted_run_is_resumed_where_it_stopped_and_cancelled_in_its_gra
     assert "train: begins at step 0" in log
     assert "WARNING" not in log, "where there is no GPU to be found, nobody warns of it"
     run.send_signal(signal.SIGINT)
-    interrupted = finished(run)
+    interrupted = finished(run, timeout=60)
     assert interrupted.code == 130, interrupted.err
     assert lab.state(run_id)["status"] == "cancelled"
     assert lab.state(run_id)["reason"] == "train: interrupted by SIGINT"

@@ -20,6 +20,7 @@ from pipelines.running.run import RunExecution
 from rpg.processes.gpu_slots import leased
 from specs.errors import SpecError
 from specs.loader import load_document
+from specs.schema.rollout import not_installed
 
 HOSTS = "launcher={type: ssh, hosts: [{host: elsewhere, slots: 4}]}"
 
@@ -65,7 +66,8 @@ def test_engines_apart_get_slots_behind_those_of_the_ranks_which_see_their_own(t
         pass
     assert refused.value.issues[0].given == "1 ranks and 2 engine GPUs on 2 GPU slots: 4, 7"
     one_for_two = execution(tmp_path, *APART, "training.ranks=2", "rollout.engine_gpus=[0]").plan.experiment
-    assert [issue.message for issue in missing_here(one_for_two)] == ["too few GPUs for the engines"]
+    missing = [issue for issue in missing_here(one_for_two) if issue != not_installed(one_for_two.rollout)]
+    assert [issue.message for issue in missing] == ["too few GPUs for the engines"]
 
 
 def test_nothing_is_leased_for_the_cpu_for_other_machines_or_for_data(tmp_path):

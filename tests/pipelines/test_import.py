@@ -1,6 +1,8 @@
 """`rpg export` and `rpg import`: a run that an earlier version trained, taken whole into another home."""
 
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -172,3 +174,71 @@ def test_an_export_brings_no_lease_and_no_file_from_elsewhere(exported: Path, tm
     (exported / "export.json").write_text(json.dumps(manifest))
     code, _, err = call(tmp_path / "home2", "import", str(exported))
     assert (code, "../outside.json is not a file of it" in err) == (1, True)
+
+
+def seal(exported: Path, name: str, content: str) -> None:
+    """Puts a file into an export as its maker would, digest and all."""
+    (exported / name).parent.mkdir(parents=True, exist_ok=True)
+    (exported / name).write_text(content)
+    manifest = json.loads((exported / "export.json").read_text())
+    listed = {"sha256": hashlib.sha256(content.encode()).hexdigest(), "bytes": len(content.encode())}
+    manifest["files"][name] = listed
+    (exported / "export.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("state.json", {"stages": [1, 2]}, "state.json: stages: a list; expected an object"),
+        ("run.json", {"values": "x", "seed": "0"}, "run.json: seed: '0'; expected a whole number"),
+        ("certificate.json", {"findings": {}}, "certificate.json: findings: an object; expected a list"),
+        ("train.json", {"files": {"model.safetensors": 5}}, "train.json: files.model.safetensors: a whole number"),
+        ("plan.json", {"stages": {"train": []}}, "plan.json: stages.train: a list; expected an object"),
+        ("attempts/0001.json", {"resumed_from_step": 0.5}, "attempts/0001.json: resumed_from_step: a number"),
+    ],
+)
+def test_a_document_of_another_shape_does_not_arrive(
+    exported: Path, tmp_path: Path, call: Call, name: str, change: dict[str, Any], said: str
+) -> None:
+    seal(exported, name, json.dumps(json.loads((exported / name).read_text()) | change))
+    code, out, err = call(tmp_path / "home", "import", str(exported))
+    assert (code, out, said in err, "nothing was imported" in err) == (1, "", True, True)
+    assert not [*(tmp_path / "home").glob("runs/*"), *(tmp_path / "home").glob("experiments/*")]
+    assert not (tmp_path / "home" / ".import").exists()
+
+
+@pytest.mark.parametrize("run_id", ["../outside", "a/b", ".hidden", "a*", "a[1]", "a\nb", "\x1b]0;x", "", 5])
+def test_an_export_whose_run_has_no_name_for_a_run_is_refused(
+    exported: Path, tmp_path: Path, call: Call, run_id: object
+) -> None:
+    seal(exported, "run.json", json.dumps(json.loads((exported / "run.json").read_text()) | {"run_id": run_id}))
+    manifest = json.loads((exported / "export.json").read_text())
+    for changed in ({"run_id": run_id}, {"experiment": manifest["experiment"] | {"name": run_id}}):
+        (exported / "export.json").write_text(json.dumps(manifest | changed))
+        code, _, err = call(tmp_path / "home", "import", str(exported))
+        assert (code, "export.json is not what `rpg export` writes" in err) == (2, True)
+    assert not (tmp_path / "home").exists()
+
+
+def test_no_link_and_no_pipe_arrives(exported: Path, tmp_path: Path, call: Call) -> None:
+    segment = next(exported.glob("segments/metrics/*.parquet"))
+    kept = segment.rename(tmp_path / "elsewhere.parquet")
+
+    def refusal() -> str:
+        code, _, err = call(tmp_path / "home", "import", str(exported))
+        assert (code, (tmp_path / "home" / "runs").exists()) == (1, False)
+        return err
+
+    segment.symlink_to(kept)
+    assert f"{segment.name} is a link" in refusal()
+    segment.unlink()
+    segment.hardlink_to(kept)
+    assert f"{segment.name} is a hard link" in refusal()
+    segment.unlink()
+    os.mkfifo(segment)
+    assert f"{segment.name} is no regular file" in refusal()
+    segment.unlink()
+    shutil.copy(kept, segment)
+    directory = segment.parent.rename(tmp_path / "metrics")
+    segment.parent.symlink_to(directory)
+    assert "is a link, or lies behind one" in refusal()

@@ -24,7 +24,7 @@ from pipelines.processes.stop import request_cancel
 from pipelines.running.flow import _do_plainly, _hold_and_execute
 from pipelines.running.outbox import Outbox
 from pipelines.running.run import WORKER, RunExecution
-from rpg.files import read_json, write_json
+from rpg.files import DiskError, read_json, write_json
 from rpg.processes.fence import SupersededError, lease_file
 from specs.loader import load_document
 from storage import liveness
@@ -286,3 +286,23 @@ def test_a_run_of_an_earlier_version_is_held_by_the_process_in_its_state(run: Pa
     write_json(run / "state.json", me | {"pid_started": start_of(os.getpid()) + "0"})
     with acquire(run) as lease:
         assert lease.number == 1
+
+
+def test_on_a_full_disk_a_run_is_given_back_though_the_process_that_held_it_lives_on(
+    tmp_path: Path, full_disk: Callable[..., None]
+) -> None:
+    run = tmp_path / "disk" / "run-1"
+    write_json(run / "state.json", {"status": "running", "host": None, "pid": 2**22 - 1, "pid_started": "0"})
+    held = acquire(run)
+    full_disk()
+    held.release()
+    assert not is_executed(run, read_json(run / "state.json"))
+    assert not LeaseWatch().is_executed(run, {})
+    full_disk()
+    with pytest.raises(DiskError, match="no space is left on the device"):
+        acquire(run)
+    (tmp_path / "disk" / "filler").unlink()
+    began = time.monotonic()
+    with acquire(run) as lease:
+        assert (lease.number, lease.is_takeover, held.superseded) == (2, True, True)
+    assert time.monotonic() - began < leases.STILL_SECONDS, "there is no heartbeat to watch"

@@ -68,11 +68,12 @@ def test_runs_at_the_same_time_share_what_both_need_and_give_what_each_alone_wou
     assert lab.processes() == []
 
 
+@pytest.mark.usefixtures("signals_arrive")
 @pytest.mark.long
 def test_an_interrupt_stops_every_run_with_its_checkpoint_and_begins_no_other(lab):
     command = start_two_of_three(lab)
     os.kill(command.pid, signal.SIGINT)
-    result = finished(command)
+    result = finished(command, timeout=60)
     assert result.code == 130, result.err
     assert_dead_in_time(lab)
     assert len(lab.run_ids()) == 2
@@ -83,6 +84,7 @@ def test_an_interrupt_stops_every_run_with_its_checkpoint_and_begins_no_other(la
         assert f"rpg resume {run_id}" in result.out
 
 
+@pytest.mark.usefixtures("signals_arrive")
 @pytest.mark.long
 def test_a_second_interrupt_kills_what_still_runs(lab):
     command = start_two_of_three(lab)

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,13 @@ import httpx
 import pytest
 from live import SPEC, wait_for
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterId
+from prefect.client.schemas.filters import (
+    ArtifactCollectionFilter,
+    ArtifactCollectionFilterKey,
+    ArtifactFilter,
+    ArtifactFilterId,
+    ArtifactFilterKey,
+)
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled, State
 
@@ -24,6 +31,7 @@ from pipelines.processes.lease import Lease, acquire
 from pipelines.processes.reap import ProcessRecord
 from pipelines.running import frozen, outbox
 from pipelines.running.outbox import unsent_file
+from pipelines.server import client as server_client
 from pipelines.server.api import EmbeddedServer, client_settings
 from pipelines.server.client import prefect_client
 from pipelines.server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, ensure_deployment
@@ -32,8 +40,10 @@ from pipelines.submission import submit
 from pipelines.workers import reconciliation
 from pipelines.workers.flow_process import FlowProcess
 from pipelines.workers.reconciliation import Reconciliation
+from pipelines.workers.worker import worker_name
 from rpg.files import read_json, write_json
 from specs.loader import load_document
+from storage import liveness
 from storage.liveness import start_of
 
 BOOT = start_of(os.getpid()).partition(":")[0]
@@ -350,6 +360,16 @@ def test_a_text_is_sent_without_nul(site: Site) -> None:
     assert [page.data for page in site.client.read_artifacts(artifact_filter=of_key)] == ["loss 1"]
 
 
+def test_an_experiments_page_is_one_page_that_is_renewed(site: Site) -> None:
+    for number in range(3):
+        fields = {"key": "sums", "type": "markdown", "data": f"# {number} runs", "description": "Runs of sums"}
+        outbox.send(site.client, outbox.Message("page", fields))
+    of_key = ArtifactFilter(key=ArtifactFilterKey(any_=["sums"]))
+    assert [page.data for page in site.client.read_artifacts(artifact_filter=of_key)] == ["# 2 runs"]
+    of_latest = ArtifactCollectionFilter(key=ArtifactCollectionFilterKey(any_=["sums"]))
+    assert [page.data for page in site.client.read_latest_artifacts(artifact_filter=of_latest)] == ["# 2 runs"]
+
+
 def test_a_document_is_fetched_from_a_server_that_answers_only_later(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,7 +383,7 @@ def test_a_document_is_fetched_from_a_server_that_answers_only_later(
         return answer(client, digest)
 
     monkeypatch.setattr(frozen, "_artifacts", away_at_first)
-    monkeypatch.setattr(frozen, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(server_client, "_PAUSE_SECONDS", 0.01)
     with client_settings(site.home, str(site.client.api_url)):
         assert frozen.fetch(digest) == {"experiment": "tiny"}
 
@@ -411,3 +431,64 @@ def test_a_flow_that_was_stopped_runs_and_is_not_at_work() -> None:
         sleeper.kill()
         sleeper.wait()
     assert not flow.is_alive
+
+
+def test_a_stopped_flow_is_killed_once_its_run_is_lost_and_its_worker_takes_another(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's worker waits for the process; one that was stopped would keep its place as long as it stays so."""
+    run_id, flow_run_id = site.flow_run(Running())
+    directory = site.record(run_id, "running", flow_run_id)
+    flow = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        record = ProcessRecord.of(flow.pid, "flow")
+        write_json(site.home.prefect / "flows" / f"{flow_run_id}.json", asdict(record) | {"host": socket.gethostname()})
+        with acquire(directory) as lease:
+            path, own = directory / "leases/0001.json", {"pid": flow.pid, "pid_started": record.started}
+            write_json(path, read_json(path) | own)
+            flow.send_signal(signal.SIGSTOP)
+            wait_for(lambda: not FlowProcess("0", record, "").is_at_work, timeout=10, what="the stop")
+            rounds = Reconciliation(site.home, POOL)
+            rounds.compare(site.client)
+            assert flow.poll() is None, "its heartbeat is fresh: it may go on in a moment"
+            assert lease.number == 1
+        write_json(
+            directory / "leases/0001.json", read_json(directory / "leases/0001.json") | own | {"released": False}
+        )
+        monkeypatch.setattr(liveness, "LEASE_SECONDS", 0.0)
+        rounds.compare(site.client)
+        assert flow.wait(10) == -signal.SIGKILL
+        rounds.compare(site.client)
+        assert site.state(flow_run_id) == "SCHEDULED"
+    finally:
+        flow.kill()
+        flow.wait()
+
+
+def test_workers_of_one_host_have_names_of_their_own_and_one_that_is_started_again_has_its_old_one() -> None:
+    pool = f"pool-{os.getpid()}"
+    host = socket.gethostname()
+    program = f"""
+import sys
+from pipelines.workers.worker import worker_name
+with worker_name({pool!r}) as name:
+    print(name, flush=True)
+    sys.stdin.read()
+"""
+
+    def worker() -> tuple["subprocess.Popen[str]", str]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen([sys.executable, "-c", program], text=True, **pipes)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    workers = [worker() for _ in range(3)]
+    assert [name for _, name in workers] == [f"{host}-{pool}", f"{host}-{pool}-2", f"{host}-{pool}-3"]
+    workers[1][0].kill()
+    workers[1][0].communicate()
+    again, name = worker()
+    assert name == f"{host}-{pool}-2"
+    for process, _ in [workers[0], workers[2], (again, "")]:
+        process.communicate(timeout=30)
+    with worker_name(pool) as name:
+        assert name == f"{host}-{pool}"

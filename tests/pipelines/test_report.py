@@ -26,6 +26,7 @@ from pipelines.home import Home
 from pipelines.report import charts, evidence, write_experiment_report, write_run_report
 from pipelines.report.answer import accuracies_by_step, headline, outcomes, points
 from pipelines.report.charts import Line, axis, line_chart, thin
+from pipelines.report.compare import compare
 from pipelines.report.evidence import Group, differences, flatten
 from pipelines.report.marks import ramps_of
 from pipelines.report.plots import Mark, bar_chart, interval_chart
@@ -503,3 +504,20 @@ def test_a_browser_shows_the_page_without_an_error(home: Home, tmp_path: Path) -
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "<title>sums</title>" in done.stdout
     assert re.search(r'<div id="hover" style="display: block;.*objective.clip.high 0.28: 0\.\d+ at \d\d', done.stdout)
+
+
+def test_figures_that_are_too_large_to_reckon_with_break_no_report(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    run_ids = record_two_cells(home)
+    for run_id in run_ids:
+        attempt = {"attempt": 2, "resumed_from_step": 50, "started_at": START.isoformat()}
+        write(home.run(run_id) / "attempts/0002.json", attempt)
+        writer = SegmentWriter(home.run(run_id), run_id, 2)
+        for step in range(51, 61):
+            value = (-1.0) ** step * 1.7e308
+            writer.rows([MetricRow(run_id, 2, step, name, value, START) for name in ("reward/mean", "grad_norm")])  # type: ignore[arg-type]
+        writer.flush()
+    pages = write_run_report(home, run_ids[0]), write_experiment_report(home, "sums")
+    assert all(Page(page.read_text()).charts > 5 for page in pages)
+    rewards = [row for row in compare(home, ["sums"]).to_json()["metrics"] if row["metric"] == "reward/mean"]
+    assert all(0 < row["value"]["value"] < 1 for row in rewards)

@@ -119,7 +119,9 @@ class Submitted:
         return self.lab.query(EVALUATED.format(experiment=self.name))
 
     def leases(self, run_id: str) -> list[dict[str, Any]]:
-        return [read_json(path) for path in sorted(self.lab.home.run(run_id).glob("leases/*.json"))]
+        """Of those who executed a run, not of a worker that wrote down that nobody does."""
+        leases = [read_json(path) for path in sorted(self.lab.home.run(run_id).glob("leases/*.json"))]
+        return [lease for lease in leases if not lease["settles"]]
 
     def assert_as(self, undisturbed: "Submitted") -> None:
         """Every run finished, and is in every respect as the undisturbed one of its seed; nothing is left of them."""

@@ -1,10 +1,15 @@
 """`rpg up --profile server`: the whole topology, real, on this machine."""
 
+import base64
 import urllib.error
+import urllib.request
 
 import pytest
+from listeners import listeners, rows, rows_on_page
 from live import wait_for
 from server_profile import ServerLab
+
+from pipelines.server.api import running_services
 
 
 def test_every_program_runs_and_two_processes_share_the_apis_port(server_lab: ServerLab) -> None:
@@ -22,3 +27,22 @@ def test_who_shows_no_password_is_let_in_nowhere(server_lab: ServerLab) -> None:
         refused.value.close()
         assert refused.value.code == 401
     assert server_lab.call("/flow_runs/filter", {}) == []
+
+
+def test_what_listens_of_the_server_profile_is_what_the_page_says(server_lab: ServerLab) -> None:
+    assert rows("server profile", listeners(server_lab, "worker")) == rows_on_page("server profile")
+
+
+def test_readers_have_a_password_of_their_own_which_the_api_does_not_take(server_lab: ServerLab) -> None:
+    services = running_services(server_lab.home)
+    assert services is not None
+    reader = (server_lab.home.services / "secrets" / "reader").read_text()
+    for shown in (reader, server_lab.auth_string):
+        header = {"authorization": f"Basic {base64.b64encode(shown.encode()).decode()}"}
+        for page in (services.record_url, f"{services.studies_url}/api/studies", f"{services.record_url}/waiting"):
+            with urllib.request.urlopen(urllib.request.Request(page, headers=header), timeout=60) as answer:
+                assert answer.status == 200
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server_lab.call("/flow_runs/filter", {}, auth_string=reader)
+    refused.value.close()
+    assert refused.value.code == 401

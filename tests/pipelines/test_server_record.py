@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,9 +14,10 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from guarded import PASSWORD, Server
 from live import Lab, wait_for
 from recorded_home import record_experiment, record_run, write
-from test_submit import call
+from test_submit import call as call_api
 
 from pipelines.home import Home
 from pipelines.launchers.network import free_port
@@ -24,6 +25,7 @@ from pipelines.remote.mirror import SMALL, Mirror, mirror_home
 from pipelines.remote.record_files import FileVersion, Listing
 from pipelines.remote.sources import SourceError, WebSource
 from pipelines.server.api import answers
+from pipelines.server.deployments import EXPERIMENTS
 from rpg.files import read_json
 from specs.records import TABLES
 from storage import Record, Store, open_record
@@ -237,6 +239,40 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pyt
     assert not lab.root.exists()
 
 
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that asks for a password."""
+    server = Server(Home(tmp_path_factory.mktemp("guarded")))
+    yield server
+    server.stop()
+
+
+def test_a_record_behind_a_password_is_read_and_a_run_that_was_cancelled_before_it_began_is_listed(
+    served, guarded: Server, call: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch
+) -> None:
+    home, _ = served
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("RPG_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", PASSWORD)
+    web = serve(home, PREFECT_SERVER_API_AUTH_STRING=PASSWORD)
+    try:
+        guarded.call("/variables/", {"name": "rpg_record", "value": web.url})
+        flow = guarded.call("/flows/", {"name": EXPERIMENTS.flow})["id"]
+        for run_id, began in (("early-s0", False), ("late-s0", True)):
+            created = guarded.call("/flow_runs/", {"flow_id": flow, "parameters": {"run_id": run_id}})
+            for kind in (["RUNNING"] if began else []) + ["CANCELLED"]:
+                guarded.call(f"/flow_runs/{created['id']}/set_state", {"state": {"type": kind}, "force": True})
+        code, out, err = call("runs", "--profile", guarded.url, "--json")
+        assert code == 0, err
+        listed = {run["run_id"]: run["status"] for run in json.loads(out)}
+        assert {"sums-s0", "sums-s1"} <= set(listed)
+        assert listed["early-s0"] == "cancelled"
+        assert "late-s0" not in listed, "it had begun, and its workers' home has no record of it"
+    finally:
+        web.process.kill()
+        web.process.wait()
+
+
 @pytest.fixture
 def server(lab: Lab) -> Iterator[tuple[Lab, str]]:
     """A home with server and worker, and its API's address."""
@@ -258,7 +294,7 @@ def test_clients_that_share_no_files_see_what_the_workers_home_holds(
     assert "does not say where its workers' record is" in unnamed.err
     web = serve(lab.home)
     try:
-        call(f"{api}/variables/", {"name": "rpg_record", "value": web.url})
+        call_api(f"{api}/variables/", {"name": "rpg_record", "value": web.url}, home=lab.home)
         runs = json.loads(
             submitting.rpg("submit", str(lab.spec), "--profile", api, "--json", overrides=("seeds=[0,1]",)).out
         )

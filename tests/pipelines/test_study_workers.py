@@ -280,6 +280,34 @@ def test_nothing_is_written_under_a_lock_that_a_restart_has_taken_away(
     assert len(kept.storage.get_all_trials(study_id)) == 1
 
 
+def test_a_worker_that_opens_its_database_while_that_is_away_waits_and_says_so_once(
+    home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_in(server, monkeypatch)
+    server.kill()
+    asked: list[str] = []
+
+    def away(reason: str) -> bool:
+        asked.append(reason)
+        if len(asked) == 2:  # refused so far; from now on it is starting
+            server.start()
+        return False
+
+    kept = storage.open_storage(home, "clips", away)
+    assert kept.storage.get_all_studies() == []
+    assert "cannot be opened: connection failed" in asked[0]
+    # One that was just killed says for a while that it is starting up.
+    assert storage._AWAY.search("FATAL:  the database system is starting up")
+    assert not storage._AWAY.search('FATAL:  password authentication failed for user "rpg"')
+    said: list[str] = []
+    server.kill()
+    document = load_study_document(study(tmp_path / "specs"))
+    with pytest.raises(storage.StudyStorageError, match="cannot be opened"):
+        run_study(document, home, Evaluator(home), say=said.append, stopping=lambda: bool(said))
+    assert [line.partition(":")[0] for line in said] == ["waiting"]
+    server.start()
+
+
 def survive_outages(
     home: Home, tmp_path: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch, *, outages: int, seed: int
 ) -> None:
@@ -319,5 +347,6 @@ def test_a_database_that_is_not_one_is_named(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, message: str
 ) -> None:
     monkeypatch.setenv(storage.URL, url)
+    monkeypatch.setattr(storage, "OUTAGE_SECONDS", 0.0)
     with pytest.raises((SpecError, storage.StudyStorageError), match=message):
         run_study(load_study_document(study(tmp_path / "specs")), home, Evaluator(home))

@@ -3,15 +3,17 @@
 import importlib
 import json
 import shutil
-import subprocess
 import urllib.request
 from typing import Any
 
 import psutil
 import pytest
 from live import SPEC, Lab, finished, kill, wait_for
+from playwright.sync_api import Page, sync_playwright
 
+from pipelines.home import Home
 from pipelines.server.api import answers, is_healthy, running_services
+from pipelines.server.credentials import auth_string, header_with
 from pipelines.server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, Deployment
 from pipelines.services.supervisord import Supervisor
 from rpg.files import read_json
@@ -34,9 +36,11 @@ def stack(lab: Lab):
     lab.rpg("down")
 
 
-def call(url: str, body: Any = None) -> Any:
+def call(url: str, body: Any = None, *, home: Home) -> Any:
+    """What a server of the home answers to who shows the password."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"content-type": "application/json"})
+    headers = {"content-type": "application/json", "authorization": header_with(auth_string(home))}
+    request = urllib.request.Request(url, data=data, headers=headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.loads(answer.read())
 
@@ -50,7 +54,7 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     lab, api = stack
 
     def page() -> str:
-        return str(call(f"{api}/artifacts/tiny/latest")["data"])
+        return str(call(f"{api}/artifacts/tiny/latest", home=lab.home)["data"])
 
     submitting = lab.rpg("submit", str(lab.spec), "--json", overrides=LONG)
     begun = ["looking at the data and the model", f"submitting tiny to {api}", "  2 of 2 runs submitted"]
@@ -59,22 +63,22 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     first, second = submitted
     assert first["link"].endswith(f"/v2/runs/flow-run/{first['flow_run_id']}")
     assert lab.state(second["run_id"])["status"] == "pending"
-    shown = call(f"{api}/flow_runs/{first['flow_run_id']}")
+    shown = call(f"{api}/flow_runs/{first['flow_run_id']}", home=lab.home)
     assert shown["name"] == "tiny: seed 0"
     assert {"experiment:tiny", "seed:0", "objective:rpg"} <= set(shown["tags"])
 
     # One that waits is taken off the server; one that trains is stopped from the dashboard, as its Cancel button does.
     cancelled = lab.rpg("cancel", second["run_id"])
     assert cancelled.code == 0, cancelled.err
-    assert call(f"{api}/flow_runs/{second['flow_run_id']}")["state"]["type"] == "CANCELLED"
+    assert call(f"{api}/flow_runs/{second['flow_run_id']}", home=lab.home)["state"]["type"] == "CANCELLED"
     wait_for(lambda: lab.progress(first["run_id"]) >= 2, what="step 2 in the worker")
     wait_for(lambda: f"{linked(first)} | running |" in page(), timeout=30, what="the page of the experiment")
     state = {"type": "CANCELLING", "name": "Cancelling"}
-    call(f"{api}/flow_runs/{first['flow_run_id']}/set_state", {"state": state})
+    call(f"{api}/flow_runs/{first['flow_run_id']}/set_state", {"state": state}, home=lab.home)
     wait_for(lambda: lab.state(first["run_id"])["status"] == "cancelled", timeout=30, what="the run's end")
     assert lab.training_pid() == 0
     wait_for(
-        lambda: call(f"{api}/flow_runs/{first['flow_run_id']}")["state"]["type"] == "CANCELLED",
+        lambda: call(f"{api}/flow_runs/{first['flow_run_id']}", home=lab.home)["state"]["type"] == "CANCELLED",
         timeout=60,
         what="the dashboard",
     )
@@ -86,32 +90,44 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     here = lab.rpg("run", str(lab.spec))
     assert here.code == 0, here.err
     assert here.err.count("cached") == 5
-    assert call(f"{api}/flow_runs/{short['flow_run_id']}")["state"]["type"] == "COMPLETED"
-    newest = call(f"{api}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
+    assert call(f"{api}/flow_runs/{short['flow_run_id']}", home=lab.home)["state"]["type"] == "COMPLETED"
+    newest = call(f"{api}/flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1}, home=lab.home)[0]
     assert newest["id"] == lab.state(short["run_id"])["flow_run_id"] != short["flow_run_id"]
     assert newest["state"]["type"] == "COMPLETED"
 
-    assert_seen_in_a_browser(api, short["run_id"])
+    assert_seen_in_a_browser(lab, api, short["run_id"])
     studies = read_json(lab.home.prefect / "server.json")["studies_url"]
-    assert call(f"{studies}/api/studies") == {"study_summaries": []}
+    assert call(f"{studies}/api/studies", home=lab.home) == {"study_summaries": []}
     findings = {entry["name"]: entry for entry in json.loads(lab.rpg("doctor", "--json").out)}
-    assert {findings[name]["status"] for name in ("dashboard", "worker", "studies")} == {"ok"}
+    assert {findings[name]["status"] for name in ("dashboard", "worker", "studies", "password")} == {"ok"}
     assert findings["studies"]["message"] == studies
     assert lab.rpg("down").code == 0
     assert lab.processes() == []
 
 
-def assert_seen_in_a_browser(api: str, run_id: str) -> None:
+def log_in(page: Page, dashboard: str, shown: str) -> None:
+    """Enters the dashboard by its one field."""
+    page.set_default_timeout(120_000)
+    page.goto(dashboard)
+    page.get_by_placeholder("admin:pass").fill(shown)
+    page.get_by_role("button", name="Login").click()
+    page.wait_for_url("**/dashboard**")
+
+
+def assert_seen_in_a_browser(lab: Lab, api: str, run_id: str) -> None:
     """The plan's graph and the learning curve are drawn, not shown as text. Nothing is looked at without Chromium."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
         return
-    artifacts = {entry["key"]: entry["id"] for entry in call(f"{api}/artifacts/filter", {})}
-    for name, drawn in (("plan", "flowchart-v2"), ("learning-curve", "xychart")):
-        page = f"{api.removesuffix('/api')}/v2/artifacts/artifact/{artifacts[f'{run_id}-{name}']}"
-        command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000"]
-        shown = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
-        assert f'aria-roledescription="{drawn}"' in shown, name
+    artifacts = {entry["key"]: entry["id"] for entry in call(f"{api}/artifacts/filter", {}, home=lab.home)}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        log_in(page, api.removesuffix("/api"), auth_string(lab.home))
+        for name, drawn in (("plan", "flowchart-v2"), ("learning-curve", "xychart")):
+            page.goto(f"{api.removesuffix('/api')}/v2/artifacts/artifact/{artifacts[f'{run_id}-{name}']}")
+            page.locator(f'[aria-roledescription="{drawn}"]').first.wait_for(timeout=120_000)
+        browser.close()
 
 
 @pytest.mark.parametrize("deployment", [EXPERIMENTS, SCHEDULES, STUDIES], ids=lambda deployment: deployment.name)
@@ -122,16 +138,16 @@ def test_the_entrypoint_of_a_deployment_is_the_flow_that_it_names(deployment: De
 
 def test_a_deployment_of_an_earlier_version_is_renewed_and_one_of_this_version_keeps_its_schedules(stack) -> None:
     lab, api = stack
-    made = write_as_before(api)
+    made = write_as_before(lab, api)
     assert "\nstudies: http://127.0.0.1:" in lab.rpg("up").out
-    renewed = {name: call(f"{api}/deployments/name/{name}") for name in made}
+    renewed = {name: call(f"{api}/deployments/name/{name}", home=lab.home) for name in made}
     assert {name: deployment["id"] for name, deployment in renewed.items()} == made
     assert {deployment["entrypoint"] for deployment in renewed.values()} == {EXPERIMENTS.entrypoint, STUDIES.entrypoint}
     assert all(deployment["job_variables"] == EXPERIMENTS.job for deployment in renewed.values())
     for deployment in made.values():
-        call(f"{api}/deployments/{deployment}/schedules", [{"schedule": {"cron": "0 0 1 1 *"}}])
+        call(f"{api}/deployments/{deployment}/schedules", [{"schedule": {"cron": "0 0 1 1 *"}}], home=lab.home)
     assert lab.rpg("up").code == 0
-    assert [len(call(f"{api}/deployments/name/{name}")["schedules"]) for name in made] == [1, 1]
+    assert [len(call(f"{api}/deployments/name/{name}", home=lab.home)["schedules"]) for name in made] == [1, 1]
 
 
 @pytest.mark.long
@@ -195,21 +211,21 @@ def test_a_run_that_was_scheduled_by_an_earlier_version_runs_after_the_upgrade(s
     # Nobody takes it up meanwhile.
     Supervisor(lab.home, services.control_port).stop("worker")
     (submitted,) = json.loads(lab.rpg("submit", str(lab.spec), "--json").out)
-    write_as_before(api)
+    write_as_before(lab, api)
     assert lab.rpg("up").code == 0
     wait_for(lambda: lab.state(submitted["run_id"])["status"] == "finished", timeout=240, what="the submitted run")
 
 
-def write_as_before(api: str) -> dict[str, str]:
+def write_as_before(lab: Lab, api: str) -> dict[str, str]:
     """Gives our deployments the entrypoints and the command of earlier versions. Returns their ids by name."""
     entrypoints = {EXPERIMENTS: "pipelines.flows.run_experiment", STUDIES: "pipelines.study_flow.run_study_flow"}
     job = {"command": "python -m pipelines.services.flow_process"}
     made = {}
     for deployment, entrypoint in entrypoints.items():
-        flow = call(f"{api}/flows/", {"name": deployment.flow})["id"]
+        flow = call(f"{api}/flows/", {"name": deployment.flow}, home=lab.home)["id"]
         place = {"work_pool_name": POOL, "job_variables": job}
         body = {"flow_id": flow, "name": deployment.name, "entrypoint": entrypoint, **place}
-        made[f"{deployment.flow}/{deployment.name}"] = call(f"{api}/deployments/", body)["id"]
+        made[f"{deployment.flow}/{deployment.name}"] = call(f"{api}/deployments/", body, home=lab.home)["id"]
     return made
 
 

@@ -1,57 +1,22 @@
 """Submitting to a Prefect server that asks for a password, and cancelling there: one real server for all tests."""
 
-import base64
 import json
 import re
 import shutil
 import socketserver
 import threading
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from guarded import PASSWORD, Server
 from live import SPEC, Lab, finished, wait_for
 
 from pipelines.home import Home
-from pipelines.launchers.network import free_port
-from pipelines.processes.supervisor import start
-from pipelines.server.api import server_command, wait_until_healthy
 from pipelines.server.deployments import EXPERIMENTS
 from pipelines.server.settings import embedded_environment
-
-PASSWORD = "admin:correct horse"
-
-
-class Server:
-    """A server of the whole module, and its API."""
-
-    def __init__(self, home: Home) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}/api"
-        self.home = home
-        settings = embedded_environment(home, self.url) | {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD}
-        log = home.logs / "server.log"
-        self.process = start(server_command("127.0.0.1", port), log, environment=settings)
-        wait_until_healthy(self.url, self.process, log)
-
-    def call(self, path: str, body: Any = None, method: str | None = None) -> Any:
-        """What the API answers; None where it answers with nothing."""
-        headers = {
-            "content-type": "application/json",
-            "authorization": "Basic " + base64.b64encode(PASSWORD.encode()).decode(),
-        }
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            text = answer.read()
-        return json.loads(text) if text else None
-
-    def flow_run(self, flow_run_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.call(f"/flow_runs/{flow_run_id}")
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +27,7 @@ def server(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     try:
         yield server
     finally:
-        server.process.kill()
-        server.process.wait()
+        server.stop()
 
 
 @pytest.fixture

@@ -123,6 +123,18 @@ def test_recorded_text_is_shown_as_text(home: Home, client: TestClient) -> None:
     assert "<script>alert" not in client.get("/runs/sums-s0").text
 
 
+def test_what_html_has_no_place_for_does_not_reach_a_page(home: Home, client: TestClient) -> None:
+    state = json.loads((home.run("sums-s0") / "state.json").read_text())
+    write(home.run("sums-s0") / "state.json", state | {"status": "failed", "reason": "a\0b\x1b]0;c\x9bd"})
+    record_tokens(home, "sums-s0", steps=range(1, 2), responses=1, text="f\0g\x08h ")
+    for address in ("/", "/runs/sums-s0", "/experiments/sums", "/runs/sums-s0/tokens", "/runs/sums-s0/tokens/1/0"):
+        answer = client.get(address)
+        assert answer.status_code == 200, address
+        assert not re.findall("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", answer.text), address
+        assert "a\ufffdb\ufffd]0;c\ufffdd" in answer.text or "tokens" in address
+    assert client.get("/runs/a%00b").status_code == 404
+
+
 def test_a_mirror_is_told_what_has_changed_and_what_is_gone(home: Home, client: TestClient) -> None:
     first = listed(client)
     assert set(first["changed"]) == {"runs/sums-s0", "experiments/sums"}
@@ -216,7 +228,7 @@ def test_a_directory_that_becomes_a_link_while_it_is_served_is_not_followed(home
 
 
 def test_only_who_has_the_password_sees_anything(home: Home) -> None:
-    with TestClient(make_app(home, auth=AUTH)) as client:
+    with TestClient(make_app(home, accepts=AUTH.__eq__)) as client:
         for address in (
             "/",
             "/runs/sums-s0",
@@ -332,7 +344,15 @@ def test_a_run_without_rollouts_has_a_page_of_responses_too(client: TestClient) 
     assert "No responses are recorded" in client.get("/runs/sums-s0/tokens").text
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"known": 3}', b'{"known": ["a"]}', b"\xff\xfe"])
+NONSENSE = [
+    *(b"", b"[]", b"{}", b'{"known": 3}', b'{"known": ["a"]}', b"\xff\xfe"),
+    *(b"[" * 100_000, b'{"known": ' * 50_000, b'{"known": {}, "only": [' + b"[" * 100_000),
+    *(b'{"known": {"a": 1}}', b'{"known": {}, "only": 3}', b'{"known": {}, "only": ["runs/\\u0000"]}'),
+    *(b'{"known": {"\\ud800": "b"}}', b'{"known": {"a": [[]]}}', b'{"known": ' + b"9" * 10_000 + b"}"),
+]
+
+
+@pytest.mark.parametrize("body", NONSENSE, ids=range(len(NONSENSE)))
 def test_a_request_that_makes_no_sense_is_refused(client: TestClient, body: bytes) -> None:
     assert client.post("/record", content=body).status_code == 400
 

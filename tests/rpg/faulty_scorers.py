@@ -1,6 +1,7 @@
 """Scorers that fail in every way a scorer can, for the pool's worker processes to run."""
 
 import os
+import resource
 import signal
 import time
 
@@ -26,12 +27,42 @@ class Faulty(Reward):
             print("a line that is no verdict", flush=True)
         if response == "eat memory":
             return Score.of(float(len(bytearray(1 << 40))), None)
+        if response == "start a daemon":
+            return Score.of(1.0, str(_daemon()))
+        if response == "start a daemon and die":
+            os.write(2, str(_daemon()).encode())
+            os._exit(7)
+        if response == "environment":
+            return Score.of(1.0, " ".join(sorted(os.environ)))
+        if response == "limits":
+            limits = [getattr(resource, f"RLIMIT_{name}") for name in ("AS", "NPROC", "FSIZE", "NOFILE", "CORE")]
+            return Score.of(1.0, " ".join(str(resource.getrlimit(limit)[1]) for limit in limits))
         if response == "swallow":
             try:
                 time.sleep(3600)
             except Exception:
                 return Score.of(1.0, "swallowed")
         return Score.of(1.0, f"{problem.answer} {problem.metadata} {response}")
+
+
+class AsksAService(Faulty):
+    """A reward with a key of its own."""
+
+    environment = ("SERVICE_KEY",)
+
+
+def _daemon() -> int:
+    """Starts a process that has left its session and its parent. Returns its id."""
+    told, tells = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if pid := os.fork():
+            os.write(tells, str(pid).encode())
+            os._exit(0)
+        os.close(tells)
+        time.sleep(3600)
+    os.wait()
+    return int(os.read(told, 16))
 
 
 class Unprepared(Faulty):

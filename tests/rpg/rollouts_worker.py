@@ -13,6 +13,7 @@ import torch
 
 from rpg.data.order import PromptOrder
 from rpg.processes import ranks
+from rpg.processes.launch import KEY
 from rpg.rewards import Score
 from rpg.rollouts.source import RolloutSource
 from rpg.stopwatch import Stopwatch
@@ -52,8 +53,8 @@ class Always:
 
 
 def main(store: Path, staleness: int, refill: str) -> None:
-    rank = int(os.environ["RANK"])
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    os.environ |= {"WORLD_SIZE": "2", KEY: "rollouts"}
+    ranks.join_in(torch.distributed.FileStore(str(store), 2), "cpu")
     rollout: dict[str, Any] = {"max_response_length": 8, "max_staleness": staleness}
     if refill:
         rollout["dynamic_sampling"] = {"refill": refill}

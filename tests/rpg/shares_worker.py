@@ -5,6 +5,7 @@ torch once.
 """
 
 import multiprocessing
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from rpg.batches.shares import hand_over, without_contents
 from rpg.batches.step_loss import step_advantages
 from rpg.checkpoints.pieces import StateCopy
 from rpg.processes import ranks
+from rpg.processes.launch import KEY
 from rpg.recording.rows import write_rollouts, write_tokens
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.ahead import WAITING, Waiting, load_waiting, plain_waiting
@@ -103,8 +105,8 @@ def record(step: StepRollouts, ledger: TokenLedger, directory: Path) -> None:
 
 def rank_of(number: int, size: int, out: Path) -> None:
     """The work of one rank."""
-    store = f"file://{out / 'store'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=number, world_size=size)
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(size), KEY: "shares"}
+    ranks.join_in(torch.distributed.FileStore(str(out / "store"), size), "cpu")
     step = sampled_here(the_step())
     copy = StateCopy()
     copy.values(WAITING, plain_waiting([Waiting(2, step, position=9)]))

@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 
 from rpg.processes import ranks
+from rpg.processes.launch import KEY
 from rpg.processes.standstill import show_work, watch_for_standstill
 
 
 def main(directory: Path, store: Path, seconds: float) -> None:
     rank = int(os.environ["RANK"])
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    os.environ |= {"WORLD_SIZE": "2", KEY: "standstill"}
+    ranks.join_in(torch.distributed.FileStore(str(store), 2), "cpu")
     ranks.gather(rank)
     watch_for_standstill(directory, seconds)
     if rank == 1:

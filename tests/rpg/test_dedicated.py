@@ -36,7 +36,7 @@ from tests.rpg.tiny_engine import (
     sampling,
     save,
 )
-from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start
+from tests.rpg.tiny_run import finish, listeners, make_inputs, make_run, rows, start
 
 STALE_AFTER_STEP_3 = """
 import pathlib, sys
@@ -97,11 +97,13 @@ def engine(weights_dir: Path) -> Iterator[DedicatedSampler]:
     sampler.close()
 
 
+@pytest.mark.usefixtures("signals_arrive")
 @pytest.mark.vllm
 @pytest.mark.long
 def test_an_engine_that_is_killed_fails_the_call_with_the_signal(engine: DedicatedSampler) -> None:
     engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
     child = psutil.Process(engine._process.child.pid)
+    assert {address for address, _ in listeners(child)} == {"127.0.0.1"}
     for number in (signal.SIGINT, signal.SIGTERM):  # these mean the trainer, which wants to end its step
         child.send_signal(number)
     engine.generate([PROMPT], group_size=1, sampling=sampling(), seeds=[1])
@@ -153,6 +155,7 @@ def test_what_the_engine_refuses_is_raised_here(tmp_path: Path) -> None:
     assert (problem.path, problem.given) == (("rollout", "engine"), "head_dim 8")
 
 
+@pytest.mark.usefixtures("signals_arrive")
 @pytest.mark.vllm
 @pytest.mark.long
 def test_weights_are_spread_over_two_processes_that_a_signal_to_stop_does_not_end_before_the_engine(
@@ -168,6 +171,7 @@ def test_weights_are_spread_over_two_processes_that_a_signal_to_stop_does_not_en
     try:
         workers = [child for child in engine.children() if "resource_tracker" not in " ".join(child.cmdline())]
         assert len(workers) == 2
+        assert {address for address, _ in listeners(engine)} == {"127.0.0.1"}
         for process in (engine, *workers):
             for number in (signal.SIGINT, signal.SIGTERM):
                 process.send_signal(number)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
-from tests.rpg.tiny_run import finish, free_port, make_inputs, start
+from tests.rpg.tiny_run import finish, group_of, make_inputs, start
 
 CASES = [
     *(f"float32:{stages}" for stages in ("0-0-0", "1-1-1", "2-2-2", "3-3-3")),
@@ -24,8 +24,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_inputs(inputs)
     for leg, world in ((1, 1), (2, 2), (3, 1)):
         command = [sys.executable, "-m", "tests.rpg.layout_worker", str(inputs), str(out), str(leg), *CASES]
-        meeting = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        finish(*(start(command, {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world)))
+        finish(*(start(command, environment) for environment in group_of(world)))
     return out
 
 

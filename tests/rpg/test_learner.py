@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specs.errors import SpecError
-from tests.rpg.tiny_run import finish, free_port, make_inputs, start
+from tests.rpg.tiny_run import finish, group_of, make_inputs, start
 
 STAGES = [f"{zero}:float32:60" for zero in range(4)]
 ALONE = [
@@ -41,12 +41,8 @@ def updates(tmp_path_factory: pytest.TempPathFactory, alone: list[str], together
     inputs, out = tmp_path_factory.mktemp("inputs"), tmp_path_factory.mktemp("results")
     make_inputs(inputs)
     command = [sys.executable, "-m", "tests.rpg.learner_worker", str(inputs), str(out)]
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [start([*command, *alone])]
-    processes += [
-        start([*command, *together], environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(2)
-    ]
+    processes += [start([*command, *together], environment) for environment in group_of(2)]
     finish(*processes, seconds=1800)
     return out
 

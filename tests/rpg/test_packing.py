@@ -14,7 +14,7 @@ from rpg.learner.packing import Packing
 from rpg.learner.packing_trial import try_packing
 from rpg.learner.policy import Policy
 from tests.rpg.tiny_engine import gpt2, llama, qwen3, sharpened
-from tests.rpg.tiny_run import finish, free_port, start
+from tests.rpg.tiny_run import finish, group_of, start
 
 FAMILIES = ((11,), (6,), (6,), (6, 3, 3, 1, 6), (2, 4), (3, 1, 1), (2, 5, 3))
 """Of each prompt its length, then those of its responses."""
@@ -154,11 +154,7 @@ ranks.leave()
 
 
 def test_ranks_that_find_different_things_agree_to_pad() -> None:
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    first, second = (
-        start([sys.executable, "-c", ONE_RANK_ROUNDS_MORE], {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in (0, 1)
-    )
+    first, second = (start([sys.executable, "-c", ONE_RANK_ROUNDS_MORE], environment) for environment in group_of(2))
     assert finish(first, second).splitlines()[-1] == "False", "rank 0 alone would have packed"
 
 

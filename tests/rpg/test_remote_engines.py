@@ -7,42 +7,31 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore
 
 from rpg.processes import ranks
-from rpg.processes.engine_machines import KEY
+from rpg.processes.launch import ENGINES_ELSEWHERE
 from rpg.samplers.sampling_ranks import has_sampler
 from rpg.samplers.vllm import meeting
 from rpg.samplers.vllm.engine import EngineSettings
-from rpg.samplers.vllm.meeting import MeetingError, await_rank, meet_engine
+from rpg.samplers.vllm.meeting import MeetingError, PlainConnection, await_rank, meet_engine
 from rpg.samplers.vllm.placement import transfer_to_engines
 from rpg.samplers.vllm.weight_transfer import directory_in_memory, open_transfer
 from specs.schema.rollout import VllmRollout
-from tests.rpg.tiny_run import free_port
 
 OURS, ANOTHER = b"the launch's key", b"another launch's"
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Where the ranks meet."""
-    port = free_port()
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    return port
-
-
-@pytest.fixture
-def store(port: int) -> TCPStore:
-    """That of several ranks."""
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+def store() -> HashStore:
+    """The launch's."""
+    return HashStore()
 
 
 def in_a_thread(work: Callable[[], Any]) -> "Future[Any]":
@@ -53,7 +42,7 @@ def in_a_thread(work: Callable[[], Any]) -> "Future[Any]":
 
 
 def test_an_engine_meets_its_own_rank_whoever_else_has_connected_before(
-    store: TCPStore, port: int, monkeypatch: pytest.MonkeyPatch
+    store: HashStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listening: Future[Any] = Future()
 
@@ -64,24 +53,16 @@ def test_an_engine_meets_its_own_rank_whoever_else_has_connected_before(
 
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socket", Listener)
-        engine = in_a_thread(lambda: await_rank(3, "127.0.0.2", OURS, ("127.0.0.1", port)))
+        engine = in_a_thread(lambda: await_rank(3, "127.0.0.2", OURS, store))
         place = listening.result(30)
     with socket.create_connection(place) as babbler:
         babbler.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
     socket.create_connection(place).close()
-    with pytest.raises(MeetingError, match="who says in the store where engine 3 is has another launch's key"):
-        meet_engine(3, ANOTHER, serves=False)
-    left = store.get("rpg/engine/3")
-    _, where = json.loads(left)
-    store.set("rpg/engine/3", json.dumps([meeting._proof(3, where, ANOTHER), where]))
     with pytest.raises(MeetingError, match=r"who listens at 127\.0\.0\.2:\d+ for engine 3 has another launch's key"):
-        meet_engine(3, ANOTHER, serves=False)
-    with pytest.raises(MeetingError, match="who says in the store"):
-        meet_engine(3, OURS, serves=False)
-    store.set("rpg/engine/3", left.decode())
-    met = meet_engine(3, OURS, serves=False)
+        meet_engine(3, ANOTHER, store)
+    met = meet_engine(3, OURS, store)
     assert (met.host, met.own_address) == (socket.gethostname(), "127.0.0.1")
-    there: Connection[Any, Any] = engine.result(30)
+    there: PlainConnection = engine.result(30)
     for end in (there, met.connection):
         with socket.socket(fileno=os.dup(end.fileno())) as shared:
             assert shared.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -92,22 +73,21 @@ def test_an_engine_meets_its_own_rank_whoever_else_has_connected_before(
 
 
 def test_one_who_connects_and_says_nothing_does_not_keep_the_rank_away(
-    store: TCPStore, port: int, monkeypatch: pytest.MonkeyPatch
+    store: HashStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meeting, "_PROOF_SECONDS", 1)
-    engine = in_a_thread(lambda: await_rank(0, "127.0.0.1", OURS, ("127.0.0.1", port)))
-    address, listens_at, _ = json.loads(json.loads(store.get("rpg/engine/0"))[1])
+    engine = in_a_thread(lambda: await_rank(0, "127.0.0.1", OURS, store))
+    address, listens_at, _ = json.loads(store.get("rpg/engine/0"))
     with socket.create_connection((address, listens_at)):
-        met = meet_engine(0, OURS, serves=False)
+        met = meet_engine(0, OURS, store)
     time.sleep(1.1)  # which is no limit once they have met
     met.connection.send("now")
     assert engine.result(30).recv() == "now"
 
 
-@pytest.mark.usefixtures("port")
-def test_an_engine_that_does_not_come_is_named() -> None:
+def test_an_engine_that_does_not_come_is_named(store: HashStore) -> None:
     with pytest.raises(MeetingError, match=r"engine 1 has not said within 0\.2 s where it is"):
-        meet_engine(1, OURS, serves=True, seconds=0.2)
+        meet_engine(1, OURS, store, seconds=0.2)
 
 
 def test_an_engine_elsewhere_serves_neighbours_of_the_run_whatever_their_machines(
@@ -125,7 +105,7 @@ def test_an_engine_elsewhere_serves_neighbours_of_the_run_whatever_their_machine
         return held
 
     assert holders() == [0, 2, 3], "the first of each machine's own"
-    monkeypatch.setenv(KEY, "5e")
+    monkeypatch.setenv(ENGINES_ELSEWHERE, "1")
     assert holders() == [0, 2, 4]
     monkeypatch.setenv("LOCAL_SIZE", "3")
     assert transfer_to_engines(rollout) == "nccl"

@@ -1,7 +1,10 @@
 """Each reward, their sum, and that none of them can end a run."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,10 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faulty_scorers import Faulty, Unprepared
+from faulty_scorers import AsksAService, Faulty, Unprepared
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rpg.metrics import rollout_metrics
 from rpg.rewards import Score, open_scorer
+from rpg.rewards.functions import math_dapo
 from rpg.rewards.pool import WorkerPool
 from rpg.types import Problem
 from specs.schema.reward import Reward
@@ -75,6 +81,45 @@ def test_math_dapo_rejects_with_minus_one(response: str) -> None:
 def test_math_dapo_reports_the_normalised_answer_or_none() -> None:
     assert one("math_dapo", "7", "Answer: $1,234$ dollars").extracted == "1234"
     assert one("math_dapo", "7", "I give up").extracted is None
+
+
+PUBLISHED_REWRITES = (
+    (r"(.*?)\$(.*?)\$(.*)", r"$\2$"),
+    (r"\\text\{(.*?)\}", r"\1"),
+    (r"\\textbf\{(.*?)\}", r"\1"),
+    (r"\\overline\{(.*?)\}", r"\1"),
+    (r"\\boxed\{(.*)\}", r"\1"),
+    (r"frac([^{])(.)", r"frac{\1}{\2}"),
+    (r"sqrt([^{])", r"sqrt{\1}"),
+)
+"""Those of DAPO's released scorer, which take a time that grows with the square of a text's length."""
+PIECES = ["$", "{", "}", "\\text{", "\\textbf{", "\\overline{", "\\boxed{", "frac", "sqrt", "\n", "1", "x", "\\"]
+
+
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=25))
+def test_math_dapo_rewrites_as_its_published_patterns_do(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    expected = text
+    for pattern, replacement in PUBLISHED_REWRITES:
+        expected = re.sub(pattern, replacement, expected)
+    assert math_dapo.rewritten(text) == expected
+
+
+@pytest.mark.parametrize("piece", [*PIECES, "=", " ", "\\text{}", "\\boxed{\\boxed{", "\\text{\n", "$\n"])
+def test_math_dapo_takes_a_time_that_grows_with_the_length_of_the_answer(piece: str) -> None:
+    def seconds(length: int) -> float:
+        answer = piece * (length // len(piece))
+        taken = []
+        for _ in range(3):
+            start = time.thread_time()
+            math_dapo.normalise(answer)
+            taken.append(time.thread_time() - start)
+        return min(taken)
+
+    short = seconds(3_000)
+    # With the square of the length it would be 100 times and 10,000 times as long.
+    assert seconds(30_000) < 40 * short + 0.005
+    assert seconds(300_000) < 400 * short + 0.05
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +277,62 @@ def test_closing_leaves_no_process(pool: WorkerPool) -> None:
     assert len(pids) == 2
     pool.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_daemon_that_a_scorer_started_ends_with_the_pool(pool: WorkerPool) -> None:
+    pid = int(str(run(pool, "start a daemon")[0].extracted))
+    assert psutil.pid_exists(pid)
+    pool.close()
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_daemon_that_a_scorer_started_ends_with_the_scorer(pool: WorkerPool) -> None:
+    error = str(run(pool, "start a daemon and die")[0].error)
+    assert error.startswith("the scorer's process died (exit 7) ")
+    assert not psutil.pid_exists(int(error.split()[-1]))
+
+
+def test_a_daemon_that_a_scorer_started_ends_where_the_trainer_is_killed() -> None:
+    code = (
+        "import time; from faulty_scorers import Faulty; from rpg.rewards.pool import WorkerPool\n"
+        "from rpg.types import Problem\n"
+        "pool = WorkerPool(Faulty(type='faulty'))\n"
+        "print(pool.score([Problem('p', '?', 'a', 'd')], ['start a daemon'])[0].extracted, flush=True)\n"
+        "time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout
+        pid = int(trainer.stdout.readline())
+        assert psutil.pid_exists(pid)
+        trainer.kill()
+    limit = time.monotonic() + 30
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def test_a_scorer_gets_no_environment_but_that_of_a_list(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("SERVICE_KEY", "key")
+    plain = str(run(pool, "environment")[0].extracted).split()
+    assert {"HOME", "PATH", "PYTHONPATH"} <= set(plain)
+    assert not {"HF_TOKEN", "SERVICE_KEY"} & set(plain)
+    with WorkerPool(AsksAService(type="asks")) as asking:
+        named = str(run(asking, "environment")[0].extracted).split()
+    assert set(named) - set(plain) == {"SERVICE_KEY"}
+
+
+def test_a_scorer_has_limits(pool: WorkerPool) -> None:
+    memory, processes, length, files, core = map(int, str(run(pool, "limits")[0].extracted).split())
+    assert (memory, length, core) == (8 << 30, 1 << 30, 0)
+    assert 256 < processes < 1 << 16
+    assert files <= 4096
+
+
+def test_a_request_longer_than_a_pipe_holds_is_scored(pool: WorkerPool) -> None:
+    answer = "x" * 3_000_000
+    assert run(pool, answer)[0].extracted == "a {} " + answer
 
 
 def test_a_scorer_that_cannot_be_prepared_is_our_failure_not_the_samples() -> None:

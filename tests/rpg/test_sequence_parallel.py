@@ -13,7 +13,7 @@ from rpg.learner.sequence_parallel import check_heads
 from rpg.processes.exit_cause import noted_exits
 from specs.errors import SpecError
 from specs.schema.experiment import Experiment
-from tests.rpg.tiny_run import SPEC, finish, free_port, make_inputs, make_run, start
+from tests.rpg.tiny_run import SPEC, finish, group_of, make_inputs, make_run, start
 
 CONFIG = {
     **{"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
@@ -35,9 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(base: Path, *, ranks: int, size: int, precision: str = "float32") -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "tests.rpg.sequence_parallel_worker", str(base), str(size), precision]
-    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    output = finish(*(start(command, environment=meeting | place) for place in places))
+    output = finish(*(start(command, environment) for environment in group_of(ranks)))
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
@@ -107,9 +105,8 @@ def test_a_helping_rank_without_memory_notes_the_row_that_it_shared(tmp_path: Pa
     """Half of what is noted becomes the next attempt's budget."""
     make_inputs(tmp_path)
     run_dir = make_run(tmp_path, tmp_path / "run", training={"ranks": 2, "sequence_parallel_size": 2})
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-c", WITHOUT_MEMORY, str(run_dir)]
-    finish(*(start(command, {**meeting, "RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(2)), expect=1)
+    finish(*(start(command, environment) for environment in group_of(2)), expect=1)
     leading, helping = noted_exits(run_dir)
     assert helping.cause == "out_of_memory"
     assert helping.microbatch_tokens == leading.microbatch_tokens > 30

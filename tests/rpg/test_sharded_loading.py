@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rpg.tiny_run import finish, free_port, start
+from tests.rpg.tiny_run import finish, group_of, start
 
 SHAPE = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 NARROW = {**SHAPE, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 32}
@@ -43,5 +43,4 @@ def write_models(directory: Path) -> list[Path]:
 @pytest.mark.long
 def test_two_ranks_load_the_model_that_transformers_reads_and_hold_half_of_it_each(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.rpg.sharded_loading_worker", *map(str, write_models(tmp_path))]
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    finish(*[start(command, environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)])
+    finish(*[start(command, environment) for environment in group_of(2)])

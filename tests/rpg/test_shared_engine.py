@@ -20,7 +20,7 @@ from rpg.processes.exit_cause import USER_ERROR
 from tests.rpg.test_pause import DATA, EVALUATION, SAMPLES, evaluated, metrics, new_run, set_inputs
 from tests.rpg.test_pause import inputs as inputs  # the fixture: model, problems, an evaluation set
 from tests.rpg.test_resume import recorded, same_rows, wait_for_step
-from tests.rpg.tiny_run import finish, free_port, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import finish, free_port, group_of, make_inputs, make_run, rows, start, train
 
 STEPS = 6
 KILLED_AFTER = 5
@@ -159,9 +159,8 @@ def test_all_ranks_say_why_their_engine_does_not_start(tmp_path: Path) -> None:
         training={"ranks": 2},
         rollout={"engine": "vllm", "placement": "dedicated", "cpu_cache_gib": 0.25, "ranks_per_engine": 2},
     )
-    program, port = [sys.executable, "-m", "rpg.train", str(run_dir)], str(free_port())
-    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_SIZE": "2"}
-    processes = [start(program, where | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    program = [sys.executable, "-m", "rpg.train", str(run_dir)]
+    processes = [start(program, environment | {"LOCAL_SIZE": "2"}) for environment in group_of(2)]
     for output in [finish(process, expect=USER_ERROR) for process in processes]:
         assert "train: " in output
         assert "vLLM on a CPU has no attention for the model's head size" in output

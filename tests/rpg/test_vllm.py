@@ -2,7 +2,6 @@
 
 import os
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from rpg.samplers.transformers.sampler import model_logprobs
 from rpg.samplers.vllm.sampler import VllmSampler
 from specs.errors import SpecError
 from tests.rpg.tiny_engine import EOS, every_rollout, fresh_logprobs, moved, open_engine, qwen3, sampling
+from tests.rpg.tiny_run import group_of
 
 PROBE = Probe(token_ids=(5, 7, 3, 4, 9, 2, EOS), prompt_length=1)
 LONG_PROMPT = [2 + i * i % 10 for i in range(200)]
@@ -139,7 +139,8 @@ def test_a_model_that_vllm_does_not_run_is_the_specs_mistake(tmp_path: Path) -> 
 
 RANK = """
 import sys, pathlib, torch
-torch.distributed.init_process_group("gloo")
+from rpg.processes import ranks
+ranks.join("cpu")
 from tests.rpg.tiny_engine import every_rollout, open_engine, sampling
 rank = torch.distributed.get_rank()
 engine = open_engine("vllm", pathlib.Path(sys.argv[1]))
@@ -155,14 +156,11 @@ print("rank done")
 @pytest.mark.vllm
 @pytest.mark.long
 def test_two_ranks_have_an_engine_each_and_keep_their_process_group(weights_dir: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = []
-    for rank in ("0", "1"):
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
-        command = [sys.executable, "-c", RANK, str(weights_dir)]
-        ranks.append(subprocess.Popen(command, env=os.environ | group, stdout=subprocess.PIPE, text=True))
+    command = [sys.executable, "-c", RANK, str(weights_dir)]
+    ranks = [
+        subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+        for environment in group_of(2)
+    ]
     try:
         assert [process.communicate(timeout=240)[0].splitlines()[-1] for process in ranks] == ["rank done"] * 2
     finally:

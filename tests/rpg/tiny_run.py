@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rpg.processes.launch import KEY, new_key
 from specs.schema.experiment import Experiment
 
 TOKENS = ["<pad>", "<eos>", "0", "1", "="]
@@ -149,6 +152,21 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def group_of(size: int) -> list[dict[str, str]]:
+    """Environment of each of so many ranks that meet without a launcher."""
+    meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), KEY: new_key()}
+    return [{**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def listeners(process: psutil.Process) -> list[tuple[str, int]]:
+    """The addresses at which a process and its children listen."""
+    found = []
+    for member in [process, *process.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            found += [at.laddr for at in member.net_connections("inet") if at.status == psutil.CONN_LISTEN]
+    return [(at.ip, at.port) for at in found]
 
 
 def rows(run_dir: Path, table: str) -> list[dict[str, Any]]:

@@ -47,7 +47,11 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         ("anything", "ghp_" + "a" * 36),
         ("anything", "sk-proj-" + "a" * 40),
         ("anything", "https://hooks.slack.com/services/T0/B0/x"),
+        ("GITHUB_PAT", CANARY),
+        ("AZURE_DEVOPS_PAT", CANARY),
         ("STORE", "postgresql://rpg:hunter22@db/rpg"),
+        ("STORE", "postgresql://rpg:hun/ter22@db/rpg"),
+        ("STORE", "redis://:hun/te?r#22@db:6379/0"),
     ],
 )
 def test_names_and_shapes_of_secrets_are_known(name, value):
@@ -72,6 +76,9 @@ def test_names_and_shapes_of_secrets_are_known(name, value):
         ("HF_TOKEN", "env:HF_TOKEN"),
         ("HF_TOKEN", "file:/run/secrets/hf"),
         ("STORE", "postgresql://db/rpg"),
+        ("PROXY", "http://proxy:3128/packages/@scope"),
+        ("ADAPT", "a-long-enough-value"),
+        ("PAT_FILE", "/run/secrets/pat"),
     ],
 )
 def test_ordinary_values_are_no_secrets(name, value):
@@ -90,7 +97,9 @@ def test_references_name_a_variable_or_a_file_and_a_url_is_none(tmp_path):
     assert hide(f"{CANARY} from-b plain", got) == f"{HIDDEN} from-b plain"
 
 
-@pytest.mark.parametrize("value", ["env:NOT_SET_ANYWHERE", "file:/no/such/file", "file:~nobody-at-all/x"])
+@pytest.mark.parametrize(
+    "value", ["env:NOT_SET_ANYWHERE", "file:/no/such/file", "file:~nobody-at-all/x", "file:/dev/zero"]
+)
 def test_a_reference_that_leads_nowhere_says_which_variable_wants_it(value):
     with pytest.raises(SecretError, match=r"^HF_TOKEN is (env|file):.*this machine"):
         resolved({"HF_TOKEN": value}, {})
@@ -101,6 +110,9 @@ def test_every_way_to_write_a_secret_is_hidden():
     for text in (secret, json.dumps({"k": secret}), quote(secret, safe=""), repr(secret)):
         assert "quoted" not in hide(f"before {text} after", {"MY_TOKEN": secret})
     assert hide("psycopg: hunter22 refused", {"URL": "postgresql://rpg:hunter22@db/x"}) == f"psycopg: {HIDDEN} refused"
+    for password in ("hun/ter22", "hun@ter22", "hun/t@r?22#"):
+        urls = {"URL": f"postgresql://rpg:{password}@db/x?user=a@b"}
+        assert hide(f"psycopg: {password} refused", urls) == f"psycopg: {HIDDEN} refused"
     assert hide("step 1 of 12345678", {"A_TOKEN": "1", "B_TOKEN": "12345678"}) == "step 1 of 12345678"
     assert secrets_in({"A_TOKEN": "short", "PATH": "/usr/bin:/bin"}) == []
 

@@ -366,7 +366,7 @@ def test_runs_that_have_ended_and_are_as_they_were_are_not_looked_at(
         run.start(1)
         run.steps(1, 2)
         age(run.path)
-    age(run.path / "attempts", run.path / "segments/metrics")
+    age(run.path / "attempts", run.path / "segments", *run.path.glob("segments/*"))
     ingest(tmp_path)
     looked: list[str] = []
     read = units.read_unit
@@ -376,7 +376,8 @@ def test_runs_that_have_ended_and_are_as_they_were_are_not_looked_at(
             store.query(query)
     assert looked == ["runs/a-0", "runs/a-1"] * 2, "what changed in the last seconds may change again unnoticed"
     for number in range(2):
-        age(*(tmp_path / f"runs/a-{number}" / part for part in ("attempts", "segments/metrics")))
+        there = tmp_path / f"runs/a-{number}"
+        age(there / "attempts", there / "segments", *there.glob("segments/*"))
     ingest(tmp_path)
     looked.clear()
     assert len(Store.open(tmp_path).query(STEPS).rows) == 6

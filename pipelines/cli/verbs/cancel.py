@@ -12,6 +12,10 @@ from pipelines.cli.options import RunsName
 def cancel(
     name: RunsName,
     grace: Annotated[float, typer.Option(help="Seconds after which it is stopped in the middle of a step.")] = 5.0,
+    profile: Annotated[
+        str,
+        typer.Option(help="On a server, whoever has submitted it: a Prefect API's URL or a Prefect profile's name."),
+    ] = "",
 ) -> None:
     """Stops a run after the step under way or after --grace seconds, whichever is first.
 
@@ -20,12 +24,16 @@ def cancel(
 
     from pipelines.home import Home
     from pipelines.runs import find_run, is_run
-    from pipelines.submission.cancel import NotStoppedError, cancel_experiment, cancel_run
+    from pipelines.submission.cancel import cancel_experiment, cancel_on_server, cancel_run
+    from pipelines.submission.stop import NotStoppedError
     from pipelines.versions import runs_of
 
     home = Home.from_environment()
     try:
-        if not is_run(home, name) and runs_of(home, name):
+        if profile:
+            for line in cancel_on_server(home, profile, name, grace):
+                print(line, file=sys.stderr)
+        elif not is_run(home, name) and runs_of(home, name):
             for line in cancel_experiment(home, name, grace):
                 print(line, file=sys.stderr)
         else:

@@ -45,13 +45,13 @@ def compare(
 def _print(comparison: RunComparison) -> None:
     import sys
 
-    from rich.console import Console
     from rich.text import Text
 
+    from pipelines.console import SafeConsole
     from pipelines.report.answer import ONE_SEED, only_these_weights
 
     # A pipe has no width to fit into.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    console = SafeConsole(width=None if sys.stdout.isatty() else 10_000)
     if comparison.spec:
         console.print(_spec_table(comparison))
     else:

@@ -35,14 +35,15 @@ def plan(
     """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing.
 
     It looks at the data and the model of what is still to run, as `rpg validate --deep` does: exit code 2 if anything
-    is wrong with them. What this machine lacks for it is a warning. Many runs are summed up.
+    is wrong with them, or if this machine is to score and may not: the reward needs bubblewrap. What else it lacks is a
+    warning. Many runs are summed up.
 
     Of a study: the search space, what the search and its confirmation cost at best and at worst, and what is done.
     """
     import json
     import sys
 
-    from pipelines.cli.preflight import examined, missing_for, unfinished
+    from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
     from pipelines.cli.resolved import print_resolved
     from pipelines.home import Home
     from pipelines.planning.gpu_hours import precision_warnings
@@ -50,7 +51,7 @@ def plan(
     from pipelines.planning.plan import make_plan, overlap_warnings
     from pipelines.planning.weights import weights_in
     from pipelines.running.gpu_slots import concurrency_warnings
-    from specs.errors import SpecError, render
+    from specs.errors import SpecError, in_file_order, render
     from specs.loader import load_any
     from specs.study_document import StudyDocument
 
@@ -89,7 +90,7 @@ def plan(
     errors, odd = examined(experiment, to_do)
     if warnings := [*warnings, *missing_for(experiment, to_do), *odd]:
         print(render(warnings, noun="warning"), file=sys.stderr)
-    if errors:
+    if errors := in_file_order([*errors, *unscorable(experiment, to_do)]):
         raise SpecError(*errors)
 
 
@@ -167,11 +168,12 @@ def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
 
 
 def _print_plan(made: Plan, *, each: bool) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    from pipelines.console import SafeConsole
+
+    console = SafeConsole(soft_wrap=True)
     experiment = made.document.experiment
     console.print(f"[bold]{experiment.name}[/]  {escape(experiment.question)}", end="\n\n")
     colours = {"RUN": "yellow", "RESUME": "cyan", "CACHED": "green"}

@@ -123,26 +123,27 @@ def _print_heading(replayed: "RunReplay") -> None:
 
 def _print_table(replays: Sequence["RunReplay"]) -> None:
     """A row an objective."""
-    from pipelines.cli.output import table_text
+    from pipelines.cli.output import print_table
     from pipelines.replay.page import FIGURES, table
 
     _print_heading(replays[0])
     sentences = dict.fromkeys(sentence for replayed in replays for sentence in replayed.left_out)
     print("".join(f"left out  {sentence}\n" for sentence in sentences))
     rows = [[label, *("" if value is None else value for value in figures)] for label, figures in table(replays)]
-    print(table_text(["objective", *FIGURES], rows), end="")
+    print_table(["objective", *FIGURES], rows)
     _print_gradients(replays)
 
 
 def _print(replayed: "RunReplay") -> None:
     """Two objectives side by side."""
-    from pipelines.cli.output import table_text
+    from pipelines.cli.output import print_table
 
     _print_heading(replayed)
     print(f"replayed  {replayed.replayed.setting}")
     print("".join(f"left out  {sentence}\n" for sentence in replayed.left_out))
     recorded, other = replayed.overall["recorded"], replayed.overall["replayed"]
-    print(table_text(("overall", "recorded", "replayed"), [[name, recorded[name], other[name]] for name in recorded]))
+    print_table(("overall", "recorded", "replayed"), [[name, recorded[name], other[name]] for name in recorded])
+    print()
     print(_gradient_sentence(replayed))
     columns = ["step", "tokens", *(f"{name} {side}" for name in _STEP_METRICS for side in ("rec.", "rep.")), "cosine"]
     rows = [
@@ -151,23 +152,24 @@ def _print(replayed: "RunReplay") -> None:
         + ["" if entry["cosine"] is None else entry["cosine"]]
         for entry in replayed.steps
     ]
-    print(f"\n{table_text(columns, rows)}", end="")
+    print()
+    print_table(columns, rows)
     if replayed.furthest:
         columns = [*_FURTHEST, *(f"replayed_{name}" for name in ("advantage", "ratio", "weight")), "apart"]
         print("\nFurthest apart, by a token's share of its step's gradient")
-        print(table_text(columns, [[token[name] for name in columns] for token in replayed.furthest]), end="")
+        print_table(columns, [[token[name] for name in columns] for token in replayed.furthest])
     _print_gradients([replayed])
 
 
 def _print_gradients(replays: Sequence["RunReplay"]) -> None:
-    from pipelines.cli.output import table_text
+    from pipelines.cli.output import print_table
 
     entries = [(replayed.replayed.label, entry) for replayed in replays for entry in replayed.gradients or ()]
     if entries:
         columns = list(entries[0][1])
         rows = [[label, *("" if entry[name] is None else entry[name] for name in columns)] for label, entry in entries]
         print("\nGradients by the parameters, at the weights of the checkpoint")
-        print(table_text(["objective", *columns], rows), end="")
+        print_table(["objective", *columns], rows)
 
 
 def _gradient_sentence(replayed: "RunReplay") -> str:

@@ -43,10 +43,11 @@ def sql(
     import sys
     import time
 
-    from pipelines.cli.output import format_of, print_rows, write_stream
+    from pipelines.cli.output import form_of, format_of, print_rows, write_stream
     from pipelines.cli.prompt import run_prompt
     from pipelines.cli.reading import reading
     from pipelines.cli.saved_queries import find_query, parse_params, saved_queries
+    from pipelines.console import SafeConsole
     from pipelines.home import Home
     from specs.records import LARGE_TABLES, TABLES
     from storage import Store
@@ -69,9 +70,9 @@ def sql(
             run_prompt(store, chosen)
             return
         while True:
-            with store.stream(query, params) as answer:
+            with store.stream(query, params, form_of(chosen)) as answer:
                 if watch and output is None and sys.stdout.isatty():
-                    print("\x1b[2J\x1b[H", end="")
+                    SafeConsole().clear()
                 write_stream(answer, chosen, output)
             if not watch:
                 return

@@ -137,6 +137,7 @@ def best(
 def list_studies(as_json: AsJson = False) -> None:
     """Lists the studies: how far they are, what they cost, and the best value, a candidate or confirmed."""
     from pipelines.cli.output import print_json
+    from pipelines.console import SafeConsole
     from pipelines.home import Home
     from pipelines.studies.answers.results import StudyRecord
 
@@ -147,7 +148,6 @@ def list_studies(as_json: AsJson = False) -> None:
         return
     import sys
 
-    from rich.console import Console
     from rich.table import Table
 
     columns = ("study", "status", "trials", "goal", "best", "", "spent")
@@ -155,7 +155,7 @@ def list_studies(as_json: AsJson = False) -> None:
     for record in records:
         table.add_row(*_row(home, StudyRecord.of(record)))
     # A pipe has no width to fit into.
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
+    console = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
     console.print(table if records else "no studies yet")
 
 

@@ -95,7 +95,8 @@ def _finding(
 
 def _described(document: Document | StudyDocument) -> dict[str, Any]:
     """What the file is, for people (`summary`) and programs."""
-    from specs.document import Document, expand
+    from specs.cells import cell_label, combinations
+    from specs.document import Document
 
     if not isinstance(document, Document):
         study, paths = document.study, list(document.study.parameters)
@@ -104,15 +105,15 @@ def _described(document: Document | StudyDocument) -> dict[str, Any]:
         return {"kind": "study", "name": study.name, "question": study.question, "summary": summary, **about}
     experiment = document.experiment
     if not experiment.trains:
-        measured = expand(document)
-        labels = [run.label for run in measured if run.label]  # none in a spec that an earlier version exported
+        measured = combinations(experiment.matrix)
+        labels = [label for values in measured if (label := cell_label(experiment.matrix, values))]
         named = {"name": experiment.name, "question": experiment.question, "runs": len(measured), "labels": labels}
         sets = [source.name for source in experiment.data.evaluation]
         listed = f" ({'; '.join(labels)})" if labels else ""
         summary = f"{_count(len(measured), 'run')}{listed} on {', '.join(sets)}"
         return {"kind": "evaluation", **named, "summary": summary}
-    runs, seeds = len(expand(document)), list(experiment.seeds)
-    cells = runs // len(seeds)
+    cells, seeds = len(combinations(experiment.matrix)), list(experiment.seeds)
+    runs = cells * len(seeds)
     parts = [_count(cells, "cell")] if experiment.matrix else []
     summary = f"{_count(runs, 'run')} ({' x '.join([*parts, _count(len(seeds), 'seed')])})"
     about = {"runs": runs, "cells": cells, "seeds": seeds}

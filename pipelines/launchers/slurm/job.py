@@ -11,7 +11,6 @@ the end means:
 import contextlib
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -27,8 +26,8 @@ from pipelines.launchers.network import address_of, free_port, source_address
 from pipelines.launchers.ranks import ENDED_WELL, Losses, number_range, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
 from rpg.files import write_json
-from rpg.processes.engine_machines import KEY
 from rpg.processes.exit_cause import SIGNALLED, STOPPED, forget_exits
+from rpg.processes.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
 
 _POLL_SECONDS = 0.2
 _PEERS_SECONDS = 30.0
@@ -56,11 +55,10 @@ class Job:
         """Trains, and queues the job again where that is called for. Returns the job's exit code."""
         forget_exits(self._run_dir)
         self._prepare()
-        nodes, environment = self._nodes + len(self._engines), dict(os.environ)
-        command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        nodes, environment = self._nodes + len(self._engines), {**os.environ, KEY: new_key()}
+        command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
         if self._engines:
-            environment[KEY] = secrets.token_hex(32)
-            command.append("--export=ALL")
+            environment[ENGINES_ELSEWHERE] = "1"
         if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
             command.append(f"--cpus-per-task={cpus}")
         node = [sys.executable, "-u", "-m", "pipelines.launchers.slurm.node", str(self._run_dir), self._stretch]
@@ -126,10 +124,10 @@ class Job:
 
     def _address(self, names: list[str]) -> str:
         """This machine's address, where the ranks meet."""
+        if len(names) == 1:
+            return LOOPBACK
         if interface := self._settings["interface"]:
             return address_of(interface)
-        if len(names) == 1:
-            return "127.0.0.1"
         # The address by which the second node is reached: a machine's own name often means 127.0.1.1 on itself.
         with contextlib.suppress(OSError):
             return source_address(names[1])

@@ -6,7 +6,6 @@ from its beginning, on the hosts that answer. Exit codes are the ranks': 0, 1, 2
 number where one killed a rank or an engine.
 """
 
-import secrets
 import signal
 import sys
 import time
@@ -27,8 +26,8 @@ from pipelines.launchers.ssh.connection import (
 )
 from pipelines.launchers.ssh.node import machine_versions
 from pipelines.processes.supervisor import log_tail
-from rpg.processes.engine_machines import KEY
 from rpg.processes.exit_cause import SIGNALLED, STOPPED, USER_ERROR, forget_exits, leave_issues
+from rpg.processes.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
 from rpg.processes.parent import die_with_parent
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
@@ -81,7 +80,7 @@ class SshHead:
     def _launch(self, number: int) -> LaunchEnding:
         """One launch, from connecting to the hosts to the end of what runs there."""
         connections: list[Connection] = []
-        secret = {KEY: secrets.token_hex(32)} if self._launcher.engine_hosts else {}
+        secret = {KEY: new_key(), **({ENGINES_ELSEWHERE: "1"} if self._launcher.engine_hosts else {})}
         try:
             connections += self._connect(secret, patience=self._launcher.recover_seconds if number > 1 else 0.0)
             if self._stopping:
@@ -149,6 +148,7 @@ class SshHead:
         """Orders every host to start its share, and records what was chosen."""
         first, with_ranks = connections[0].hello, [each for each in connections if each.ranks]
         world_size = sum(len(each.ranks) for each in connections)
+        meeting = first["address"] if len(connections) > 1 else LOOPBACK
         (self._directory / "logs").mkdir(exist_ok=True)
         hosts = []
         for node, connection in enumerate(connections):
@@ -159,7 +159,7 @@ class SshHead:
                 world_size=world_size,
                 node=node,
                 nodes=len(with_ranks),
-                master_address=first["address"],
+                master_address=meeting,
                 master_port=first["port"],
                 log=str(log),
                 first_rank=ranks.start,
@@ -183,7 +183,7 @@ class SshHead:
             address = {key: connection.hello[key] for key in ("address", "interface")}
             hosts.append({"host": connection.host.host, **numbers, **address, "log": log.name})
         environment = passed_on() | self._launcher.environment
-        rendezvous = f"{first['address']}:{first['port']}"
+        rendezvous = f"{meeting}:{first['port']}"
         chosen = {"go": number, "rendezvous": rendezvous, "hosts": hosts}
         write_launch(self._directory, "ssh", environment=environment, stage=self._stage, **chosen)
         fewer = f" (of {self._spec.training.ranks})" if world_size < self._spec.training.ranks else ""

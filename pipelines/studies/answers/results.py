@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pipelines.home import Home
 from pipelines.report.charts import number
 from pipelines.report.statistics import Interval
-from rpg.files import read_json
+from specs.documents.reading import read_checked
 from specs.errors import Issue, SpecError
 from specs.schema.study import measure_label
 
@@ -297,10 +297,15 @@ class StudyRecord:
 
 def read_study(home: Home, name: str) -> StudyRecord:
     """A study's record. Raises SpecError where there is none."""
-    data = read_json(home.study(name) / "study.json")
-    if not data:
+    data, problems = read_checked(home.study(name) / "study.json")
+    if not data and not problems:
         raise SpecError(Issue("no such study", given=name, hint="`rpg study list` lists them"))
-    return StudyRecord.of(data)
+    try:
+        return StudyRecord.of(data)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        message = f"studies/{name}/study.json is not what a study writes: {'; '.join(problems[:3]) or 'it lacks keys'}"
+        hint = "restore it from a backup; or `rpg study run` its file, which writes it again"
+        raise SpecError(Issue(message, given=name, hint=hint)) from None
 
 
 def best_of(record: StudyRecord) -> Best | None:

@@ -46,12 +46,11 @@ _REMOVED = (
     '"',
     "\\dots",
 )
-_REWRITES = (
-    (re.compile(r"(.*?)\$(.*?)\$(.*)"), r"$\2$"),  # a formula inside text stands for the whole
-    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
-    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
-    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
-    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+_WRAPPERS = tuple(
+    re.compile(pattern)
+    for pattern in (r"\\text\{(.*?)\}", r"\\textbf\{(.*?)\}", r"\\overline\{(.*?)\}", r"\\boxed\{(.*)\}")
+)
+_BRACED = (
     (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),  # \frac12 is \frac{1}{2}
     (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
 )
@@ -70,12 +69,33 @@ def normalise(answer: str) -> str:
         answer = answer.replace(before, after)
     for expression in _REMOVED:
         answer = answer.replace(expression, "")
-    for pattern, replacement in _REWRITES:
-        answer = pattern.sub(replacement, answer)
-    answer = answer.replace("$", "")
+    answer = rewritten(answer).replace("$", "")
     if answer.replace(",", "").isdigit():
         answer = answer.replace(",", "")
     return answer.strip()
+
+
+def rewritten(answer: str) -> str:
+    r"""A formula without the text around it and what it is wrapped in, in a time that grows with the length alone.
+
+    Example:
+        >>> rewritten(r"so $\boxed{\frac12}$ is it")
+        '$\\frac{1}{2}$'
+    """
+    answer = "\n".join(map(_unwrapped, answer.split("\n")))
+    for pattern, replacement in _BRACED:
+        answer = pattern.sub(replacement, answer)
+    return answer
+
+
+def _unwrapped(line: str) -> str:
+    if line.count("$") > 1:  # a formula inside text stands for the whole
+        line = f"${line.split('$', 2)[1]}$"
+    for pattern in _WRAPPERS if "\\" in line else ():
+        # Beyond the last brace nothing is closed. To look there from each opening one takes the square of the length.
+        end = line.rfind("}") + 1
+        line = pattern.sub(r"\1", line[:end]) + line[end:]
+    return line
 
 
 class MathDapo(Reward):

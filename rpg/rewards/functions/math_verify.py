@@ -1,6 +1,10 @@
-"""Mathematical equality, by the math-verify library. It may loop or exhaust memory: in a worker process only."""
+"""Mathematical equality, by the math-verify library. It may loop or exhaust memory: in a worker process only.
+
+What it evaluates has digits and operators alone, no name of Python; it is sealed all the same, where that is possible.
+"""
 
 import logging
+from typing import ClassVar, Literal
 
 from rpg.rewards.score import Score
 from rpg.types import Problem
@@ -9,6 +13,8 @@ from specs.schema.reward import Reward
 
 class MathVerify(Reward):
     """1 where the response's last expression equals the gold answer as mathematics, else 0."""
+
+    sealed: ClassVar[Literal["if possible"]] = "if possible"
 
     def prepare(self) -> None:
         """See Reward."""

@@ -1,9 +1,9 @@
-"""The scorers that come with reasoning-gym's tasks. Some run the answer or search over it: in a worker process only."""
+"""The scorers that come with reasoning-gym's tasks. Some run the answer as Python: in a sealed process only."""
 
 import json
 import re
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from rpg.rewards.score import Score
 from rpg.types import Problem
@@ -15,7 +15,10 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class ReasoningGym(Reward):
-    """The task's own mark, from 0 to 1; partial credit is the task's affair. For reasoning-gym's problems only."""
+    """The task's own mark, from 0 to 1; partial credit is the task's affair. For reasoning-gym's problems only. Needs
+    bubblewrap: some of the scorers run the answer."""
+
+    sealed: ClassVar[Literal["always"]] = "always"
 
     def refuses(self, source: Source) -> Issue | None:
         """See Reward."""

@@ -35,6 +35,10 @@ class WeightedSum(Reward):
     terms: tuple[Term, ...] = Field(min_length=1)
     """What is added up. The mean of a term's scores over a step, not weighted, is the metric reward/NAME/mean."""
 
+    def parts(self) -> tuple[Reward, ...]:
+        """See Reward."""
+        return tuple(part for term in self.terms for part in term.reward.parts())
+
     def prepare(self) -> None:
         """See Reward."""
         for term in self.terms:

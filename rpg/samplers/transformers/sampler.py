@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from rpg.pretrained import model_of
 from rpg.samplers.base import SamplerSettings, response_limits, sampled_groups, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
@@ -167,7 +168,7 @@ def open_sampler(rollout: TransformersRollout, settings: SamplerSettings) -> Tra
     model = settings.learner_model
     if model is None:
         dtype = settings.precision or ("float32" if settings.device.type == "cpu" else "auto")
-        model = AutoModelForCausalLM.from_pretrained(settings.weights_dir, dtype=dtype)
+        model = model_of(settings.weights_dir, dtype=dtype)
         model.to(settings.device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     return TransformersSampler(
         model,

@@ -5,7 +5,6 @@ The process answers calls over a connection. It is a child of the rank (`child_e
 """
 
 from collections.abc import Iterable, Sequence
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -23,10 +22,34 @@ class EngineProcessError(RuntimeError):
     """The engine's process failed or has ended."""
 
 
+class EngineConnection(Protocol):
+    """Carries a value at a time, in order: `multiprocessing.connection.Connection` on one machine."""
+
+    def send(self, value: Any, /) -> None:
+        """Raises OSError where it has ended."""
+        ...
+
+    def recv(self) -> Any:
+        """Raises EOFError or OSError where it has ended."""
+        ...
+
+    def poll(self, timeout: float = 0.0, /) -> bool:
+        """Whether there is something to receive, be it the end."""
+        ...
+
+    def close(self) -> None:
+        """Ends it."""
+        ...
+
+
 class EngineProcess(Protocol):
     """A process that serves an engine (`engine_process.serve`), as the rank sees it that holds the engine."""
 
-    connection: "Connection[Any, Reply]"
+    @property
+    def connection(self) -> EngineConnection:
+        """To it."""
+        ...
+
     sender_address: str
     """The address at which it reaches this machine; empty where it is on this machine."""
 
@@ -169,7 +192,8 @@ class DedicatedSampler:
             while not self._connection.poll(_POLL_SECONDS):
                 if self._process.has_ended() and not self._connection.poll():
                     raise self._process.end_error(method)
-            return self._connection.recv()
+            reply: Reply = self._connection.recv()
+            return reply
         except (EOFError, OSError):
             raise self._process.end_error(method) from None
 

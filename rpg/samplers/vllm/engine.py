@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from rpg.messages import message
+from rpg.pretrained import config_of
 from specs.errors import Issue, SpecError
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ Transfer = Literal["", "nccl", "ipc"]
 this process."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """What an engine is started with."""
@@ -75,6 +78,7 @@ def start(settings: EngineSettings) -> "LLM":
         try:
             llm = LLM(
                 model=str(settings.weights_dir),
+                trust_remote_code=False,
                 dtype="float32" if on_cpu else "auto",
                 enforce_eager=on_cpu,
                 max_model_len=settings.max_length,
@@ -128,10 +132,9 @@ def _check_head_size(weights_dir: Path) -> None:
 
     Without this check the first token would fail.
     """
-    from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    config = AutoConfig.from_pretrained(weights_dir)
+    config = config_of(weights_dir)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     if size not in sizes:

@@ -38,13 +38,18 @@ def prepare() -> None:
     """Makes this process that of an engine; call it before vLLM is imported."""
     for name in _RANK_VARIABLES:
         os.environ.pop(name, None)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # an engine's own processes are all on this machine
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     os.dup2(2, 1)  # what vLLM prints does not belong on the trainer's stdout
 
 
-def serve(connection: "Connection[Reply, Call]") -> None:
-    """Serves one engine."""
+def serve(connection: Any) -> None:
+    """Serves one engine.
+
+    Args:
+        connection: to its rank, see `dedicated.EngineConnection`.
+    """
     settings: Any = connection.recv()
     from rpg.samplers.vllm.sampler import VllmSampler
 
@@ -67,7 +72,7 @@ def serve(connection: "Connection[Reply, Call]") -> None:
         os._exit(0)  # the interpreter's own clean-up would take seconds to free what the system frees anyway
 
 
-def _ask(connection: "Connection[Reply, Any]") -> int | None:
+def _ask(connection: Any) -> int | None:
     """How many prompts may begin, as the trainer's `admit` says."""
     connection.send(("admit", None))
     admitted: int | None = connection.recv()

@@ -1,11 +1,10 @@
 """How an engine on another machine and the rank that holds it find each other, and know each other for the launch's.
 
-The engine listens at a port of its machine's choice and says where in the store that rank 0 serves at MASTER_ADDR and
-MASTER_PORT; the rank connects. Before either reads an object, which may run any code, both prove that they have the
-launch's key, as `multiprocessing.connection` does. What they say after that is not encrypted, as between ranks.
+The engine listens at a port of its machine's choice and says where in the launch's store; the rank connects. Both prove
+that they have the launch's key, as `multiprocessing.connection` does. What they say after that is plain values, which
+run no code where they are read; it is not encrypted, as between ranks.
 """
 
-import hmac
 import json
 import os
 import socket
@@ -16,8 +15,10 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, Any
 
+from rpg.messages import decoded, encoded
+
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import Store
 
 MEETING_SECONDS = 1800.0
 """How long a rank and its engine wait for each other, either of which may wait for GPUs; ranks among them wait as
@@ -34,30 +35,47 @@ class MeetingError(Exception):
     """The engine has not come, or who is there in its place does not have the key."""
 
 
+class PlainConnection:
+    """A connection to another machine over which values go as `rpg.messages` makes bytes of them."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+        self.fileno, self.poll, self.close = connection.fileno, connection.poll, connection.close
+
+    def send(self, value: Any) -> None:
+        """Raises OSError where the connection has ended."""
+        self._connection.send_bytes(encoded(value))
+
+    def recv(self) -> Any:
+        """Raises EOFError or OSError where the connection has ended."""
+        try:
+            return decoded(self._connection.recv_bytes())
+        except ValueError as error:  # of a peer that is none of ours, or no more
+            raise OSError(str(error)) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """A rank's end of the connection to an engine."""
 
-    connection: "Connection[Any, Any]"
+    connection: PlainConnection
     host: str
     """Name of the engine's machine."""
     own_address: str
     """The address of this machine from which the engine was reached."""
 
 
-def await_rank(number: int, address: str, key: bytes, store: tuple[str, int]) -> "Connection[Any, Any]":
+def await_rank(number: int, address: str, key: bytes, store: "Store") -> PlainConnection:
     """The connection to the rank that holds this engine.
 
     Args:
         number: of the engine, from 0.
         address: of this machine, IPv4; the engine listens there.
         key: the launch's.
-        store: address and port at which rank 0 serves it.
+        store: the launch's.
     """
     with socket.create_server((address, 0)) as listener:
-        ranks_store = _store(*store, serves=False)
-        place = json.dumps([address, listener.getsockname()[1], socket.gethostname()])
-        ranks_store.set(_place(number), json.dumps([_proof(number, place, key), place]))
+        store.set(_place(number), json.dumps([address, listener.getsockname()[1], socket.gethostname()]))
         while True:
             accepted, _ = listener.accept()
             connection = _prepared(accepted, _PROOF_SECONDS)
@@ -68,31 +86,27 @@ def await_rank(number: int, address: str, key: bytes, store: tuple[str, int]) ->
                 connection.close()  # of anyone; the rank is yet to come
             else:
                 _limit_silence(connection, 0)
-                return connection
+                return PlainConnection(connection)
 
 
-def meet_engine(number: int, key: bytes, *, serves: bool, seconds: float = MEETING_SECONDS) -> Meeting:
+def meet_engine(number: int, key: bytes, store: "Store", *, seconds: float = MEETING_SECONDS) -> Meeting:
     """Waits for an engine and connects to it.
 
     Args:
         number: of the engine, from 0.
         key: the launch's.
-        serves: whether this process serves the store; else rank 0's does already.
+        store: the launch's.
         seconds: to wait for the engine.
     Raises:
         MeetingError: it has not come, cannot be reached, or does not have the key.
     """
     from torch.distributed import DistStoreError
 
-    store = _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), serves=serves)
     try:
         store.wait([_place(number)], timedelta(seconds=seconds))
     except DistStoreError:
         raise MeetingError(f"engine {number} has not said within {seconds:g} s where it is") from None
-    proof, place = json.loads(store.get(_place(number)))
-    if not hmac.compare_digest(proof, _proof(number, place, key)):
-        raise MeetingError(f"who says in the store where engine {number} is has another launch's key")
-    address, port, host = json.loads(place)
+    address, port, host = json.loads(store.get(_place(number)))
     try:
         reached = socket.create_connection((address, port))
         own_address = reached.getsockname()[0]
@@ -104,26 +118,12 @@ def meet_engine(number: int, key: bytes, *, serves: bool, seconds: float = MEETI
     except (EOFError, OSError) as error:
         raise MeetingError(f"engine {number} on {host} cannot be reached at {address}:{port}: {error}") from None
     _limit_silence(connection, 0)
-    return Meeting(connection, host, own_address)
-
-
-def _store(host: str, port: int, *, serves: bool) -> "TCPStore":
-    """The ranks' store. Where there are several ranks, they have met in it before."""
-    from torch._C._distributed_c10d import TCPStore
-
-    patience = timedelta(seconds=MEETING_SECONDS)
-    return TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=patience)
+    return Meeting(PlainConnection(connection), host, own_address)
 
 
 def _place(number: int) -> str:
     """The key in the store under which an engine says where it is."""
     return f"rpg/engine/{number}"
-
-
-def _proof(number: int, place: str, key: bytes) -> str:
-    """Shows that an engine with the key has left its place. A rank that another sent to a place of his would prove to
-    the engine, through him, that he has the key."""
-    return hmac.new(key, f"{number} {place}".encode(), "sha256").hexdigest()
 
 
 def _prepared(reached: socket.socket, patience: int) -> "Connection[Any, Any]":

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rpg.processes import ranks
-from rpg.processes.engine_machines import engines_elsewhere
 from rpg.processes.gpu_slots import gpu_at, gpus_of_run
+from rpg.processes.launch import engines_elsewhere
 from rpg.samplers.base import Sampler, SamplerSettings, special_tokens
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.samplers.sampling_ranks import has_sampler

@@ -1,9 +1,8 @@
 """An engine's process on a machine without ranks, where the launcher has started it."""
 
-import os
-
 from rpg.processes import ranks
-from rpg.processes.engine_machines import KEY
+from rpg.processes.launch import launch_key
+from rpg.processes.store import launch_store
 from rpg.samplers.vllm.dedicated import EngineProcessError
 from rpg.samplers.vllm.meeting import MeetingError, meet_engine
 
@@ -19,10 +18,9 @@ class RemoteEngine:
         Raises:
             EngineProcessError: it has not come.
         """
-        # A single rank has met nobody yet.
-        alone = ranks.world_size() == 1
+        store = launch_store(keeps=ranks.rank() == 0)
         try:
-            self._meeting = meet_engine(number, os.environ[KEY].encode(), serves=alone)
+            self._meeting = meet_engine(number, launch_key(), store)
         except MeetingError as error:
             raise EngineProcessError(str(error)) from None
         self._number = number

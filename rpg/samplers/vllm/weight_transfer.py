@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rpg.pretrained import config_of
 from rpg.samplers.vllm.engine import EngineSettings, process_restored
 
 CallFn = Callable[..., Any]
@@ -275,10 +276,10 @@ def _source(weights_dir: Path) -> Any:
 
 def _shapes(weights_dir: Path) -> dict[str, tuple[int, ...]]:
     """Shape of each parameter of the transformers model, in the model's order."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            AutoConfig.from_pretrained(weights_dir)
+            config_of(weights_dir)
         )
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -1,26 +1,32 @@
-"""One process that serves the Prefect API: `python -m pipelines.services.api_process`, as supervisord starts it.
+"""One process that serves the Prefect API: `python -m pipelines.server.api_process [HOST PORT]`.
 
-supervisord opens the port and hands it over as standard input, so that several such processes share one port. Not
-Prefect's own `server start --workers`: its processes outlive a killed parent and keep the port, so that nothing can
-start it again.
+Without an address it has the port as its standard input: supervisord opens it and hands it over, so that several such
+processes share one port. Not Prefect's own `server start --workers`: its processes outlive a killed parent and keep the
+port, so that nothing can start it again.
 """
 
 import os
 import socket
+import sys
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipelines.server.door import behind_door
+
 
 def create_app() -> ASGIApp:
-    """Prefect's API and dashboard, whose pages a browser keeps from asking any other site for anything.
+    """Prefect's API and dashboard behind our door; a browser keeps its pages from asking any other site for anything.
 
     With analytics switched off, the dashboard still asks its analytics company for settings at every page.
     """
     from prefect.server.api.server import create_app as create_prefect_app
 
-    app = create_prefect_app()
+    return behind_door(_confined(create_prefect_app()))
+
+
+def _confined(app: ASGIApp) -> ASGIApp:
     api = urlsplit(os.environ.get("PREFECT_SERVER_UI_API_URL", ""))
     own = f"'self' {api.scheme}://{api.netloc}" if api.netloc else "'self'"
     policy = f"default-src {own} 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'none'; base-uri 'none'"
@@ -39,15 +45,19 @@ def create_app() -> ASGIApp:
 
 def main() -> None:
     """Serves until it is told to end; settings come from the environment."""
+    config = uvicorn.Config(
+        "pipelines.server.api_process:create_app",
+        factory=True,
+        lifespan="on",
+        log_level="warning",
+        timeout_graceful_shutdown=2,
+    )
+    if sys.argv[1:]:
+        config.host, config.port = sys.argv[1], int(sys.argv[2])
+        uvicorn.Server(config).run()
+        return
     # Built from the descriptor, the socket knows that it is TCP; `uvicorn --fd` would not, and delay small answers.
     with socket.socket(fileno=0) as listener:
-        config = uvicorn.Config(
-            "pipelines.services.api_process:create_app",
-            factory=True,
-            lifespan="on",
-            log_level="warning",
-            timeout_graceful_shutdown=2,
-        )
         uvicorn.Server(config).run(sockets=[listener])
 
 

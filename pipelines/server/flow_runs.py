@@ -1,0 +1,73 @@
+"""The flow runs of experiments' runs, as a Prefect server lists them: which are open, and which have ever begun."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipelines.server.deployments import EXPERIMENTS
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun, State
+
+LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
+"""The types of states of flow runs that have not ended. What a worker lists of a crashed one may go on too."""
+OPEN = (*LIVE, "CRASHED")
+"""As before, and crashed: a worker may schedule such a flow run again."""
+_PAGE = 200
+
+
+def flow_runs(
+    client: "SyncPrefectClient", types: Sequence[str], *, name: str = "", experiment: str = ""
+) -> Iterator["FlowRun"]:
+    """The flow runs of experiments' runs in states of some types.
+
+    Args:
+        name: only those that the dashboard calls so; empty: all.
+        experiment: only those of this experiment; empty: of all.
+    """
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    of_types = filters.FlowRunFilterStateType(any_=[StateType(kind) for kind in types])
+    wanted = filters.FlowRunFilter(
+        state=filters.FlowRunFilterState(type=of_types),
+        name=filters.FlowRunFilterName(any_=[name]) if name else None,
+        tags=filters.FlowRunFilterTags(all_=[f"experiment:{experiment}"]) if experiment else None,
+    )
+    of_flow = filters.FlowFilter(name=filters.FlowFilterName(any_=[EXPERIMENTS.flow]))
+    offset, page = 0, _PAGE
+    while page == _PAGE:
+        read = client.read_flow_runs(
+            flow_filter=of_flow, flow_run_filter=wanted, sort=FlowRunSort.ID_DESC, limit=_PAGE, offset=offset
+        )
+        yield from read
+        page, offset = len(read), offset + len(read)
+
+
+def run_id_of(flow_run: "FlowRun") -> str:
+    """The run that a flow run executes; empty where its parameters name none."""
+    return str(flow_run.parameters.get("run_id", ""))
+
+
+def state_of(flow_run: "FlowRun") -> "State[Any]":
+    """Its state, which the server gives every flow run."""
+    assert flow_run.state is not None, "the server gives every flow run a state"
+    return flow_run.state
+
+
+def has_begun(flow_run: "FlowRun") -> bool:
+    """Whether a worker has ever begun it. Its start time does not tell: any final state sets that."""
+    return flow_run.run_count > 0
+
+
+def is_called_off(client: "SyncPrefectClient", flow_run_id: "UUID") -> bool:
+    """Whether a flow run was cancelled since it was last scheduled.
+
+    A worker that had it by then starts it all the same, and the server calls it running again.
+    """
+    states = sorted(client.read_flow_run_states(flow_run_id), key=lambda state: state.timestamp, reverse=True)
+    last = (state for state in states if state.is_scheduled() or state.is_cancelling() or state.is_cancelled())
+    return any(not state.is_scheduled() for state in [next(last, None)] if state)

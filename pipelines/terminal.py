@@ -1,0 +1,90 @@
+"""What a terminal is shown: recorded text as it is, and spelt out what a terminal would obey.
+
+Run names, logs and responses come from elsewhere: in them a terminal's commands may write the clipboard, or over what
+was shown before. What goes to a pipe or a file is left as it is.
+"""
+
+import codecs
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_OBEYED = [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+"""Characters that command a terminal (all control characters but tab and line feed), or turn the direction of text."""
+_SPELT = (
+    {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _OBEYED}
+    | {ord("\r"): "\\r"}
+    | {0xDC00 + byte: f"\\x{byte:02x}" for byte in range(128, 256)}
+)
+"""The last are bytes that are no text, as Python's `surrogateescape` reads them."""
+
+
+def spelt(text: str) -> str:
+    """The text, for a terminal.
+
+    >>> spelt("a\\x1b]52;c;cm0=\\x07\\r\\nb\\rc")
+    'a\\\\x1b]52;c;cm0=\\\\x07\\nb\\\\rc'
+    """
+    return text.replace("\r\n", "\n").translate(_SPELT)
+
+
+class _Bytes(io.RawIOBase):
+    """Bytes for a terminal, spelt out on their way. A character's bytes may come in two parts."""
+
+    def __init__(self, beneath: BinaryIO, encoding: str) -> None:
+        self._beneath = beneath
+        self._encoding = encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return self._beneath.isatty()
+
+    def fileno(self) -> int:
+        return self._beneath.fileno()
+
+    def write(self, data: "Buffer", /) -> int:
+        given = bytes(data)
+        self._beneath.write(spelt(self._decoder.decode(given)).encode(self._encoding, "replace"))
+        self._beneath.flush()
+        return len(given)
+
+
+class _Shown(io.TextIOWrapper):
+    """In the place of `sys.stdout` or `sys.stderr` where that is a terminal."""
+
+    def __init__(self, beneath: TextIO) -> None:
+        bytes_out = cast("BinaryIO", _Bytes(beneath.buffer, beneath.encoding))
+        super().__init__(bytes_out, beneath.encoding, beneath.errors, line_buffering=True)
+        self.rich_proxied_file = beneath
+        """What rich's consoles write to: theirs are the styles, and `SafeConsole` spells out the texts."""
+
+
+def beneath(stream: TextIO) -> TextIO:
+    """The terminal itself, for text that has been spelt out and styled. A live line of rich's is one layer more."""
+    while proxied := getattr(stream, "rich_proxied_file", None):
+        stream = proxied
+    return stream
+
+
+@contextlib.contextmanager
+def shown_safely() -> Iterator[None]:
+    """Within the block whatever this process prints to a terminal is spelt out."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    shown = {name: _Shown(stream) for name, stream in before.items() if stream is not None and stream.isatty()}
+    for name, stream in shown.items():
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name, stream in shown.items():
+            setattr(sys, name, before[name])
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or the stream was closed
+                stream.detach()

@@ -1,0 +1,36 @@
+"""Which rewards are scored in bubblewrap, and whether this machine can."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rpg import sandbox
+from specs.errors import Issue
+from specs.schema.reward import Reward
+
+
+def refusal(reward: Reward) -> Issue | None:
+    """Why this machine may not score with the reward: it may run what a response says, and cannot be sealed here."""
+    kinds = [part.type for part in reward.parts() if part.sealed == "always"]
+    if not kinds or (lack := sandbox.missing()) is None:
+        return None
+    return Issue(
+        f"{kinds[0]} may run what a response says, and is scored in a sandbox alone: {lack.reason}",
+        path=("reward",),
+        given=reward.type,
+        hint=f"{lack.hint}; or take a reward that compares: exact_match, math_dapo, math_verify",
+    )
+
+
+def is_sealed(reward: Reward) -> bool:
+    """Whether the reward's workers are sealed here: one that may run a text always, others where nothing hinders it."""
+    wanted = {part.sealed for part in reward.parts() if not part.in_process}
+    return "always" in wanted or (wanted == {"if possible"} and sandbox.missing() is None)
+
+
+def code_of(reward: Reward) -> Iterator[Path]:
+    """The files and directories from which a worker imports the reward, those of the installed packages aside."""
+    modules = {type(part).__module__.partition(".")[0] for part in (reward, *reward.parts())}
+    for name in ("specs", *modules):
+        module = sys.modules[name]
+        yield from map(Path, getattr(module, "__path__", None) or [module.__file__ or ""])

@@ -1,0 +1,132 @@
+"""bubblewrap: which of its ways this machine allows, and what a sealed process sees."""
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from rpg.sandbox.enter import entered
+
+_TRIAL_SECONDS = 60.0
+_SCRATCH_BYTES = 64 << 20
+_LIBRARIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Directories of the system's programs and libraries: links into /usr, or directories of their own."""
+_LOADER = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/nix/store", "/gnu/store")
+"""What finds libraries."""
+_ALWAYS = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try", "--new-session")
+_INSTALL = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+_ALLOW = "allow unprivileged user namespaces here; docs/own-reward.md says how, for a machine and for a container"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to make namespaces."""
+
+    options: tuple[str, ...]
+    """Of bwrap."""
+    nobody: bool = False
+    """Whether the process begins as root, to become another user itself."""
+
+
+_OF_ROOT = Way(("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"), nobody=True)
+"""Without a namespace of users: the limit of processes binds no process that is root outside."""
+_OF_USERS = Way(("--unshare-user", "--uid", "65534", "--gid", "65534"))
+"""What any user may do, where the kernel lets them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Why this machine can seal no process."""
+
+    reason: str
+    hint: str
+    """What to install or to allow."""
+
+
+def missing() -> Missing | None:
+    """What keeps this machine from sealing processes; None where it can. Tried once in a process."""
+    way = _way()
+    return way if isinstance(way, Missing) else None
+
+
+def sealing(readable: Iterable[Path]) -> tuple[list[str], Way]:
+    """The command that seals another, and the way it goes.
+
+    Args:
+        readable: files and directories that the process may read, beside Python and the system's libraries.
+    Raises:
+        RuntimeError: this machine can seal nothing.
+    """
+    way = _way()
+    if isinstance(way, Missing):
+        raise RuntimeError(f"{way.reason}: {way.hint}")
+    return _command(way, readable), way
+
+
+@lru_cache(maxsize=1)
+def _way() -> Way | Missing:
+    """The first way that works."""
+    if shutil.which("bwrap") is None:
+        return Missing("bubblewrap is not installed", _INSTALL)
+    said = ""
+    for way in (_OF_ROOT, _OF_USERS) if os.geteuid() == 0 else (_OF_USERS,):
+        trial = [*_command(way, ()), *entered([sys.executable, "-c", "import rpg"], {}, nobody=way.nobody)]
+        try:
+            done = subprocess.run(trial, capture_output=True, env={}, timeout=_TRIAL_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            said = f"no answer within {_TRIAL_SECONDS:g} s"
+            continue
+        if done.returncode == 0:
+            return way
+        said = " ".join(done.stderr.decode(errors="replace").split()[:40]) or f"exit {done.returncode}"
+    return Missing(f"bubblewrap may not make namespaces ({said})", _ALLOW)
+
+
+def _command(way: Way, readable: Iterable[Path]) -> list[str]:
+    """bwrap with all that a sealed process sees: of it /tmp alone can be written, and there is no /proc."""
+    program = shutil.which("bwrap") or "bwrap"
+    command = [program, *_ALWAYS, "--die-with-parent", *way.options, *_scratch()]
+    for name in _LIBRARIES:
+        if os.path.islink(name):
+            command += ["--symlink", os.readlink(name), name]
+    seen = [Path("/usr"), *(Path(name) for name in _LIBRARIES if not os.path.islink(name))]
+    paths = _outermost([*seen, *map(Path, _LOADER), *_runtime(), *readable])
+    # Each by itself: directories that a mount implies are closed to who is not root.
+    for directory in sorted({Path("/dev"), *(parent for path in paths for parent in path.parents[:-1])}):
+        command += ["--dir", str(directory)]
+    for path in paths:
+        command += ["--ro-bind", str(path), str(path)]
+    # Nothing else of /dev: subprocesses and some libraries open it.
+    command += ["--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
+    return [*command, "--chdir", "/tmp", "--"]
+
+
+@lru_cache(maxsize=1)
+def _scratch() -> tuple[str, ...]:
+    """A small /tmp in memory, in which some libraries want a directory when they are imported."""
+    # Older than 0.7 bubblewrap cannot bound it; then only the length of a file is bounded.
+    described = subprocess.run(["bwrap", "--help"], capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+    size = ("--size", str(_SCRATCH_BYTES)) if "--size" in described.stdout + described.stderr else ()
+    return (*size, "--tmpfs", "/tmp")
+
+
+def _runtime() -> Iterator[Path]:
+    """Where Python, the installed packages and this package are."""
+    yield from map(Path, (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix))
+    libraries = map(Path, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    yield from (path for path in libraries if not Path.home().is_relative_to(path))
+    if site.ENABLE_USER_SITE:
+        yield Path(site.getusersitepackages())
+    yield Path(__file__).parents[1]
+
+
+def _outermost(paths: Iterable[Path]) -> list[Path]:
+    """The paths that are there, by the name given and by their real one, without those inside another."""
+    there = {name for path in paths if path.is_absolute() and path.exists() for name in (path, path.resolve())}
+    whole = {path for path in there if path != Path("/")}
+    return sorted(path for path in whole if not any(parent in whole for parent in path.parents))

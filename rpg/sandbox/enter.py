@@ -1,0 +1,111 @@
+"""The first program of a confined process: gives up rights, sets limits, then becomes the command or watches over it.
+
+Run by its path with `python -I -S`, so that it begins in milliseconds: the standard library alone.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+NOBODY = 65534
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+END = signal.SIGHUP
+"""Asks a watcher to end all that came of its command. Slurm sends SIGTERM to every process of a run that is to save
+its state, and the command goes on after it."""
+
+
+def entered(
+    command: Sequence[str], limits: Mapping[str, int], *, nobody: bool = False, watched_by: int = 0
+) -> list[str]:
+    """The command, begun by this program; see `main`."""
+    settings = json.dumps({"limits": dict(limits), "nobody": nobody, "watched_by": watched_by})
+    return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), settings, *command]
+
+
+def main(settings: dict[str, Any], command: list[str]) -> None:
+    """Becomes the command, or starts and watches it.
+
+    Args:
+        settings: `limits`, by the name of the resource; `nobody`: whether root becomes another user; `watched_by`: the
+            process with which a watcher ends, 0 where the command needs no watcher.
+        command: a program and its arguments.
+    """
+    if settings["watched_by"]:
+        _watch(settings["watched_by"], settings, command)
+    _become(settings, command)
+
+
+def _become(settings: dict[str, Any], command: list[str]) -> None:
+    if settings["nobody"]:
+        os.chmod("/tmp", 0o1777)  # the sandbox's own
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    # After the change of user, which the limit of processes would count against the command.
+    for name, most in settings["limits"].items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (bound, bound))
+    os.execv(command[0], command)
+
+
+def _watch(parent: int, settings: dict[str, Any], command: list[str]) -> None:
+    """Ends with the command, the parent or at END, whichever is first, and all descendants before."""
+    signal.signal(END, _end)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {END})
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # a descendant whose parent ends becomes a child of this process
+    _prctl(_PR_SET_PDEATHSIG, END)
+    if os.getppid() != parent:
+        os._exit(1)
+    watcher = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(END, signal.SIG_DFL)
+        if os.getppid() == watcher:
+            _become(settings, command)
+        os._exit(1)
+    for standard in (0, 1):  # who reads the command's output sees its end
+        os.close(standard)
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            _end_descendants()
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _end(_signum: int, _frame: FrameType | None) -> None:
+    _end_descendants()
+    os._exit(128 + END)
+
+
+def _end_descendants() -> None:
+    """Kills children until none is left: what a killed one had started becomes a child in its place."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    with suppress(ChildProcessError, OSError):
+        while True:
+            for child in children.read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+            os.wait()
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2:])

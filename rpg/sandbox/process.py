@@ -1,0 +1,154 @@
+"""A confined process: begun, and ended with all that came of it."""
+
+import os
+import signal
+import site
+import subprocess
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rpg.sandbox import enter
+from rpg.sandbox.bubblewrap import sealing
+
+_PASSED_ON = (
+    *("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH"),
+    *("PYTHONPATH", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
+)
+"""Environment variables that every confined process gets, where they are set."""
+_OF_USER = (
+    *("PATH", "HOME", "USER", "LOGNAME", "TEMP", "TMP", "TMPDIR"),
+    *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"),
+)
+"""Those that one gets which is not sealed: where its user's files are, and which devices it may use."""
+_FIXED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+_END_SECONDS = 5.0
+"""A watcher kills the descendants of its command, which takes milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a confined process may take. A process that it starts has limits of its own, of the same size."""
+
+    memory_bytes: int = 8 << 30
+    """Address space: what an answer such as 10^10^10 may ask for before it is a MemoryError."""
+    processes: int = 1
+    """Processes and threads of a sealed command with itself; of another, those beyond what its user has already. Does
+    not bind root: a sealed process of root's becomes another user."""
+    file_bytes: int = 1 << 20
+    """Length of a file that it writes."""
+    open_files: int = 256
+
+
+class Confined:
+    """A running process, made by `start`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        """Its input, if it was asked for as a pipe."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """Its output, if it was asked for as a pipe."""
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    def ending(self, timeout_seconds: float) -> str:
+        """How it ended, `exit 1` or `SIGKILL`, as soon as it has; after the time limit it is ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_seconds)
+        self.end()
+        code = self._process.returncode
+        number = -code if code < 0 else code - 128
+        with suppress(ValueError):
+            return signal.Signals(number).name if number > 0 else f"exit {code}"
+        return f"exit {code}"
+
+    def end(self) -> None:
+        """Kills it and all that came of it, and closes its pipes."""
+        if self._process.poll() is None:
+            self._process.send_signal(enter.END)
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def start(
+    command: Sequence[str],
+    *,
+    sealed: bool,
+    limits: Limits | None = None,
+    readable: Iterable[Path] = (),
+    variables: Iterable[str] = (),
+    **pipes: Any,
+) -> Confined:
+    """Begins a command with an environment made from a list, in a session of its own, within limits.
+
+    It ends with the thread that started it, and so does all that it started: a watcher ends its descendants. Sealed,
+    they end where the watcher is killed too, with the first process of their namespace.
+
+    Args:
+        command: a program by its whole path, and arguments.
+        sealed: in bubblewrap, see `missing`.
+        limits: left out, the default ones.
+        readable: files and directories that a sealed process may read beside Python and the system's libraries.
+        variables: names of environment variables that one gets which is not sealed, beside those of the list.
+        pipes: stdin, stdout and stderr of subprocess.Popen. A file that it writes to has the limit of files.
+    Raises:
+        RuntimeError: this machine can seal nothing.
+    """
+    limits = limits or Limits()
+    if sealed:
+        sealer, way = sealing(readable)
+        inside = [*sealer, *enter.entered(command, _rlimits(limits, limits.processes), nobody=way.nobody)]
+        names: Iterable[str] = _PASSED_ON
+    else:
+        inside = enter.entered(command, _rlimits(limits, _tasks_of_user() + limits.processes))
+        names = (*_PASSED_ON, *_OF_USER, *variables)
+    environment = {"PATH": "/usr/bin:/bin", **_passed_on(names), **_FIXED}
+    # bubblewrap too: one that is killed while it begins leaves a process behind.
+    watched = enter.entered(inside, {}, watched_by=os.getpid())
+    return Confined(subprocess.Popen(watched, env=environment, start_new_session=True, **pipes))
+
+
+def _rlimits(limits: Limits, processes: int) -> dict[str, int]:
+    return {
+        "RLIMIT_AS": limits.memory_bytes,
+        "RLIMIT_NPROC": processes,
+        "RLIMIT_FSIZE": limits.file_bytes,
+        "RLIMIT_NOFILE": limits.open_files,
+        "RLIMIT_CORE": 0,
+    }
+
+
+def _passed_on(names: Iterable[str]) -> dict[str, str]:
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    if site.ENABLE_USER_SITE:  # found through the home directory else
+        environment["PYTHONUSERBASE"] = site.getuserbase()
+    return environment
+
+
+def _tasks_of_user() -> int:
+    """Processes and threads that this user has."""
+    import psutil
+
+    me = os.getuid()
+    return sum(each.info["num_threads"] or 1 for each in psutil.process_iter(["uids", "num_threads"]) if _is(each, me))
+
+
+def _is(process: Any, user: int) -> bool:
+    uids = process.info["uids"]
+    return uids is not None and uids.real == user

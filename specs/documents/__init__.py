@@ -1,0 +1,1 @@
+"""The documents of a record: the shape of each, and the one way to read them."""

@@ -1,0 +1,205 @@
+"""Files of a record that are damaged, gone, or no files: what they stop, and what `check` says of them."""
+
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from storage import Store, check, rebuild, units
+from storage.database import database_path
+from storage.ingest import ingest
+from storage.liveness import start_of
+from tests.storage.recording import RecordedRun, write_json
+
+EVERYTHING = ("runs", "stages", "attempts", "metrics", "rollouts", "tokens", "events", "checkpoints", "evaluations")
+EVERYTHING += ("evaluation_samples", "artifacts", "provenance", "run_summary")
+STEPS = "select run_id, count(distinct step) as steps from tokens group by run_id order by run_id"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two runs that have ended, and their index."""
+    for number in range(2):
+        run = RecordedRun(tmp_path, f"a-{number}", seed=number)
+        write_json(run.path / "spec.json", {"name": "sums", "training": {"steps": 3}})
+        write_json(run.path / "provenance.json", {"origins": [[["training", "steps"], "file", "a.yaml", 1]]})
+        run.start(1)
+        run.steps(1, 3)
+        run.checkpoint(3)
+        run.evaluate()
+        age(run.path)
+    ingest(tmp_path)
+    return tmp_path
+
+
+def age(directory: Path) -> None:
+    """As if nothing in a directory had changed for an hour."""
+    hour_ago = time.time() - 3600
+    for path in (directory, *directory.rglob("*")):
+        if path.is_dir():
+            os.utime(path, (hour_ago, hour_ago))
+
+
+def everything(home: Path) -> dict[str, list[tuple[object, ...]]]:
+    with Store.open(home) as store:
+        return {name: store.query(f"select * from {name} order by all").rows for name in EVERYTHING}
+
+
+def looked_at(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The units that a query reads because the index does not have them as they are."""
+    looked: list[str] = []
+    read = units.read_unit
+    with monkeypatch.context() as patch:
+        patch.setattr(units, "read_unit", lambda root, unit, *rest: (looked.append(unit), read(root, unit, *rest))[1])
+        with Store.open(home) as store:
+            store.query("select 1")
+    return looked
+
+
+@pytest.mark.parametrize("table", ["tokens", "rollouts", "metrics", "events", "evaluation_samples"])
+def test_a_segment_that_is_gone_is_named_and_stops_nothing_else(home: Path, table: str) -> None:
+    files = sorted(home.glob(f"runs/a-0/**/segments/{table}/*.parquet"))
+    lost, kept = files[0], files[0].read_bytes()
+    lost.unlink()
+    key = lost.relative_to(home).as_posix()
+    with Store.open(home) as store:
+        rows = store.query(f"select count(*) from {table} where run_id = 'a-1'")
+        store.query(f"select count(*) from {table}")
+        assert rows.rows[0][0] > 0
+        if table != "evaluation_samples":  # which the stage's manifest lists, and this one's does not
+            assert rows.warnings == (f"skipped {key}: the file is gone",)
+    shutil.rmtree(home / "runs" / "a-1")
+    ingest(home)
+    if table != "evaluation_samples":
+        assert any(line.startswith(f"{key}: the file is gone") and "`rpg db rebuild`" in line for line in check(home))
+    lost.write_bytes(kept)
+    with Store.open(home) as store:
+        assert store.query(f"from {table}").warnings == ()
+    rebuild(home)
+    lost.unlink()
+    rebuild(home)
+    with Store.open(home) as store:
+        assert store.query(f"from {table}").warnings == ()
+
+
+def test_a_segment_that_was_truncated_in_place_stops_no_query_of_others_and_no_ingest(home: Path) -> None:
+    (path, *_) = sorted((home / "runs/a-0/segments/tokens").glob("*.parquet"))
+    before = path.parent.stat().st_mtime_ns
+    content = path.read_bytes()
+    path.write_bytes(content[:-40])
+    assert path.parent.stat().st_mtime_ns == before, "its directory's time tells nothing"
+    with Store.open(home) as store:
+        result = store.query(STEPS)
+    assert result.rows == [("a-0", 2), ("a-1", 3)]
+    assert f"{path.name}: damaged: " in result.warnings[0]
+    shutil.rmtree(home / "runs" / "a-1")
+    ingest(home)
+    assert Store.open(home).query(STEPS).rows == [("a-0", 2)]
+
+
+def test_a_pipe_named_like_a_segment_keeps_nobody_waiting(home: Path) -> None:
+    pipe = home / "runs/a-0/segments/tokens/a0001-s000009-000009.parquet"
+    os.mkfifo(pipe)
+    with Store.open(home) as store:
+        result = store.query(STEPS)
+    assert result.rows == [("a-0", 3), ("a-1", 3)]
+    assert result.warnings == (f"skipped {pipe.relative_to(home)}: no regular file",)
+    assert ingest(home).skipped
+    assert any("no regular file" in line for line in check(home))
+
+
+def test_a_pipe_in_the_place_of_a_document_or_the_index_keeps_nobody_waiting(home: Path) -> None:
+    (home / "runs/a-0/state.json").unlink()
+    os.mkfifo(home / "runs/a-0/state.json")
+    database_path(home).unlink()
+    os.mkfifo(database_path(home))
+    with Store.open(home) as store:
+        assert store.query("select run_id, status from runs order by all").rows == [
+            ("a-0", "pending"),
+            ("a-1", "finished"),
+        ]
+    assert any(line.startswith("runs/a-0/state.json: ") for line in check(home))
+
+
+def test_an_index_that_is_a_directory_is_made_again_and_the_directory_kept(home: Path) -> None:
+    expected = everything(home)
+    database_path(home).unlink()
+    database_path(home).mkdir()
+    (database_path(home) / "mine").touch()
+    assert everything(home) == expected
+    with Store.open(home) as store:
+        assert store.query("select 1").warnings[0].startswith("experiments.duckdb is a directory; reading the segments")
+    assert check(home) == ["experiments.duckdb: a directory; `rpg db rebuild` makes it again"]
+    rebuild(home)
+    assert check(home) == []
+    assert everything(home) == expected
+    assert [path.name for path in home.glob("experiments.duckdb.*.directory/*")] == ["mine"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flipped_bit_of_the_index_changes_no_answer_or_is_named(home: Path, seed: int) -> None:
+    expected, draws = everything(home), random.Random(seed)
+    whole = database_path(home).read_bytes()
+    for _ in range(10):
+        flipped = bytearray(whole)
+        flipped[draws.randrange(len(whole))] ^= 1 << draws.randrange(8)
+        database_path(home).write_bytes(flipped)
+        with Store.open(home) as store:
+            warnings = store.query("from provenance").warnings
+        assert everything(home) == expected
+        assert not warnings or "`rpg db rebuild` makes it again" in check(home)[0]
+    rebuild(home)
+    assert check(home) == []
+
+
+def test_a_flipped_bit_that_only_the_provenance_has_is_named(home: Path) -> None:
+    whole = database_path(home).read_bytes()
+    place = whole.index(b"a.yaml")
+    database_path(home).write_bytes(whole[:place] + b"b" + whole[place + 1 :])
+    assert check(home)[0].startswith("experiments.duckdb: ")
+    with Store.open(home) as store:
+        assert {row[0] for row in store.query("select file from provenance where file is not null").rows} == {"a.yaml"}
+    ingest(home)
+
+
+def test_a_run_that_crashed_is_looked_at_once_and_again_when_it_is_taken_up(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RecordedRun(home, "c-0", status="running")
+    lease = {"host": os.uname().nodename, "pid": 2**22 + 5, "pid_started": start_of(os.getpid()), "beat": 1}
+    write_json(run.path / "leases/0001.json", lease | {"at": "2026-11-20T12:00:00+00:00"})
+    run.start(1)
+    run.steps(1, 2)
+    age(run.path)
+    ingest(home)
+    assert looked_at(home, monkeypatch) == []
+    assert Store.open(home).query("select status from runs where run_id = 'c-0'").rows == [("crashed",)]
+    write_json(run.path / "leases/0002.json", lease | {"pid": os.getpid(), "at": "2026-11-20T12:00:00+00:00"})
+    assert looked_at(home, monkeypatch) == ["runs/c-0"]
+    assert Store.open(home).query("select status from runs where run_id = 'c-0'").rows == [("running",)]
+    ingest(home)
+    assert looked_at(home, monkeypatch) == ["runs/c-0"], "one that is executed is looked at each time"
+
+
+def test_documents_of_another_shape_are_named_by_queries_and_by_check(home: Path) -> None:
+    state = json.loads((home / "runs/a-0/state.json").read_text())
+    write_json(home / "runs/a-0/state.json", state | {"stages": [1, 2]})
+    write_json(home / "runs/a-1/run.json", {"seed": "0", "values": []})
+    write_json(home / "experiments/sums/experiment.json", {"runs": {"a": 1}})
+    lines = [
+        "experiments/sums/experiment.json: runs: an object; expected a list",
+        "runs/a-0/state.json: stages: a list; expected an object",
+        "runs/a-1/run.json: seed: '0'; expected a whole number",
+        "runs/a-1/run.json: values: a list; expected an object",
+    ]
+    for _ in range(2):
+        with Store.open(home) as store:
+            assert sorted(store.query("select 1").warnings) == [f"skipped {line}" for line in lines]
+        assert [
+            line.partition("; it is passed over; restore it from a backup")[0] for line in sorted(check(home))
+        ] == lines
+        ingest(home)
