@@ -1,7 +1,7 @@
 """What there is to say of a run to those who get it, as Markdown: answer, lineage, certificate, spec."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pipelines.exchange.spec_file import spec_text
 from pipelines.home import Home
 from pipelines.report import evidence
-from pipelines.report.answer import Outcome, headline, outcomes, percent, points
+from pipelines.report.answer import Outcome, answers, has_ended, headline, outcomes_of, percent, points
 from pipelines.report.evidence import Group, Run
 from pipelines.report.statistics import Interval
 from pipelines.versions import is_experiment, runs_of, versions_in
@@ -54,14 +54,14 @@ def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
             dataset: {run_id: {at: scores for at, scores in by_run[run_id].items() if not step or at <= step}}
             for dataset, by_run in evidence.accuracies(store, [run_id]).items()
         }
-        results = outcomes([Group(run.name or run_id, (run,))], evaluated, confidence=confidence)
+        found = answers([Group(run.name or run_id, (run,))], evaluated, confidence=confidence)
         of_experiment = _answer_of_experiment(home, store, run, confidence)
     certificate = run.read("certificate.json")
     return Account(
         run,
         step,
-        headline(results),
-        tuple(results),
+        headline(found),
+        tuple(outcomes_of(found)),
         of_experiment,
         tuple(_lineage(home, run)),
         tuple(certificate.get("steps", {"": certificate} if certificate else {}).items()),
@@ -94,16 +94,12 @@ def _answer_of_experiment(home: Home, store: Store, run: Run, confidence: float)
     if len(runs_of(home, name)) < 2:
         return ""
     groups = evidence.experiment_groups(home, name)
-    groups = [replace(group, runs=finished) for group in groups if (finished := _finished(group))]
     run_ids = [one.run_id for group in groups for one in group.runs]
     if len(run_ids) < 2:
         return ""
-    answer = headline(outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence))
-    return f"{answer} (Runs: {len(run_ids)}; settings: {len(groups)}.)"
-
-
-def _finished(group: Group) -> tuple[Run, ...]:
-    return tuple(run for run in group.runs if run.status == "finished")
+    answer = headline(answers(groups, evidence.accuracies(store, run_ids), confidence=confidence))
+    counted = sum(has_ended(one) or one.status == "failed" for group in groups for one in group.runs)
+    return f"{answer} (Runs: {counted}; settings: {len(groups)}.)"
 
 
 def _lineage(home: Home, run: Run) -> Iterator[tuple[str, str]]:

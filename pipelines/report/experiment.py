@@ -14,10 +14,11 @@ from pipelines.report import evidence
 from pipelines.report.answer import (
     Outcome,
     accuracies_by_step,
+    answers,
+    answers_of_other_measures,
     left_behind,
     only_these_weights,
-    outcomes,
-    outcomes_of_other_measures,
+    outcomes_of,
 )
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
 from pipelines.report.distributions import distributions
@@ -72,8 +73,9 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
     confidence = runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
     with Store.open(home.root) as store:
         evaluated = evidence.accuracies(store, run_ids)
-        results = outcomes(groups, evaluated, confidence=confidence)
-        others = outcomes_of_other_measures(store, groups, results, confidence=confidence) if len(runs) > 1 else []
+        found = answers(groups, evaluated, confidence=confidence)
+        results = outcomes_of(found)
+        others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
         curves = evidence.metric_curves(store, run_ids)
         drawn = drawn_groups(groups, results)
         marks = step_marks(store, drawn, curves)
@@ -93,7 +95,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         name=name,
         question=runs[0].question,
         facts=_facts(name, groups) + _other_versions(home, kind, name),
-        answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, results, curves),
+        answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, found, curves),
         method=_method(results, confidence),
         warnings=Listed.of(
             [
@@ -111,7 +113,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         literature=literature,
         literature_notes=notes_of(literature),
         many=len(groups) > 1,
-        other_measures=Listed.of(others, 100),
+        other_measures=Listed.of(outcomes_of(others), 100),
         measures=Listed.of(measures, 200),
         endings=_endings(final_metrics(colored, curves, confidence=confidence)) if len(groups) > 1 else {},
         last_steps=LAST_STEPS,
@@ -288,11 +290,9 @@ def _method(results: Sequence[Outcome], confidence: float) -> str:
     if only_these_weights(results):
         return f"Brackets are {level} intervals for these weights on new problems, from {problems} and one seed."
     if first.as_is:
-        together = (
-            "; those of differences are paired by problem and hold together (Dunnett)" if len(results) > 1 else ""
-        )
+        together = "; those of differences are paired by problem and hold together (Tukey)" if len(results) > 1 else ""
         return f"Brackets are {level} intervals for these weights on new problems, from {problems}{together}."
-    together = "; those of differences hold together (Dunnett)" if len(results) > 2 else ""
+    together = "; those of differences hold together (Tukey)" if len(results) > 2 else ""
     return (
         f"Brackets are {level} intervals for new seeds on new problems, from {problems} and {first.num_seeds} seeds,"
         f" paired by problem{together}."

@@ -159,7 +159,7 @@ def read_ending(home: Home, store: Store, run: SentRun) -> Ending:
 
 def _answer(home: Home, store: Store, experiment: str) -> str:
     """The experiment's answer so far, in a few sentences; empty where nothing was evaluated."""
-    from pipelines.report.answer import outcomes
+    from pipelines.report.answer import answers
     from pipelines.report.evidence import accuracies, experiment_groups, metric_curves
     from pipelines.report.signal import whole_answer
 
@@ -168,4 +168,4 @@ def _answer(home: Home, store: Store, experiment: str) -> str:
     evaluated = accuracies(store, run_ids)
     if not evaluated:
         return ""
-    return whole_answer(home, experiment, groups, outcomes(groups, evaluated), metric_curves(store, run_ids))
+    return whole_answer(home, experiment, groups, answers(groups, evaluated), metric_curves(store, run_ids))

@@ -77,6 +77,17 @@ class Verdict:
     pairs: Mapping[tuple[str, str], Interval]
     """The interval of every pair, the first less the second; those of all pairs hold together."""
 
+    def over(self, one: str, other: str) -> Interval:
+        """One arm less another: as `differences` have it where they are told apart, else as `pairs` have it."""
+        for better, worse, interval in self.differences:
+            if {better, worse} == {one, other}:
+                return interval if better == one else _turned(interval)
+        return self.pairs[one, other] if (one, other) in self.pairs else _turned(self.pairs[other, one])
+
+    def tells(self, one: str, other: str) -> bool:
+        """Whether two arms are told apart."""
+        return any({one, other} == {better, worse} for better, worse, _ in self.differences)
+
 
 @dataclass(frozen=True, slots=True)
 class _Arms:
@@ -187,6 +198,7 @@ def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
     """Of each pair, the first less the second: at the family's width, and at that of a best arm's differences."""
     whole = [table for table, failed in zip(arms.tables, arms.failed, strict=True) if not failed]
     pooled = spread_of(whole) if len({len(table) for table in whole}) == 1 else None
+    problems = _of_problems(whole) if whole else _Problems(0.0, 1.0, 0.0)
     together: Pairs = {}
     narrow: Pairs = {}
     for one, other in itertools.combinations(range(len(arms.tables)), 2):
@@ -198,8 +210,10 @@ def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
         if not arms.trained or holds_for == NEW_SEEDS:
             failed = (arms.failed[one], arms.failed[other])
             # An arm that lost seeds varies in its own way: it is held against each other arm apart from the rest.
-            variance = _variance(arms, pair, pair, _of_lost(pair, failed, arms.worst)) if any(failed) else None
-            variance = variance or _variance(arms, pair, whole, _of_seeds(pair, pooled))
+            if any(failed):
+                variance = _variance(arms, pair, _of_problems(pair), _of_lost(pair, failed, arms.worst))
+            else:
+                variance = _variance(arms, pair, problems, _of_seeds(pair, pooled))
             half = variance.half_width(lambda freedom: tukey(len(arms.tables), _rounded(freedom), confidence))
             narrower = min(half, variance.half_width(lambda freedom: student(freedom, (1 + confidence) / 2)))
         together[names] = Interval(value, value - half, value + half, holds_for)
@@ -211,18 +225,30 @@ BySeeds = tuple[float, float]
 """The seeds' part of a difference's variance, and its degrees of freedom."""
 
 
-def _variance(arms: _Arms, pair: Sequence[Table], pool: Sequence[Table], by_seed: BySeeds) -> Variance:
-    """Of the difference of two arms' means; what problems add is pooled over arms."""
+@dataclass(frozen=True, slots=True)
+class _Problems:
+    """What problems add to the variance of a difference, pooled over arms."""
+
+    variance: float
+    freedom: float
+    residual: float
+
+
+def _of_problems(pool: Sequence[Table]) -> _Problems:
+    return _Problems(*arm_by_problem(pool), residual_variance(pool))
+
+
+def _variance(arms: _Arms, pair: Sequence[Table], pooled: _Problems, by_seed: BySeeds) -> Variance:
+    """Of the difference of two arms' means."""
     if arms.figures:
         return Variance(*by_seed, by_problem=0.0, problem_freedom=math.inf, noise=0.0, unseen=0.0)
-    by_problem, problem_freedom = arm_by_problem(pool)
     problems = pair[0].shape[1]
     moves = pair[0].mean(axis=0) - pair[1].mean(axis=0)
     return Variance(
         *by_seed,
-        by_problem=2 * by_problem / problems,
-        problem_freedom=problem_freedom,
-        noise=residual_variance(pool) * sum(1 / len(table) for table in pair) / problems,
+        by_problem=2 * pooled.variance / problems,
+        problem_freedom=pooled.freedom,
+        noise=pooled.residual * sum(1 / len(table) for table in pair) / problems,
         unseen=unseen_moves(moves) if arms.shares else 0.0,
     )
 

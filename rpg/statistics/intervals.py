@@ -16,6 +16,7 @@ from rpg.statistics.variance import (
     are_shares,
     arm_by_problem,
     as_table,
+    by_cluster,
     residual_variance,
     spread_of,
     unseen_moves,
@@ -23,7 +24,13 @@ from rpg.statistics.variance import (
 )
 
 
-def mean_interval(scores: ArrayLike, *, confidence: float = 0.95, spread: Spread | None = None) -> Interval:
+def mean_interval(
+    scores: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    spread: Spread | None = None,
+    clusters: Sequence[object] | None = None,
+) -> Interval:
     """The mean over seeds and problems, for new seeds and new problems; from one seed for new problems alone.
 
     Shares (all scores in [0, 1]) get the interval on the logit scale, around (P mean + 1/2) / (P + 1), which is never 0
@@ -34,6 +41,7 @@ def mean_interval(scores: ArrayLike, *, confidence: float = 0.95, spread: Spread
         confidence: level of the interval, in (0, 1).
         spread: of the seeds, pooled with other arms; left out: from this table alone. A table whose seeds differ more
             than that counts with its own variance.
+        clusters: a label for each problem; problems of one cluster are not independent.
     Raises:
         ValueError: no scores, or one that is not finite.
     Example: four problems, half of them right. The problems' variance is 1/3, so V = 1/12, and (1/4) / 5 / 3^1.5 is
@@ -44,7 +52,9 @@ def mean_interval(scores: ArrayLike, *, confidence: float = 0.95, spread: Spread
     """
     table = as_table(scores, "scores")
     spread = spread or spread_of([table])
-    mean, problems, shares = float(table.mean()), table.shape[1], are_shares(table)
+    shares = are_shares(table)
+    table = table if clusters is None else by_cluster(table, clusters)
+    mean, problems = float(table.mean()), table.shape[1]
     centre = (problems * mean + 0.5) / (problems + 1)
     unseen = unseen_successes(centre, problems) if shares else 0.0
     half = _variance_of_mean(table, spread, unseen).half_width(lambda freedom: student(freedom, confidence))
@@ -58,7 +68,12 @@ def mean_interval(scores: ArrayLike, *, confidence: float = 0.95, spread: Spread
 
 
 def gain_interval(
-    before: ArrayLike, after: ArrayLike, *, confidence: float = 0.95, spread: Spread | None = None
+    before: ArrayLike,
+    after: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    spread: Spread | None = None,
+    clusters: Sequence[object] | None = None,
 ) -> Interval:
     """How far the mean moved from `before` to `after`, each problem and seed held against itself.
 
@@ -67,6 +82,7 @@ def gain_interval(
         after: [seeds, problems], the same problems in the same order.
         confidence: level of the interval, in (0, 1).
         spread: of the seeds' gains, pooled with other arms; left out: from these tables alone. See `mean_interval`.
+        clusters: as for `mean_interval`.
     Raises:
         ValueError: shapes that do not fit together, no scores, or one that is not finite.
     """
@@ -76,6 +92,7 @@ def gain_interval(
             f"before {first.shape} and after {second.shape} do not pair: [seeds, problems] of the same problems"
         )
     gains = second - first
+    gains = gains if clusters is None else by_cluster(gains, clusters)
     spread = spread or spread_of([gains])
     unseen = unseen_moves(gains.mean(axis=0)) if are_shares(first, second) else 0.0
     half = _variance_of_mean(gains, spread, unseen).half_width(lambda freedom: student(freedom, confidence))

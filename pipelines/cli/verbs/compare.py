@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipelines.report.evidence import Group
     from pipelines.report.statistics import Interval
 
-_SURE = "accuracy differs (of so many other figures some intervals exclude 0 by chance)"
+_SURE = "accuracy that is told from it below (of so many other figures some intervals exclude 0 by chance)"
 
 
 def compare(
@@ -48,8 +48,6 @@ def _print(comparison: RunComparison) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from pipelines.report.answer import ONE_SEED, only_these_weights
-
     # A pipe has no width to fit into.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
     if comparison.spec:
@@ -59,10 +57,8 @@ def _print(comparison: RunComparison) -> None:
     console.print(_result_table(comparison))
     if len(comparison.groups) > 1:
         console.print(f"Second lines: difference from the first column; * {_SURE}.")
-    for note in comparison.notes:
-        console.print(Text(note))
-    if comparison.outcomes and only_these_weights(comparison.outcomes):
-        console.print(ONE_SEED)
+    for line in (*(answer.text for answer in comparison.answers), *comparison.notes):
+        console.print(Text(line))
 
 
 def _spec_table(comparison: RunComparison) -> Table:
