@@ -111,5 +111,6 @@ def _unit(unit: Trial) -> dict[str, Any]:
         "state": unit.state,
         "value": unit.values[0] if unit.values else None,
         "reason": unit.about.get("reason", ""),
+        "constraints": unit.about.get("constraints", {}),
         **{name: unit.about.get(name) for name in COSTS},
     }
