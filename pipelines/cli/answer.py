@@ -16,17 +16,16 @@ if TYPE_CHECKING:
 
 def answer_lines(document: "Document", home: Home) -> list[str]:
     """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
-    from pipelines.report.answer import answers, outcomes_of
-    from pipelines.report.evidence import accuracies, experiment_groups, metric_curves
+    from pipelines.report.answer import answers_of, outcomes_of
+    from pipelines.report.evidence import experiment_groups, metric_curves
     from pipelines.report.signal import whole_answer
     from storage import Store
 
     name = document.experiment.name
     groups = experiment_groups(home, name)
     with Store.open(home.root) as store:
-        run_ids = [run.run_id for group in groups for run in group.runs]
-        evaluated, curves = accuracies(store, run_ids), metric_curves(store, run_ids)
-    found = answers(groups, evaluated, confidence=document.experiment.evaluation.confidence)
+        found = answers_of(home, store, groups, [name])
+        curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
     lines = ["", document.experiment.question] if document.experiment.question else [""]
     lines += [whole_answer(home, name, groups, found, curves), ""]
     lines += [outcome_line(result, several=len(groups) > 1) for result in outcomes_of(found)]

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pipelines.exchange.spec_file import spec_text
 from pipelines.home import Home
 from pipelines.report import evidence
-from pipelines.report.answer import Outcome, answers, has_ended, headline, outcomes_of, percent, points
+from pipelines.report.answer import Outcome, answers_of, has_ended, headline, outcomes_of, percent, points
 from pipelines.report.evidence import Group, Run
 from pipelines.report.statistics import Interval
 from pipelines.versions import is_experiment, runs_of, versions_in
@@ -48,14 +48,14 @@ def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
         step: of the weights that are handed over; later evaluations are left out. 0: the whole run.
     """
     run = evidence.load_run(home, run_id)
-    confidence = run.spec.get("evaluation", {}).get("confidence", 0.95)
+    groups = [Group(run.name or run_id, (run,))]
     with Store.open(home.root) as store:
         evaluated = {
             dataset: {run_id: {at: scores for at, scores in by_run[run_id].items() if not step or at <= step}}
             for dataset, by_run in evidence.accuracies(store, [run_id]).items()
         }
-        found = answers([Group(run.name or run_id, (run,))], evaluated, confidence=confidence)
-        of_experiment = _answer_of_experiment(home, store, run, confidence)
+        found = answers_of(home, store, groups, [], evaluated)
+        of_experiment = _answer_of_experiment(home, store, run)
     certificate = run.read("certificate.json")
     return Account(
         run,
@@ -84,7 +84,7 @@ def render(template: str, account: Account, **values: Any) -> str:
     return environment.get_template(template).render(account=account, run=account.run, **values)
 
 
-def _answer_of_experiment(home: Home, store: Store, run: Run, confidence: float) -> str:
+def _answer_of_experiment(home: Home, store: Store, run: Run) -> str:
     """The headline of the version of the experiment that has the run, where it has others too."""
     if not is_experiment(home, run.experiment):
         return ""
@@ -94,11 +94,10 @@ def _answer_of_experiment(home: Home, store: Store, run: Run, confidence: float)
     if len(runs_of(home, name)) < 2:
         return ""
     groups = evidence.experiment_groups(home, name)
-    run_ids = [one.run_id for group in groups for one in group.runs]
-    if len(run_ids) < 2:
-        return ""
-    answer = headline(answers(groups, evidence.accuracies(store, run_ids), confidence=confidence))
+    answer = headline(answers_of(home, store, groups, [name]))
     counted = sum(has_ended(one) or one.status == "failed" for group in groups for one in group.runs)
+    if counted < 2:
+        return ""
     return f"{answer} (Runs: {counted}; settings: {len(groups)}.)"
 
 

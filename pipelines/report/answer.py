@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.home import Home
 from pipelines.report import evidence
 from pipelines.report.evidence import Group, Run, Scores
 from pipelines.report.statistics import (
@@ -22,6 +23,7 @@ from pipelines.report.statistics import (
     spread_of,
     verdict,
 )
+from pipelines.versions import looks_of
 from rpg.statistics.comparison import level
 from rpg.statistics.wording import ONE_SEED
 from storage import Store
@@ -121,6 +123,36 @@ def answers(
             level = _Level(confidence, tuple(looks), (clusters or {}).get(dataset))
             found.append(_answer(dataset, measure, groups, tables, level))
     return found
+
+
+def answers_of(
+    home: Home,
+    store: Store,
+    groups: Sequence[Group],
+    names: Sequence[str],
+    evaluated: Mapping[str, BySteps] | None = None,
+) -> list[Answer]:
+    """What may be said of accuracy, at the level that the runs' spec asks for.
+
+    Args:
+        names: of the experiments that are asked about, whose earlier answers count; none for runs by themselves.
+        evaluated: what `evidence.accuracies` has, where that is read already.
+    """
+    runs = [run for group in groups for run in group.runs]
+    if evaluated is None:
+        evaluated = evidence.accuracies(store, [run.run_id for run in runs])
+    looks = sorted({look for name in names for look in looks_of(home, name)})
+    return answers(groups, evaluated, confidence=confidence_of(groups), looks=looks)
+
+
+def confidence_of(groups: Sequence[Group]) -> float:
+    """The level of the intervals, as the first run's spec has it."""
+    return float(groups[0].runs[0].spec.get("evaluation", {}).get("confidence", 0.95))
+
+
+def num_seeds(groups: Sequence[Group]) -> int:
+    """Of the cell that has most: runs that have finished or failed."""
+    return max(sum(run.trains and (has_ended(run) or run.status == "failed") for run in group.runs) for group in groups)
 
 
 def outcomes_of(found: Sequence[Answer]) -> list[Outcome]:

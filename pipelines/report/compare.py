@@ -6,10 +6,19 @@ from typing import Any
 
 from pipelines.home import Home
 from pipelines.report import evidence
-from pipelines.report.answer import Answer, Outcome, answers, answers_of_other_measures, headline, outcomes_of
+from pipelines.report.answer import (
+    Answer,
+    Outcome,
+    answers_of,
+    answers_of_other_measures,
+    confidence_of,
+    headline,
+    outcomes_of,
+)
 from pipelines.report.endings import Beside, FinalMetric, beside_literature, final_metrics, notes_of
 from pipelines.report.evidence import Group
 from pipelines.report.signal import incomplete, nothing_to_learn
+from pipelines.versions import is_experiment
 from storage import Store
 
 
@@ -65,9 +74,9 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     """
     groups = _distinct([group for name in names for group in evidence.find_groups(home, name)])
     run_ids = [run.run_id for group in groups for run in group.runs]
-    confidence = groups[0].runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
+    confidence = confidence_of(groups)
     with Store.open(home.root) as store:
-        found = answers(groups, evidence.accuracies(store, run_ids), confidence=confidence)
+        found = answers_of(home, store, groups, [name for name in names if is_experiment(home, name)])
         others = answers_of_other_measures(store, groups, found, confidence=confidence)
         literature = beside_literature(home, store, groups)
         curves = evidence.metric_curves(store, run_ids)

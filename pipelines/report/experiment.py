@@ -14,8 +14,9 @@ from pipelines.report import evidence
 from pipelines.report.answer import (
     Outcome,
     accuracies_by_step,
-    answers,
+    answers_of,
     answers_of_other_measures,
+    confidence_of,
     left_behind,
     only_these_weights,
     outcomes_of,
@@ -70,10 +71,10 @@ def write_experiment_report(home: Home, experiment: str, path: Path | None = Non
 def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     run_ids = [run.run_id for run in runs]
-    confidence = runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
+    confidence = confidence_of(groups)
     with Store.open(home.root) as store:
         evaluated = evidence.accuracies(store, run_ids)
-        found = answers(groups, evaluated, confidence=confidence)
+        found = answers_of(home, store, groups, [name] if kind == "experiment" else [], evaluated)
         results = outcomes_of(found)
         others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
         curves = evidence.metric_curves(store, run_ids)

@@ -14,10 +14,26 @@ from typer.testing import CliRunner
 from pipelines.cli import app
 from pipelines.exchange.account import account_of
 from pipelines.home import Home
+from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.report import evidence, write_experiment_report, write_run_report
-from pipelines.report.answer import Answer, answers, headline, outcomes_of
+from pipelines.report.answer import Answer, answers, answers_of, headline, outcomes_of
 from pipelines.report.compare import compare
+from pipelines.running.experiment import Outcomes, RunOutcome, execute_plan
+from pipelines.versions import looks_of
+from specs.loader import load_document
 from storage import Store
+
+SPEC = """\
+name: tiny
+matrix: {product: {objective.clip.high: [0.2, 0.4]}}
+model: {source: scratch, config: {hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2}}
+data:
+  train: [{source: reasoning_gym, task: chain_sum, size: 50, seed: 1}]
+  evaluation: [{source: reasoning_gym, task: chain_sum, size: 20, seed: 90001, name: held_out}]
+reward: {type: exact_match}
+objective: {type: rpg, kl_coef: 1.0e-2, clip: {type: dual, low: 0.1, high: 0.2}}
+training: {steps: 2, prompts_per_step: 4, group_size: 2, minibatches: 2}
+"""
 
 
 @pytest.fixture
@@ -225,3 +241,32 @@ def test_an_earlier_look_widens_what_is_said(home: Home) -> None:
 def test_without_an_evaluation_the_headline_says_so() -> None:
     assert headline([]) == "Nothing has been evaluated yet."
     assert outcomes_of([]) == []
+
+
+def test_each_number_of_seeds_at_which_rpg_run_answers_is_on_record_and_counts_as_a_look(
+    home: Home, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SPEC)
+    for seeds in ("[0]", "[0, 1]", "[0, 1, 2]", "[0, 1, 2]"):
+        plan = make_plan(load_document(path, (f"seeds={seeds}",)), home)
+
+        def finished(runs: Sequence[RunPlan]) -> Outcomes:
+            for run in runs:
+                if not (home.run(run.run_id) / "run.json").exists():
+                    high = run.values["objective.clip.high"]
+                    record_run(home, run.run_id, seed=run.seed, values=run.values, after=0.3 + high, experiment="tiny")
+                yield RunOutcome(run, "finished")
+
+        execute_plan(plan, home, finished)
+    assert looks_of(home, "tiny") == (2, 3)
+    groups = evidence.experiment_groups(home, "tiny")
+    with Store.open(home.root) as store:
+        (asked,), (plain,) = answers_of(home, store, groups, ["tiny"]), answers_of(home, store, groups, [])
+    assert "It was asked before at 2 seeds" in asked.text
+    assert "asked before" not in plain.text
+    assert asked.text in write_experiment_report(home, "tiny").read_text()
+    # Another set of values is another question.
+    execute_plan(make_plan(load_document(path, ("training.steps=3",)), home), home, finished)
+    assert looks_of(home, "tiny") == ()
+    assert looks_of(home, "tiny@1") == (2, 3)
