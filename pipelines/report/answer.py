@@ -142,7 +142,8 @@ def answers_of(
     if evaluated is None:
         evaluated = evidence.accuracies(store, [run.run_id for run in runs])
     looks = sorted({look for name in names for look in looks_of(home, name)})
-    return answers(groups, evaluated, confidence=confidence_of(groups), looks=looks)
+    clusters = evidence.clusters(store, [run.run_id for run in runs])
+    return answers(groups, evaluated, confidence=confidence_of(groups), looks=looks, clusters=clusters)
 
 
 def confidence_of(groups: Sequence[Group]) -> float:
@@ -166,11 +167,12 @@ def answers_of_other_measures(
     found: Sequence[Answer],
     *,
     confidence: float = 0.95,
-    clusters: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Answer]:
     """pass@k and maj@k of the checkpoints whose accuracy is known: the same intervals, of each problem's score."""
     steps = {0, *(outcome.step for outcome in outcomes_of(found))}
-    evaluated = evidence.other_measures(store, [run for group in groups for run in group.runs], steps)
+    runs = [run for group in groups for run in group.runs]
+    evaluated = evidence.other_measures(store, runs, steps)
+    clusters = evidence.clusters(store, [run.run_id for run in runs])
     return [
         answer
         for measure, scores in evaluated.items()
@@ -188,28 +190,34 @@ class Accuracy:
 
 
 def accuracies_by_step(
-    groups: Sequence[Group], evaluated: Mapping[str, BySteps], *, confidence: float = 0.95
+    groups: Sequence[Group],
+    evaluated: Mapping[str, BySteps],
+    *,
+    confidence: float = 0.95,
+    clusters: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Accuracy]:
     """One per dataset and group, in the order given; intervals and spread of the seeds as those of `Outcome.after`."""
     results = []
     for dataset, by_run in evaluated.items():
+        level = _Level(confidence, (), (clusters or {}).get(dataset))
         tables = [_tables_by_step(group, by_run) for group in groups]
         steps = sorted(set().union(*tables))
-        spreads = {step: spread_of([table[step] for table in tables if step in table]) for step in steps}
+        spreads = {step: spread_of([by_step[step][1] for by_step in tables if step in by_step]) for step in steps}
         for group, by_step in zip(groups, tables, strict=True):
             intervals = {
-                step: mean_interval(table, confidence=confidence, spread=spreads[step])
-                for step, table in by_step.items()
+                step: mean_interval(table, confidence=confidence, spread=spreads[step], clusters=level.of(problems))
+                for step, (problems, table) in by_step.items()
             }
             results.append(Accuracy(group.label, dataset, intervals))
     return results
 
 
-def _tables_by_step(group: Group, by_run: BySteps) -> dict[int, np.ndarray]:
-    """A group's scores [seeds, problems] at each step that all its runs with results have, by step."""
+def _tables_by_step(group: Group, by_run: BySteps) -> dict[int, tuple[tuple[str, ...], np.ndarray]]:
+    """Problems and a group's scores [seeds, problems] at each step that all its runs with results have, by step."""
     runs = [by_run[run.run_id] for run in group.runs if by_run.get(run.run_id)]
     steps = sorted(set.intersection(*map(set, runs))) if runs else []
-    return {step: _stack(runs, step, _problems(runs, step)) for step in steps}
+    problems = {step: _problems(runs, step) for step in steps}
+    return {step: (problems[step], _stack(runs, step, problems[step])) for step in steps}
 
 
 def left_behind(groups: Sequence[Group], evaluated: Mapping[str, BySteps]) -> list[str]:

@@ -211,6 +211,19 @@ def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict
     return scores
 
 
+def clusters(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """What problems share with others of their set, by dataset and problem; without those that share nothing."""
+    rows = store.query(
+        "SELECT DISTINCT dataset, problem_id, cluster FROM evaluation_samples "
+        "WHERE list_contains(?, run_id) AND cluster IS NOT NULL",
+        [list(run_ids)],
+    ).rows
+    found: dict[str, dict[str, str]] = {}
+    for dataset, problem, cluster in rows:
+        found.setdefault(dataset, {})[problem] = cluster
+    return found
+
+
 def other_measures(
     store: Store, runs: Sequence[Run], steps: Collection[int]
 ) -> dict[str, dict[str, dict[str, dict[int, Scores]]]]:

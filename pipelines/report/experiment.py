@@ -86,8 +86,10 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         best, worst = evidence.sample_responses(store, run_ids)
         trained = trained_responses(store, home, runs)
         literature = beside_literature(home, store, groups)
+        clusters = evidence.clusters(store, run_ids)
         unread = store.query("SELECT 1").warnings
-    on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence), drawn, marks)
+    by_step = accuracies_by_step(groups, evaluated, confidence=confidence, clusters=clusters)
+    on_the_way = accuracy_curves(by_step, drawn, marks)
     charts, flat = learning_curves(drawn, curves, marks, confidence=confidence)
     colored = [each.group for each in drawn if not each.pale]
     return render(

@@ -16,7 +16,7 @@ from pipelines.exchange.account import account_of
 from pipelines.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.report import evidence, write_experiment_report, write_run_report
-from pipelines.report.answer import Answer, answers, answers_of, headline, outcomes_of
+from pipelines.report.answer import Answer, answers, answers_of, answers_of_other_measures, headline, outcomes_of
 from pipelines.report.compare import compare
 from pipelines.running.experiment import Outcomes, RunOutcome, execute_plan
 from pipelines.versions import looks_of
@@ -270,3 +270,24 @@ def test_each_number_of_seeds_at_which_rpg_run_answers_is_on_record_and_counts_a
     execute_plan(make_plan(load_document(path, ("training.steps=3",)), home), home, finished)
     assert looks_of(home, "tiny") == ()
     assert looks_of(home, "tiny@1") == (2, 3)
+
+
+def test_problems_that_share_a_passage_make_every_interval_of_a_page_wider(home: Home) -> None:
+    cells(home, {0.1: 0.5, 0.28: 0.6})
+    clustered = Home(home.root.parent / "clustered")
+    cells(clustered, {0.1: 0.5, 0.28: 0.6}, clusters=6)
+    widths = []
+    for each in (home, clustered):
+        groups = evidence.experiment_groups(each, "sums")
+        with Store.open(each.root) as store:
+            (found,) = answers_of(each, store, groups, [])
+            shared = evidence.clusters(store, ["sums-0.1-s0"])
+            others = outcomes_of(answers_of_other_measures(store, groups, [found]))
+        assert found.verdict is not None
+        after, gain, other = found.outcomes[1].after, found.outcomes[1].gain, others[0].after
+        assert gain is not None
+        intervals = [after, gain, other, *found.verdict.pairs.values()]
+        widths.append([interval.high - interval.low for interval in intervals])
+    assert set(shared["two-terms"].values()) == {f"passage {number}" for number in range(6)}
+    # Six clusters have five degrees of freedom and sixty problems 59, so that even without a common part it is wider.
+    assert all(wide > narrow for narrow, wide in zip(*widths, strict=True))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.home import Home
 from pipelines.report.answer import BySteps, percent, points
-from pipelines.report.evidence import accuracies, load_run, other_measures, show
+from pipelines.report.evidence import accuracies, clusters, load_run, other_measures, show
 from pipelines.report.statistics import Interval, Verdict, mean_interval, seed_mean, spread_of, verdict
 from pipelines.studies.answers.results import (
     Arm,
@@ -81,7 +81,7 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
     assert record.confirmation is not None
     arms, level = record.measured, record.confidence
     goal = replace(record.first, dataset=record.confirmation.dataset)
-    tables, clusters = _tables(home, goal, arms)
+    tables, labels = _tables(home, goal, arms)
     figures = not tables
     scores = tables or [_values(arm) for arm in arms]
     worst = 0.0 if goal.worst is None else goal.worst
@@ -93,7 +93,7 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
     else:
         spread = spread_of([table for table, arm in zip(whole, arms, strict=True) if not arm.failed])
         means = [
-            mean_interval(table, confidence=level, clusters=clusters, spread=None if arm.failed else spread)
+            mean_interval(table, confidence=level, clusters=labels, spread=None if arm.failed else spread)
             for table, arm in zip(whole, arms, strict=True)
         ]
     broken = [tuple(record.broken(arm)) for arm in arms]
@@ -107,7 +107,7 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
             held,
             record.confirmation.looks,
             level,
-            clusters,
+            labels,
             worst,
             higher_is_better=goal.direction == "maximize",
             figures=figures,
@@ -182,6 +182,7 @@ def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[n
         return [], None
     with Store.open(home.root) as store:
         scores = _scores(home, store, goal, run_ids)
+        shared = clusters(store, run_ids).get(goal.dataset, {})
     steps = [set(scores.get(run_id, ())) for run_id in run_ids]
     step = max(set.intersection(*steps), default=0) if steps else 0
     problems = sorted(set.intersection(*(set(scores[run_id][step]) for run_id in run_ids))) if step else []
@@ -194,7 +195,7 @@ def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[n
             + [lost for _ in arm.failed]
         )
         for arm in arms
-    ], None
+    ], [shared.get(problem, problem) for problem in problems] if shared else None
 
 
 def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> BySteps:
