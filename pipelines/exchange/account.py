@@ -15,6 +15,7 @@ from pipelines.report.evidence import Group, Run
 from pipelines.report.statistics import Interval
 from pipelines.versions import is_experiment, runs_of, versions_in
 from rpg.files import read_json
+from rpg.statistics.wording import CHOSEN
 from storage import Store
 from storage.provenance import input_manifest
 
@@ -55,18 +56,25 @@ def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
             for dataset, by_run in evidence.accuracies(store, [run_id]).items()
         }
         found = answers_of(home, store, groups, [], evaluated)
+        flattered = _chosen_on(store, run_id, step)
         of_experiment = _answer_of_experiment(home, store, run)
     certificate = run.read("certificate.json")
     return Account(
         run,
         step,
-        headline(found),
+        " ".join([headline(found), *flattered]),
         tuple(outcomes_of(found)),
         of_experiment,
         tuple(_lineage(home, run)),
         tuple(certificate.get("steps", {"": certificate} if certificate else {}).items()),
         spec_text(run.path),
     )
+
+
+def _chosen_on(store: Store, run_id: str, step: int) -> list[str]:
+    """A sentence where weights are handed over that were chosen by their accuracy."""
+    sets = "SELECT dataset FROM accuracy_curves WHERE run_id = ? AND step = ? AND is_best AND NOT is_last ORDER BY 1"
+    return [f"The accuracy on {name} is {CHOSEN}." for (name,) in store.query(sets, (run_id, step)).rows]
 
 
 def render(template: str, account: Account, **values: Any) -> str:

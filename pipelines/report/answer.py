@@ -5,7 +5,7 @@ has; a run that has not ended, or was stopped, is no outcome yet: it is named an
 differs is what `verdict` says, in its words; tables mark the same differences and no others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from pipelines.report.statistics import (
 )
 from pipelines.versions import looks_of
 from rpg.statistics.comparison import level
-from rpg.statistics.wording import ONE_SEED
+from rpg.statistics.wording import CHOSEN, ONE_SEED
 from storage import Store
 
 ACCURACY = "accuracy"
@@ -64,6 +64,8 @@ class Outcome:
     """Of models as they are: nothing was trained, and what differs is these weights."""
     differs: bool = False
     """Whether the verdict tells it from the first group."""
+    chosen: bool = False
+    """Its model was chosen on these problems, so that the figure flatters it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def answers(
     confidence: float = 0.95,
     looks: Sequence[int] = (),
     clusters: Mapping[str, Mapping[str, str]] | None = None,
+    chosen: Mapping[str, Collection[str]] | None = None,
 ) -> list[Answer]:
     """One answer per dataset with results, in the order given.
 
@@ -115,13 +118,15 @@ def answers(
         confidence: level of the intervals; those of differences hold together.
         looks: numbers of seeds at which the same was asked before.
         clusters: dataset -> problem -> the cluster it belongs to.
+        chosen: label of a group -> datasets by which its model was chosen: there it is shown and not compared.
     """
     found = []
     for dataset, by_run in evaluated.items():
         tables = _tables(groups, by_run)
         if tables.of_group:
             level = _Level(confidence, tuple(looks), (clusters or {}).get(dataset))
-            found.append(_answer(dataset, measure, groups, tables, level))
+            flattered = {label for label, names in (chosen or {}).items() if dataset in names}
+            found.append(_answer(dataset, measure, groups, tables, level, flattered))
     return found
 
 
@@ -143,7 +148,14 @@ def answers_of(
         evaluated = evidence.accuracies(store, [run.run_id for run in runs])
     looks = sorted({look for name in names for look in looks_of(home, name)})
     clusters = evidence.clusters(store, [run.run_id for run in runs])
-    return answers(groups, evaluated, confidence=confidence_of(groups), looks=looks, clusters=clusters)
+    return answers(
+        groups,
+        evaluated,
+        confidence=confidence_of(groups),
+        looks=looks,
+        clusters=clusters,
+        chosen=evidence.chosen_by(store, groups),
+    )
 
 
 def confidence_of(groups: Sequence[Group]) -> float:
@@ -173,10 +185,11 @@ def answers_of_other_measures(
     runs = [run for group in groups for run in group.runs]
     evaluated = evidence.other_measures(store, runs, steps)
     clusters = evidence.clusters(store, [run.run_id for run in runs])
+    chosen = evidence.chosen_by(store, groups)
     return [
         answer
         for measure, scores in evaluated.items()
-        for answer in answers(groups, scores, measure=measure, confidence=confidence, clusters=clusters)
+        for answer in answers(groups, scores, measure=measure, confidence=confidence, clusters=clusters, chosen=chosen)
     ]
 
 
@@ -396,12 +409,18 @@ def _stack(runs: Sequence[Mapping[int, Scores]], step: int, problems: Sequence[s
     return np.array([[steps[step][problem] for problem in problems] for steps in runs])
 
 
-def _answer(dataset: str, measure: str, groups: Sequence[Group], tables: _Tables, level: _Level) -> Answer:
+def _answer(
+    dataset: str, measure: str, groups: Sequence[Group], tables: _Tables, level: _Level, flattered: Collection[str]
+) -> Answer:
     as_is = not any(run.trains for group in groups for run in group.runs)
-    results = [replace(outcome, as_is=as_is) for outcome in _outcomes(dataset, measure, tables.of_group, level)]
+    results = [
+        replace(outcome, as_is=as_is, chosen=outcome.label in flattered)
+        for outcome in _outcomes(dataset, measure, tables.of_group, level)
+    ]
     if len(results) == 1:
         return Answer(dataset, measure, tuple(results), None, _headline_of_one(results[0], groups))
-    held = {label: table for label, table in tables.of_group.items() if table.counted} if tables.shared else {}
+    known = tables.of_group.items() if tables.shared else ()
+    held = {label: table for label, table in known if table.counted and label not in flattered}
     if len(held) < 2:
         return Answer(dataset, measure, tuple(results), None, _nothing_compared(dataset, results, groups))
     problems = next(iter(held.values())).problems
@@ -414,7 +433,8 @@ def _answer(dataset: str, measure: str, groups: Sequence[Group], tables: _Tables
         results = [_against(outcome, first, said, against) if outcome.label in held else outcome for outcome in results]
     step = next((table.step for table in held.values() if table.step), 0)
     where = f"On {dataset} at step {step}: " if step else f"On {dataset}: "
-    return Answer(dataset, measure, tuple(results), said, " ".join([where + said.text, *_not_whole(groups)]))
+    text = " ".join([where + said.text, *_not_compared(results), *_not_whole(groups)])
+    return Answer(dataset, measure, tuple(results), said, text)
 
 
 def _against(outcome: Outcome, first: str, said: Verdict, intervals: Verdict) -> Outcome:
@@ -484,10 +504,16 @@ def _moved(outcome: Outcome) -> str:
 
 def _nothing_compared(dataset: str, results: Sequence[Outcome], groups: Sequence[Group]) -> str:
     at = dict.fromkeys(f"{result.label} at step {result.step}" for result in results)
+    if any(result.chosen for result in results):
+        return " ".join([f"On {dataset} nothing is compared.", *_not_compared(results), *_not_whole(groups)])
     why = f"they share no step at which all were evaluated ({_listed(list(at))})"
     if len({result.step for result in results}) == 1:
         why = "fewer than two have ended, or they share no problem"
-    return " ".join([f"On {dataset} nothing is compared: {why}.", *_not_whole(groups)])
+    return " ".join([f"On {dataset} nothing is compared: {why}.", *_not_compared(results), *_not_whole(groups)])
+
+
+def _not_compared(results: Sequence[Outcome]) -> list[str]:
+    return [f"{result.label} is not compared ({CHOSEN})." for result in results if result.chosen]
 
 
 def _not_whole(groups: Sequence[Group]) -> list[str]:

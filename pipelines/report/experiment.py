@@ -40,6 +40,7 @@ from pipelines.report.responses import MOST_CHARACTERS, trained_responses
 from pipelines.report.signal import whole_answer
 from pipelines.unrecorded import why_incomplete
 from pipelines.versions import names_of_others, split_name
+from rpg.statistics.wording import CHOSEN
 from specs.metrics import BY_NAME
 from storage import Store
 
@@ -114,6 +115,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
         literature=literature,
+        chosen=CHOSEN,
         literature_notes=notes_of(literature),
         many=len(groups) > 1,
         other_measures=Listed.of(outcomes_of(others), 100),

@@ -7,6 +7,9 @@ from rpg.statistics.variance import Interval
 
 ONE_SEED = "One seed cannot tell what training does: its interval is about these weights on new problems."
 
+CHOSEN = "chosen on these problems: flatters itself"
+"""Said beside an accuracy by which its checkpoint was chosen."""
+
 
 class _Arm(Protocol):
     @property

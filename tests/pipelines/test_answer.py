@@ -291,3 +291,37 @@ def test_problems_that_share_a_passage_make_every_interval_of_a_page_wider(home:
     assert set(shared["two-terms"].values()) == {f"passage {number}" for number in range(6)}
     # Six clusters have five degrees of freedom and sixty problems 59, so that even without a common part it is wider.
     assert all(wide > narrow for narrow, wide in zip(*widths, strict=True))
+
+
+def test_an_accuracy_by_which_its_checkpoint_was_chosen_is_labelled_wherever_it_is_shown(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_run(home, "sums-s0", on_the_way={20: 0.9}, after=0.5)
+    record_experiment(home, ["sums-s0"])
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = CliRunner().invoke(app, ["show", "sums-s0"]).stdout
+    (best,) = (line for line in shown.splitlines() if "best" in line)
+    assert "best (chosen on these problems: flatters itself)" in best
+    told = "The accuracy on two-terms is chosen on these problems: flatters itself."
+    assert told in account_of(home, "sums-s0", step=20).answer
+    assert told not in account_of(home, "sums-s0").answer
+
+
+def test_a_model_that_was_chosen_on_a_set_is_shown_there_and_not_compared(home: Home) -> None:
+    record_run(home, "sums-s0", on_the_way={20: 0.9}, after=0.5, experiment="trained")
+    weights = home.run("sums-s0") / "weights"
+    paths = {"last": str(weights / "step-000060"), "best": str(weights / "step-000020"), "base": "Qwen/Qwen3"}
+    for place, (name, path) in enumerate(paths.items()):
+        record_run(home, name, before=0.4, steps=0, values={"objective.clip.high": place})
+        spec = home.run(name) / "spec.json"
+        spec.write_text(json.dumps(json.loads(spec.read_text()) | {"kind": "evaluation", "model": {"path": path}}))
+    record_experiment(home, list(paths))
+    groups = evidence.experiment_groups(home, "sums")
+    with Store.open(home.root) as store:
+        (found,) = answers_of(home, store, groups, ["sums"])
+    _, best, _ = found.outcomes
+    assert [outcome.chosen for outcome in found.outcomes] == [False, True, False]
+    assert best.against_first is None
+    assert found.verdict is not None
+    assert best.label not in {arm.label for arm in found.verdict.arms}
+    assert "is not compared (chosen on these problems: flatters itself)." in found.text

@@ -280,6 +280,7 @@ def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, mon
     monkeypatch.setenv("RPG_HOME", str(home.root))
     shown = CliRunner().invoke(app, ["compare", "sums"]).stdout
     assert re.search(rf"last checkpoint two-terms, ours +{rpg.last:.4f} +{dapo.last:.4f} +- *\n", shown)
+    assert "best checkpoint two-terms, ours (chosen on these problems: flatters itself)" in shown
     assert re.search(r"best checkpoint two-terms, theirs +0.4531 +0.4479 +- *\n", shown)
     assert "Theirs: A paper, Table 5 (mean@32)." in shown
     assert "Ours: mean@8." in shown
@@ -288,6 +289,7 @@ def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, mon
     cells = re.findall(r'<td class="number(?: theirs)?">([\d.]+ %)</td>', page.split("Beside the literature")[1])
     assert cells[:4] == [f"{100 * share:.1f} %" for share in (rpg.last, 0.4458, rpg.best, 0.4531)]
     assert "A misprint." in page
+    assert "best checkpoint<br><small>chosen on these problems: flatters itself</small>" in page
 
 
 def test_figures_of_others_stand_beside_models_as_they_are_too_and_may_be_written_down_later(

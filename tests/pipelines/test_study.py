@@ -308,7 +308,8 @@ def test_a_unit_of_the_confirmation_has_its_mean_where_trials_are_judged_cautiou
     goal = ("metric: mean@8", "metric: mean@8, over_seeds: lower_bound")
     confirm = (
         "trials: 8\n",
-        "trials: 2\nconfirm: {candidates: 1, seeds: 2}\nconstraints: [{metric: kl/reverse, max: 9}]\n",
+        "trials: 2\nconfirm: {candidates: 1, seeds: 2}\nconstraints: [{metric: kl/reverse, max: 9}]\n"
+        "overrides: {seeds: [0, 1, 2]}\n",
     )
     record = run_study(load_study_document(write_study(tmp_path / "specs", goal, confirm)), home, Evaluator(home))
     units = [unit for arm in record["confirmation"]["arms"] for unit in arm["units"]]

@@ -72,6 +72,8 @@ def _spec_table(comparison: RunComparison) -> Table:
 
 def _result_table(comparison: RunComparison) -> Table:
     """A row per figure; every group but the first also shows its difference from the first."""
+    from rpg.statistics.wording import CHOSEN
+
     labels = [group.label for group in comparison.groups]
     rows: dict[str, dict[str, str]] = {}
     for outcome in comparison.outcomes:
@@ -80,11 +82,11 @@ def _result_table(comparison: RunComparison) -> Table:
         if outcome.gain is not None:
             rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)
     for figure in comparison.literature:
-        for place, ours, theirs in (
-            ("last", figure.last, figure.theirs_last),
-            ("best", figure.best, figure.theirs_best),
+        for place, chosen, ours, theirs in (
+            ("last", "", figure.last, figure.theirs_last),
+            ("best", f" ({CHOSEN})", figure.best, figure.theirs_best),
         ):
-            row = rows.setdefault(f"{place} checkpoint {figure.dataset}, ours", {})
+            row = rows.setdefault(f"{place} checkpoint {figure.dataset}, ours{chosen}", {})
             row[figure.label] = "-" if ours is None else f"{ours:.4f}"
             rows.setdefault(f"{place} checkpoint {figure.dataset}, theirs", {})[figure.label] = f"{theirs:.4f}"
     for outcome in comparison.other_measures:

@@ -33,7 +33,7 @@ COMMITS = {
     "510f8a1": "the index sums up each run's rewards",
 }
 """The last commit of each version -> what was new in that version."""
-NEW = {"segments.pack"} | {
+NEW = {"segments.pack", "evaluation_samples.cluster"} | {
     f"packed.{column}" for column in ("pack", "table_name", "num_bytes", "run_id", "num_segments")
 }
 """Columns that the version of today has and the last of these has not, or the other way round."""
