@@ -19,6 +19,7 @@ from pipelines.report import evidence, write_experiment_report, write_run_report
 from pipelines.report.answer import Answer, answers, answers_of, answers_of_other_measures, headline, outcomes_of
 from pipelines.report.compare import compare
 from pipelines.running.experiment import Outcomes, RunOutcome, execute_plan
+from pipelines.running.experiment_page import experiment_markdown
 from pipelines.versions import looks_of
 from specs.loader import load_document
 from storage import Store
@@ -146,6 +147,7 @@ def test_the_headline_names_the_one_that_is_worse_and_the_table_marks_the_same(
     assert shown.count("] *") == 1
     assert found.text in write_experiment_report(home, "sums").read_text()
     assert found.text in account_of(home, "sums-0.1-s0").of_experiment
+    assert f"**{found.text}**" in experiment_markdown(home, "sums")
     told = json.loads(CliRunner().invoke(app, ["compare", "sums", "--json"]).stdout)
     assert told["answer"] == found.text
     assert {(row["better"][-3:], row["worse"][-3:]) for row in told["verdicts"][0]["differences"]} == {
