@@ -6,7 +6,7 @@ differs is what `verdict` says, in its words; tables mark the same differences a
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,8 @@ class Answer:
     """Of the groups; None of one alone, and where they cannot be compared."""
     text: str
     """The headline."""
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    """Problem -> the cluster it belongs to, of those that share one."""
 
     @property
     def claims(self) -> bool:
@@ -126,7 +128,8 @@ def answers(
         if tables.of_group:
             level = _Level(confidence, tuple(looks), (clusters or {}).get(dataset))
             flattered = {label for label, names in (chosen or {}).items() if dataset in names}
-            found.append(_answer(dataset, measure, groups, tables, level, flattered))
+            answer = _answer(dataset, measure, groups, tables, level, flattered)
+            found.append(replace(answer, clusters=level.clusters or {}))
     return found
 
 
@@ -173,6 +176,11 @@ def outcomes_of(found: Sequence[Answer]) -> list[Outcome]:
     return [outcome for answer in found for outcome in answer.outcomes]
 
 
+def clusters_of(found: Sequence[Answer]) -> dict[str, Mapping[str, str]]:
+    """Dataset -> problem -> the cluster it belongs to."""
+    return {answer.dataset: answer.clusters for answer in found}
+
+
 def answers_of_other_measures(
     store: Store,
     groups: Sequence[Group],
@@ -184,12 +192,16 @@ def answers_of_other_measures(
     steps = {0, *(outcome.step for outcome in outcomes_of(found))}
     runs = [run for group in groups for run in group.runs]
     evaluated = evidence.other_measures(store, runs, steps)
-    clusters = evidence.clusters(store, [run.run_id for run in runs])
-    chosen = evidence.chosen_by(store, groups)
+    chosen: dict[str, set[str]] = {}
+    for outcome in outcomes_of(found):
+        if outcome.chosen:
+            chosen.setdefault(outcome.label, set()).add(outcome.dataset)
     return [
         answer
         for measure, scores in evaluated.items()
-        for answer in answers(groups, scores, measure=measure, confidence=confidence, clusters=clusters, chosen=chosen)
+        for answer in answers(
+            groups, scores, measure=measure, confidence=confidence, clusters=clusters_of(found), chosen=chosen
+        )
     ]
 
 

@@ -16,6 +16,7 @@ from pipelines.report.answer import (
     accuracies_by_step,
     answers_of,
     answers_of_other_measures,
+    clusters_of,
     confidence_of,
     left_behind,
     only_these_weights,
@@ -87,9 +88,8 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         best, worst = evidence.sample_responses(store, run_ids)
         trained = trained_responses(store, home, runs)
         literature = beside_literature(home, store, groups)
-        clusters = evidence.clusters(store, run_ids)
         unread = store.query("SELECT 1").warnings
-    by_step = accuracies_by_step(groups, evaluated, confidence=confidence, clusters=clusters)
+    by_step = accuracies_by_step(groups, evaluated, confidence=confidence, clusters=clusters_of(found))
     on_the_way = accuracy_curves(by_step, drawn, marks)
     charts, flat = learning_curves(drawn, curves, marks, confidence=confidence)
     colored = [each.group for each in drawn if not each.pale]
