@@ -6,7 +6,7 @@ second one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.home import Home
@@ -31,10 +31,13 @@ class Version:
     """What each cell is trained from, see `RunPlan.recipe`."""
     runs: tuple[str, ...]
     """Their ids."""
+    looks: tuple[int, ...] = ()
+    """Numbers of seeds at which the experiment's answer was given; who asks again has more chances of a false claim."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `versions_in` reads."""
-        return {"version": self.number, "recipes": sorted(self.recipes), "runs": list(self.runs)}
+        plain = {"version": self.number, "recipes": sorted(self.recipes), "runs": list(self.runs)}
+        return plain | ({"looks": list(self.looks)} if self.looks else {})
 
 
 def versions_in(record: Record) -> list[Version]:
@@ -44,7 +47,13 @@ def versions_in(record: Record) -> list[Version]:
     """
     if "versions" in record:
         return [
-            Version(entry["version"], frozenset(entry["recipes"]), tuple(entry["runs"])) for entry in record["versions"]
+            Version(
+                entry["version"],
+                frozenset(entry["recipes"]),
+                tuple(entry["runs"]),
+                tuple(entry.get("looks", ())),
+            )
+            for entry in record["versions"]
         ]
     runs = record.get("current") or record.get("runs")
     return [Version(1, frozenset(), tuple(runs))] if runs else []
@@ -75,7 +84,7 @@ def with_runs(
         version = known[0] if known else Version(number, wanted, ())
     others = [other for other in versions if other.number != version.number]
     all_runs = runs if set(version.runs) <= set(runs) else dict.fromkeys([*version.runs, *runs])
-    return [*others, Version(version.number, version.recipes | wanted, tuple(all_runs))]
+    return [*others, replace(version, recipes=version.recipes | wanted, runs=tuple(all_runs))]
 
 
 def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]:
@@ -96,6 +105,7 @@ def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]
             known.number if known else number,
             version.recipes,
             tuple(dict.fromkeys([*(known.runs if known else ()), *version.runs])),
+            tuple(sorted({*(known.looks if known else ()), *version.looks})),
         )
     end = together.pop(last.recipes)
     return [*together.values(), end]
@@ -127,6 +137,17 @@ def runs_of(home: Home, text: str) -> list[str]:
             return list(version.runs)
     known = ", ".join(f"{name}@{version.number}" for version in sorted(versions, key=lambda one: one.number))
     raise NoSuchVersionError(f"there is no {text}; {name} has {known}")
+
+
+def looks_of(home: Home, text: str) -> tuple[int, ...]:
+    """Numbers of seeds at which the answer of an experiment's version was given; none where there is no such.
+
+    Args:
+        text: NAME, the version that was run last, or NAME@VERSION.
+    """
+    name, number = split_name(text)
+    versions = versions_in(read_json(home.experiment(name) / "experiment.json"))
+    return next((version.looks for version in reversed(versions) if number in (0, version.number)), ())
 
 
 def is_experiment(home: Home, text: str) -> bool:

@@ -24,6 +24,8 @@ class Problem:
     """Name of the set it came from."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """What the scorer needs beyond the answer (reasoning-gym's entry)."""
+    cluster: str = ""
+    """Name of what it shares with other problems of its set; empty: nothing."""
 
 
 @message

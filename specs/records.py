@@ -178,6 +178,8 @@ class EvaluationSampleRow:
     attempt: Int32 | None = None
     """Which start of the trainer asked, or exported the policy that was asked while training went on; NULL where the
     evaluate stage did."""
+    cluster: str | None = None
+    """What the problem shares with others of its set, as `data.evaluation[].cluster` has it; NULL: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ def checked_study(
         *_shared_warnings(study, tried),
         *search_space.warnings_of(study.parameters),
         *_own_values_outside(document),
-        *study_rules.warnings_of(study),
+        *study_rules.warnings_of(study, experiment.experiment),
     ]
     located = in_file_order(locate(warning, positions) for warning in warnings)
     return dataclasses.replace(document, warnings=tuple(located))

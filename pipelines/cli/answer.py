@@ -16,20 +16,19 @@ if TYPE_CHECKING:
 
 def answer_lines(document: "Document", home: Home) -> list[str]:
     """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
-    from pipelines.report.answer import outcomes
-    from pipelines.report.evidence import accuracies, experiment_groups, metric_curves
+    from pipelines.report.answer import answers_of, outcomes_of
+    from pipelines.report.evidence import experiment_groups, metric_curves
     from pipelines.report.signal import whole_answer
     from storage import Store
 
     name = document.experiment.name
     groups = experiment_groups(home, name)
     with Store.open(home.root) as store:
-        run_ids = [run.run_id for group in groups for run in group.runs]
-        evaluated, curves = accuracies(store, run_ids), metric_curves(store, run_ids)
-    results = outcomes(groups, evaluated, confidence=document.experiment.evaluation.confidence)
+        found = answers_of(home, store, groups, [name])
+        curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
     lines = ["", document.experiment.question] if document.experiment.question else [""]
-    lines += [whole_answer(home, name, groups, results, curves), ""]
-    lines += [outcome_line(result, several=len(groups) > 1) for result in results]
+    lines += [whole_answer(home, name, groups, found, curves), ""]
+    lines += [outcome_line(result, several=len(groups) > 1) for result in outcomes_of(found)]
     lines += ["", f"report  {home.experiment(name) / 'report.html'}"]
     if others := names_of_others(home, name):
         lines.append(f"        run with other values too: {', '.join(others)} (rpg report, rpg compare)")
@@ -69,6 +68,7 @@ def outcome_line(outcome: "Outcome", *, several: bool) -> str:
             parts.append(f"against the first {_interval(outcome.against_first, sign='+')}")
         return "  ".join([*parts, f"({problems})"])
     seeds = f"{outcome.num_seeds} seed{'' if outcome.num_seeds == 1 else 's'}"
+    seeds += f" of which {outcome.num_failed} failed" if outcome.num_failed else ""
     parts.append(f"({problems}, {seeds}, {outcome.step} steps)")
     return "  ".join([*parts, outcome.after.holds_for] if outcome.num_seeds == 1 else parts)
 

@@ -131,7 +131,10 @@ def print_run(run: dict[str, Any]) -> None:
 
 def _last_or_best(evaluation: Mapping[str, Any]) -> str:
     """Whether an evaluation is of the run's last checkpoint, of the most accurate one, or of both."""
-    return ", ".join(word for word in ("last", "best") if evaluation[f"is_{word}"])
+    from rpg.statistics.wording import CHOSEN
+
+    best = f"best ({CHOSEN})" if not evaluation["is_last"] else "best"
+    return ", ".join(word for word, key in (("last", "is_last"), (best, "is_best")) if evaluation[key])
 
 
 def _certificate(certificate: Mapping[str, Any], when: str) -> None:

@@ -1,7 +1,7 @@
 """What there is to say of a run to those who get it, as Markdown: answer, lineage, certificate, spec."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pipelines.exchange.spec_file import spec_text
 from pipelines.home import Home
 from pipelines.report import evidence
-from pipelines.report.answer import Outcome, headline, outcomes, percent, points
+from pipelines.report.answer import Outcome, answers_of, has_ended, headline, outcomes_of, percent, points
 from pipelines.report.evidence import Group, Run
 from pipelines.report.statistics import Interval
 from pipelines.versions import is_experiment, runs_of, versions_in
 from rpg.files import read_json
+from rpg.statistics.wording import CHOSEN
 from storage import Store
 from storage.provenance import input_manifest
 
@@ -48,25 +49,32 @@ def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
         step: of the weights that are handed over; later evaluations are left out. 0: the whole run.
     """
     run = evidence.load_run(home, run_id)
-    confidence = run.spec.get("evaluation", {}).get("confidence", 0.95)
+    groups = [Group(run.name or run_id, (run,))]
     with Store.open(home.root) as store:
         evaluated = {
             dataset: {run_id: {at: scores for at, scores in by_run[run_id].items() if not step or at <= step}}
             for dataset, by_run in evidence.accuracies(store, [run_id]).items()
         }
-        results = outcomes([Group(run.name or run_id, (run,))], evaluated, confidence=confidence)
-        of_experiment = _answer_of_experiment(home, store, run, confidence)
+        found = answers_of(home, store, groups, [], evaluated)
+        flattered = _chosen_on(store, run_id, step)
+        of_experiment = _answer_of_experiment(home, store, run)
     certificate = run.read("certificate.json")
     return Account(
         run,
         step,
-        headline(results),
-        tuple(results),
+        " ".join([headline(found), *flattered]),
+        tuple(outcomes_of(found)),
         of_experiment,
         tuple(_lineage(home, run)),
         tuple(certificate.get("steps", {"": certificate} if certificate else {}).items()),
         spec_text(run.path),
     )
+
+
+def _chosen_on(store: Store, run_id: str, step: int) -> list[str]:
+    """A sentence where weights are handed over that were chosen by their accuracy."""
+    sets = "SELECT dataset FROM accuracy_curves WHERE run_id = ? AND step = ? AND is_best AND NOT is_last ORDER BY 1"
+    return [f"The accuracy on {name} is {CHOSEN}." for (name,) in store.query(sets, (run_id, step)).rows]
 
 
 def render(template: str, account: Account, **values: Any) -> str:
@@ -84,7 +92,7 @@ def render(template: str, account: Account, **values: Any) -> str:
     return environment.get_template(template).render(account=account, run=account.run, **values)
 
 
-def _answer_of_experiment(home: Home, store: Store, run: Run, confidence: float) -> str:
+def _answer_of_experiment(home: Home, store: Store, run: Run) -> str:
     """The headline of the version of the experiment that has the run, where it has others too."""
     if not is_experiment(home, run.experiment):
         return ""
@@ -94,16 +102,11 @@ def _answer_of_experiment(home: Home, store: Store, run: Run, confidence: float)
     if len(runs_of(home, name)) < 2:
         return ""
     groups = evidence.experiment_groups(home, name)
-    groups = [replace(group, runs=finished) for group in groups if (finished := _finished(group))]
-    run_ids = [one.run_id for group in groups for one in group.runs]
-    if len(run_ids) < 2:
+    answer = headline(answers_of(home, store, groups, [name]))
+    counted = sum(has_ended(one) or one.status == "failed" for group in groups for one in group.runs)
+    if counted < 2:
         return ""
-    answer = headline(outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence))
-    return f"{answer} (Runs: {len(run_ids)}; settings: {len(groups)}.)"
-
-
-def _finished(group: Group) -> tuple[Run, ...]:
-    return tuple(run for run in group.runs if run.status == "finished")
+    return f"{answer} (Runs: {counted}; settings: {len(groups)}.)"
 
 
 def _lineage(home: Home, run: Run) -> Iterator[tuple[str, str]]:

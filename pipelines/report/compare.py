@@ -6,10 +6,19 @@ from typing import Any
 
 from pipelines.home import Home
 from pipelines.report import evidence
-from pipelines.report.answer import Outcome, outcomes, outcomes_of_other_measures
+from pipelines.report.answer import (
+    Answer,
+    Outcome,
+    answers_of,
+    answers_of_other_measures,
+    confidence_of,
+    headline,
+    outcomes_of,
+)
 from pipelines.report.endings import Beside, FinalMetric, beside_literature, final_metrics, notes_of
 from pipelines.report.evidence import Group
 from pipelines.report.signal import incomplete, nothing_to_learn
+from pipelines.versions import is_experiment
 from storage import Store
 
 
@@ -20,6 +29,8 @@ class RunComparison:
     groups: tuple[Group, ...]
     spec: dict[str, list[Any]]
     """Fields that differ: path -> one value per group."""
+    answers: tuple[Answer, ...]
+    """What may be said of accuracy, on each evaluation set."""
     outcomes: tuple[Outcome, ...]
     """Accuracy on the evaluation sets."""
     other_measures: tuple[Outcome, ...]
@@ -45,6 +56,8 @@ class RunComparison:
         return {
             "groups": groups,
             "spec": self.spec,
+            "answer": headline(self.answers),
+            "verdicts": [answer.to_json() for answer in self.answers],
             "accuracy": [asdict(outcome) for outcome in self.outcomes],
             "measures": [asdict(outcome) for outcome in self.other_measures],
             "literature": [asdict(figure) for figure in self.literature],
@@ -61,10 +74,10 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     """
     groups = _distinct([group for name in names for group in evidence.find_groups(home, name)])
     run_ids = [run.run_id for group in groups for run in group.runs]
-    confidence = groups[0].runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
+    confidence = confidence_of(groups)
     with Store.open(home.root) as store:
-        results = outcomes(groups, evidence.accuracies(store, run_ids), confidence=confidence)
-        others = outcomes_of_other_measures(store, groups, results, confidence=confidence)
+        found = answers_of(home, store, groups, [name for name in names if is_experiment(home, name)])
+        others = answers_of_other_measures(store, groups, found, confidence=confidence)
         literature = beside_literature(home, store, groups)
         curves = evidence.metric_curves(store, run_ids)
     spec = evidence.differences([group.runs[0].spec for group in groups])
@@ -76,8 +89,9 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     return RunComparison(
         groups=tuple(groups),
         spec=spec,
-        outcomes=tuple(results),
-        other_measures=tuple(others),
+        answers=tuple(found),
+        outcomes=tuple(outcomes_of(found)),
+        other_measures=tuple(outcomes_of(others)),
         literature=tuple(literature),
         measures=tuple(metrics),
         notes=tuple(note for note in notes if note),

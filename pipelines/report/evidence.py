@@ -214,6 +214,34 @@ def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict
     return scores
 
 
+def clusters(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """What problems share with others of their set, by dataset and problem; without those that share nothing."""
+    rows = store.query(
+        "SELECT DISTINCT dataset, problem_id, cluster FROM evaluation_samples "
+        "WHERE list_contains(?, run_id) AND cluster IS NOT NULL",
+        [list(run_ids)],
+    ).rows
+    found: dict[str, dict[str, str]] = {}
+    for dataset, problem, cluster in rows:
+        found.setdefault(dataset, {})[problem] = cluster
+    return found
+
+
+def chosen_by(store: Store, groups: Sequence[Group]) -> dict[str, set[str]]:
+    """Models as they are that were chosen on evaluation sets: label -> sets on which no step of training of their run
+    was more accurate, and some were less. The last step is nobody's choice."""
+    found: dict[str, set[str]] = {}
+    for group in groups:
+        path = Path(group.runs[0].spec.get("model", {}).get("path") or "")
+        if group.runs[0].trains or path.parent.name != "weights":
+            continue
+        sets = "SELECT dataset FROM accuracy_curves WHERE run_id = ? AND step = ? AND is_best AND NOT is_last"
+        step = int(path.name.removeprefix("step-"))
+        if names := {name for (name,) in store.query(sets, (path.parent.parent.name, step)).rows}:
+            found[group.label] = names
+    return found
+
+
 def other_measures(
     store: Store, runs: Sequence[Run], steps: Collection[int]
 ) -> dict[str, dict[str, dict[str, dict[int, Scores]]]]:

@@ -14,10 +14,13 @@ from pipelines.report import evidence
 from pipelines.report.answer import (
     Outcome,
     accuracies_by_step,
+    answers_of,
+    answers_of_other_measures,
+    clusters_of,
+    confidence_of,
     left_behind,
     only_these_weights,
-    outcomes,
-    outcomes_of_other_measures,
+    outcomes_of,
 )
 from pipelines.report.curves import accuracy_curves, learning_curves, most_points
 from pipelines.report.distributions import distributions
@@ -38,6 +41,7 @@ from pipelines.report.responses import MOST_CHARACTERS, trained_responses
 from pipelines.report.signal import whole_answer
 from pipelines.unrecorded import why_incomplete
 from pipelines.versions import names_of_others, split_name
+from rpg.statistics.wording import CHOSEN
 from specs.metrics import BY_NAME
 from storage import Store
 
@@ -69,11 +73,12 @@ def write_experiment_report(home: Home, experiment: str, path: Path | None = Non
 def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     run_ids = [run.run_id for run in runs]
-    confidence = runs[0].spec.get("evaluation", {}).get("confidence", 0.95)
+    confidence = confidence_of(groups)
     with Store.open(home.root) as store:
         evaluated = evidence.accuracies(store, run_ids)
-        results = outcomes(groups, evaluated, confidence=confidence)
-        others = outcomes_of_other_measures(store, groups, results, confidence=confidence) if len(runs) > 1 else []
+        found = answers_of(home, store, groups, [name] if kind == "experiment" else [], evaluated)
+        results = outcomes_of(found)
+        others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
         curves = evidence.metric_curves(store, run_ids)
         drawn = drawn_groups(groups, results)
         marks = step_marks(store, drawn, curves)
@@ -84,7 +89,8 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         trained = trained_responses(store, home, runs)
         literature = beside_literature(home, store, groups)
         unread = store.query("SELECT 1").warnings
-    on_the_way = accuracy_curves(accuracies_by_step(groups, evaluated, confidence=confidence), drawn, marks)
+    by_step = accuracies_by_step(groups, evaluated, confidence=confidence, clusters=clusters_of(found))
+    on_the_way = accuracy_curves(by_step, drawn, marks)
     charts, flat = learning_curves(drawn, curves, marks, confidence=confidence)
     colored = [each.group for each in drawn if not each.pale]
     return render(
@@ -93,7 +99,7 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         name=name,
         question=runs[0].question,
         facts=_facts(name, groups) + _other_versions(home, kind, name),
-        answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, results, curves),
+        answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, found, curves),
         method=_method(results, confidence),
         warnings=Listed.of(
             [
@@ -109,9 +115,10 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         outcomes=[result for result in results if result.label in {group.label for group in colored}],
         all_outcomes=Listed.of(results, 200) if len(colored) < len(groups) else None,
         literature=literature,
+        chosen=CHOSEN,
         literature_notes=notes_of(literature),
         many=len(groups) > 1,
-        other_measures=Listed.of(others, 100),
+        other_measures=Listed.of(outcomes_of(others), 100),
         measures=Listed.of(measures, 200),
         endings=_endings(final_metrics(colored, curves, confidence=confidence)) if len(groups) > 1 else {},
         last_steps=LAST_STEPS,
@@ -288,11 +295,9 @@ def _method(results: Sequence[Outcome], confidence: float) -> str:
     if only_these_weights(results):
         return f"Brackets are {level} intervals for these weights on new problems, from {problems} and one seed."
     if first.as_is:
-        together = (
-            "; those of differences are paired by problem and hold together (Dunnett)" if len(results) > 1 else ""
-        )
+        together = "; those of differences are paired by problem and hold together (Tukey)" if len(results) > 1 else ""
         return f"Brackets are {level} intervals for these weights on new problems, from {problems}{together}."
-    together = "; those of differences hold together (Dunnett)" if len(results) > 2 else ""
+    together = "; those of differences hold together (Tukey)" if len(results) > 2 else ""
     return (
         f"Brackets are {level} intervals for new seeds on new problems, from {problems} and {first.num_seeds} seeds,"
         f" paired by problem{together}."

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipelines.home import Home
-from pipelines.report.answer import Outcome, headline, percent
+from pipelines.report.answer import Answer, headline, percent
 from pipelines.report.evidence import Curves, Group
 from pipelines.runs import status_of
 from pipelines.versions import is_experiment, runs_of
@@ -16,7 +16,7 @@ _WITHIN_GROUPS = ("group_mean", "leave_one_out")
 """Baselines of an advantage that is zero where a group's rewards are all equal."""
 
 
-def whole_answer(home: Home, name: str, groups: Sequence[Group], results: Sequence[Outcome], curves: Curves) -> str:
+def whole_answer(home: Home, name: str, groups: Sequence[Group], found: Sequence[Answer], curves: Curves) -> str:
     """The answer in a few sentences.
 
     Args:
@@ -24,9 +24,8 @@ def whole_answer(home: Home, name: str, groups: Sequence[Group], results: Sequen
         curves: of `zero_std_fraction` and `reward/mean`.
     """
     silent = _without_signal(groups, curves)
-    differs = any(result.differs for result in results)
-    told = len(groups) == 1 or differs or len(silent) < len(groups)
-    sentences = [nothing_to_learn(groups, curves), headline(results) if told else "", incomplete(home, name)]
+    told = len(groups) == 1 or any(answer.claims for answer in found) or len(silent) < len(groups)
+    sentences = [nothing_to_learn(groups, curves), headline(found) if told else "", incomplete(home, name)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 

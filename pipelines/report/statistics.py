@@ -5,12 +5,14 @@ from rpg.statistics import (
     THESE_WEIGHTS,
     Interval,
     Spread,
+    Verdict,
     arms_against_first,
     gain_interval,
     mean_interval,
     seed_difference,
     seed_mean,
     spread_of,
+    verdict,
 )
 
 __all__ = [
@@ -18,10 +20,12 @@ __all__ = [
     "THESE_WEIGHTS",
     "Interval",
     "Spread",
+    "Verdict",
     "arms_against_first",
     "gain_interval",
     "mean_interval",
     "seed_difference",
     "seed_mean",
     "spread_of",
+    "verdict",
 ]

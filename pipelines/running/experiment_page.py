@@ -30,6 +30,8 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     lines = [f"# {experiment}", "", *([record["question"], ""] if record.get("question") else [])]
     lines += [f"{len(run_ids)} runs: {counts}", ""]
+    if not {"pending", "running"} & set(statuses):
+        lines += [_answer(home, experiment), ""]
     if set(statuses) != {"pending"}:
         lines += [_report("Report of all runs", home.experiment(experiment), record_url), ""]
     headings = ["run", "status", *varied, "seed" if trains else "model", *datasets, "report"]
@@ -45,6 +47,16 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
         ]
         lines.append(_row(cells))
     return "\n".join(lines)
+
+
+def _answer(home: Home, experiment: str) -> str:
+    """What the runs, which have all ended, say together."""
+    from pipelines.report.answer import answers_of, headline
+    from pipelines.report.evidence import experiment_groups
+
+    groups = experiment_groups(home, experiment)
+    with Store.open(home.root) as store:
+        return f"**{headline(answers_of(home, store, groups, [experiment]))}**"
 
 
 def _accuracies(home: Home, experiment: str) -> dict[str, dict[str, float]]:

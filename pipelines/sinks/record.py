@@ -159,13 +159,13 @@ def read_ending(home: Home, store: Store, run: SentRun) -> Ending:
 
 def _answer(home: Home, store: Store, experiment: str) -> str:
     """The experiment's answer so far, in a few sentences; empty where nothing was evaluated."""
-    from pipelines.report.answer import outcomes
-    from pipelines.report.evidence import accuracies, experiment_groups, metric_curves
+    from pipelines.report.answer import answers_of
+    from pipelines.report.evidence import experiment_groups, metric_curves
     from pipelines.report.signal import whole_answer
 
     groups = experiment_groups(home, experiment)
-    run_ids = [run.run_id for group in groups for run in group.runs]
-    evaluated = accuracies(store, run_ids)
-    if not evaluated:
+    found = answers_of(home, store, groups, [experiment])
+    if not found:
         return ""
-    return whole_answer(home, experiment, groups, outcomes(groups, evaluated), metric_curves(store, run_ids))
+    curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
+    return whole_answer(home, experiment, groups, found, curves)

@@ -1,10 +1,10 @@
 """What a trial's runs are worth: a goal's measure over the seeds, constraints, and what it all cost."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipelines.home import Home
-from pipelines.report.evidence import accuracies, load_run, other_measures
+from pipelines.report.evidence import accuracies, clusters, load_run, other_measures
 from pipelines.report.statistics import Interval, mean_interval, seed_mean
 from pipelines.studies.trials import Score
 from rpg.files import read_json
@@ -89,13 +89,12 @@ def _evaluated(
     else:
         runs = [load_run(home, run_id) for run_id in run_ids]
         scores = other_measures(store, runs, {row[1] for row in rows})[goal.metric][dataset]
-    return mean_interval(_by_problem([scores[run_id][at] for run_id, at in rows]), confidence=confidence)
-
-
-def _by_problem(runs: Sequence[Mapping[str, float]]) -> list[list[float]]:
-    """[seeds, problems], on the problems that all seeds have."""
-    problems = sorted(set.intersection(*(set(run) for run in runs)))
-    return [[run[problem] for problem in problems] for run in runs]
+    of_runs = [scores[run_id][at] for run_id, at in rows]
+    problems = sorted(set.intersection(*(set(run) for run in of_runs)))
+    shared = clusters(store, run_ids).get(dataset)
+    labels = [shared.get(problem, problem) for problem in problems] if shared else None
+    table = [[run[problem] for problem in problems] for run in of_runs]
+    return mean_interval(table, confidence=confidence, clusters=labels)
 
 
 def _trained(store: Store, metric: str, run_ids: Sequence[str], step: int) -> list[float]:

@@ -22,6 +22,7 @@ def study_record(
     status: str,
     seeds: Sequence[int],
     confirming_seeds: Sequence[int],
+    looks: Sequence[int],
     created_at: str,
 ) -> dict[str, Any]:
     """The record of a study.
@@ -31,6 +32,7 @@ def study_record(
         arms: what is confirmed, as far as it is chosen.
         status: searching, confirming, finished, or stopped (by a failure, as on_failure has it).
         seeds, confirming_seeds: of each trial, of each arm.
+        looks: numbers of fresh seeds at which there was an answer.
     """
     study = document.study
     goals = [goal.model_dump(mode="json") for goal in study.targets]
@@ -56,7 +58,9 @@ def study_record(
         "created_at": created_at,
         "updated_at": now(),
         "trials": [_trial(study, trial) for trial in trials],
-        "confirmation": _confirmation(study, arms, units, confirming_seeds) if study.confirm and arms else None,
+        "confirmation": {**_confirmation(study, arms, units, confirming_seeds), "looks": list(looks)}
+        if study.confirm and arms
+        else None,
     }
 
 
@@ -111,5 +115,6 @@ def _unit(unit: Trial) -> dict[str, Any]:
         "state": unit.state,
         "value": unit.values[0] if unit.values else None,
         "reason": unit.about.get("reason", ""),
+        "constraints": unit.about.get("constraints", {}),
         **{name: unit.about.get(name) for name in COSTS},
     }

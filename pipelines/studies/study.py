@@ -532,6 +532,7 @@ class _StudyWorker:
         ended = {(unit.about["arm"], unit.about["seed"]) for unit in units if unit.ended}
         unconfirmed = any((arm.trial, seed) not in ended for arm in arms for seed in self.confirming_seeds)
         status = "searching" if searching else "confirming" if unconfirmed else "finished"
+        looks = self._looks(answered=bool(arms) and not unconfirmed)
         record = study_record(
             self.document,
             trials,
@@ -540,10 +541,24 @@ class _StudyWorker:
             status="stopped" if stopped else status,
             seeds=self.seeds,
             confirming_seeds=self.confirming_seeds,
+            looks=looks,
             created_at=self.storage.storage.get_study_user_attrs(self._search_id)["created_at"],
         )
         write_json(self.home.study(self.study.name) / "study.json", record)
         return record
+
+    def _looks(self, *, answered: bool) -> list[int]:
+        """Numbers of fresh seeds at which the study has given an answer.
+
+        Args:
+            answered: it gives one now.
+        """
+        stored = self.storage.storage
+        before = list(stored.get_study_user_attrs(self._search_id).get("looks", []))
+        looks = sorted({*before, len(self.confirming_seeds)}) if answered else before
+        if looks != before:
+            stored.set_study_user_attr(self._search_id, "looks", looks)
+        return looks
 
     def _begun_line(self, task: Task) -> str:
         from pipelines.report.evidence import show

@@ -30,6 +30,9 @@ class TableSource(Source):
 
     columns: Columns = Columns()
     """Which column holds what."""
+    cluster: str = addition("")
+    """Of an evaluation set: column that names the passage, the theme or the template that a problem shares with others.
+    Intervals are then those of new clusters, not of new problems alone. Empty: every problem is by itself."""
 
     def problem(self, row: dict[str, Any], dataset: str, where: str) -> SourceProblem:
         """The problem that a row holds.
@@ -53,6 +56,7 @@ class TableSource(Source):
             _prompt(values["prompt"], self.columns.prompt, where),
             _answer(_joined(values["answer"]) if self.columns.answer_list else values["answer"], answer, where),
             dataset if origin is None else str(origin),
+            cluster="" if values.get("cluster") is None else str(values["cluster"]),
         )
 
     def columns_to_read(self, schema: Any, where: str) -> list[str]:
@@ -71,7 +75,7 @@ class TableSource(Source):
     def _chosen(self) -> dict[str, str]:
         """Role -> column, those that are in use."""
         columns = self.columns.model_dump(include={"prompt", "answer", "data_source"})
-        return {role: column for role, column in columns.items() if column}
+        return {role: column for role, column in {**columns, "cluster": self.cluster}.items() if column}
 
 
 class MissingColumnError(LookupError):
@@ -92,12 +96,14 @@ def missing(column: str, role: str, known: Sequence[str], where: str) -> Issue:
     """No such column: which there are, and the nearest."""
     inside = next((name for name in known if name.split(".")[-1] == column.split(".")[-1]), "")
     hint = f"did you mean `{inside}`?" if inside else nearest(column, known)
+    path = ("cluster",) if role == "cluster" else ("columns", role)
+    setting = "cluster: ..." if role == "cluster" else f"columns: {{{role}: ...}}"
     return Issue(
         f"{where} has no column `{column}`",
-        path=("columns", role),
+        path=path,
         given=column,
         allowed=", ".join(known),
-        hint=hint or f"say which column holds the {role}: `columns: {{{role}: ...}}`",
+        hint=hint or f"say which column holds the {role}: `{setting}`",
     )
 
 

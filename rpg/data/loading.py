@@ -21,7 +21,14 @@ def load_problems(data_dir: Path, split: Literal["train", "evaluation"], tokeniz
     """
     rows = pq.read_table(data_dir / f"{split}.parquet").to_pylist()
     problems = [
-        Problem(row["problem_id"], prompt, row["answer"], row["dataset"], metadata.load(row["metadata"]))
+        Problem(
+            row["problem_id"],
+            prompt,
+            row["answer"],
+            row["dataset"],
+            metadata.load(row["metadata"]),
+            row.get("cluster", ""),
+        )
         for row, prompt in zip(rows, rendered([row["prompt"] for row in rows], tokenizer, data), strict=True)
     ]
     lengths = [len(ids) for ids in encode_prompts(tokenizer, [problem.prompt for problem in problems], data)]

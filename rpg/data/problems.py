@@ -22,6 +22,8 @@ class SourceProblem:
     """What a template may show as {metadata.NAME}."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """What the scorer needs."""
+    cluster: str = ""
+    """Name of what it shares with other problems of its set; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class StagedProblem:
     answer: str
     dataset: str
     metadata: dict[str, Any]
+    cluster: str = ""
+    """Name of what it shares with other problems of its set; empty: nothing."""
     text: str = ""
     """As its source has it, without the spec's own template; is not published."""
 

@@ -19,7 +19,8 @@ def staged(problem: SourceProblem, prompt: TemplatePrompt | ChatPrompt) -> Stage
         rendered, content = json.dumps(_messages(problem, prompt), ensure_ascii=False), text
     else:
         rendered = content = _fill(prompt.template, problem)
-    return StagedProblem(content_id(content), rendered, problem.answer, problem.dataset, problem.metadata, text)
+    known = (problem.answer, problem.dataset, problem.metadata, problem.cluster)
+    return StagedProblem(content_id(content), rendered, *known, text)
 
 
 def _messages(problem: SourceProblem, prompt: ChatPrompt) -> list[Message]:

@@ -18,6 +18,7 @@ from specs.schema.data import Data, Source
 
 SPLITS = ("train", "evaluation")
 SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "answer", "dataset", "metadata")])
+"""Of a split without clusters; with some it has the column `cluster` too."""
 
 
 QUESTIONS = "questions"
@@ -211,7 +212,10 @@ def _write(problems: list[StagedProblem], file: FilePath) -> None:
         [problem.dataset for problem in problems],
         [metadata.dump(problem.metadata) for problem in problems],
     ]
-    pq.write_table(pa.table(columns, schema=SCHEMA), file)
+    table = pa.table(columns, schema=SCHEMA)
+    if any(problem.cluster for problem in problems):
+        table = table.append_column("cluster", pa.array([problem.cluster for problem in problems], pa.string()))
+    pq.write_table(table, file)
 
 
 def _summary(sets: dict[str, list[StagedSet]]) -> dict[str, object]:

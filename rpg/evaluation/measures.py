@@ -31,7 +31,12 @@ class EvaluationMeasure:
 
 
 def measures(
-    correct: Correct, votes: Sequence[Sequence[Hashable | None]], *, confidence: float, seed: int
+    correct: Correct,
+    votes: Sequence[Sequence[Hashable | None]],
+    *,
+    confidence: float,
+    seed: int,
+    clusters: Sequence[object] | None = None,
 ) -> list[EvaluationMeasure]:
     """Every measure of one checkpoint on one set: mean@n, and pass@k and maj@k for k = 1, 2, 4, ... and n.
 
@@ -40,17 +45,20 @@ def measures(
         votes: what each response answers, the same shape; None abstains.
         confidence: level of the intervals, in (0, 1).
         seed: of the subsets of maj@k where there are too many to take all.
+        clusters: a label for each problem; problems of one cluster are not independent.
     """
     num_samples = correct.shape[1]
     tables = {f"mean@{num_samples}": mean_at_k(correct)}
     tables |= {f"pass@{k}": pass_at_k(correct, k) for k in sizes(num_samples)}
     tables |= {f"maj@{k}": majority_at_k(correct, votes, k, seed=seed) for k in sizes(num_samples)}
-    return [_measure(metric, values, confidence) for metric, values in tables.items()]
+    return [_measure(metric, values, confidence, clusters) for metric, values in tables.items()]
 
 
-def _measure(metric: str, values: PerProblem, confidence: float) -> EvaluationMeasure:
+def _measure(
+    metric: str, values: PerProblem, confidence: float, clusters: Sequence[object] | None
+) -> EvaluationMeasure:
     """The mean over problems; its interval is for these weights on new problems."""
-    interval = mean_interval(values, confidence=confidence)
+    interval = mean_interval(values, confidence=confidence, clusters=clusters)
     return EvaluationMeasure(metric, interval.value, interval.low, interval.high)
 
 

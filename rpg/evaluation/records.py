@@ -49,7 +49,10 @@ class Recorder:
             groups = [group for group in answered if group[0].problem.dataset == dataset]
             correct = np.array([[each.score.correct for each in group] for group in groups])
             votes = [[each.score.extracted for each in group] for group in groups]
-            measured = measures(correct, votes, confidence=self.spec.confidence, seed=self.spec.seed)
+            problems = [group[0].problem for group in groups]
+            named = any(each.cluster for each in problems)
+            clusters = [each.cluster or each.problem_id for each in problems] if named else None
+            measured = measures(correct, votes, confidence=self.spec.confidence, seed=self.spec.seed, clusters=clusters)
             self.writer.rows(self._sample(step, each) for group in groups for each in group)
             self.writer.rows(self._measure(step, dataset, len(groups), each) for each in measured)
             means = mean_at_k(correct).tolist()
@@ -90,6 +93,7 @@ class Recorder:
             finish_reason=answered.finish_reason,
             reward_error=score.error,
             attempt=self.attempt,
+            cluster=problem.cluster or None,
         )
 
 

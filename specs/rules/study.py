@@ -25,6 +25,8 @@ from specs.study_space import candidates, num_candidates, num_combinations
 
 EVALUATED = re.compile(r"(mean|pass|maj)@[1-9][0-9]{0,3}")
 """What an evaluation measures; other measures are training metrics."""
+LEAST_CAUTIOUS, WELL_CAUTIOUS = 3, 5
+"""Seeds of a trial below which `lower_bound` is refused, and advised against."""
 LEARNS_FROM_FINISHED = ("gp", "cma", "nsga2")
 """Samplers that take no notice of pruned trials (Optuna 5.0)."""
 NEEDS_ONE_SPACE = ("gp", "cma", "nsga2", "qmc")
@@ -36,9 +38,21 @@ def issues_of(study: Study, experiment: Experiment) -> list[Issue]:
     return [issue for rule in RULES for issue in rule(study, experiment)]
 
 
-def warnings_of(study: Study) -> list[Issue]:
-    """What the study says without effect; each names the knob."""
-    return [issue for rule in IDLE_KNOBS for issue in rule(study)]
+def warnings_of(study: Study, experiment: Experiment) -> list[Issue]:
+    """What the study says without effect, each naming the knob, and what it is advised against."""
+    return [*(issue for rule in IDLE_KNOBS for issue in rule(study)), *_few_seeds(study, experiment)]
+
+
+def _few_seeds(study: Study, experiment: Experiment) -> Iterator[Issue]:
+    seeds = _num_seeds(study, experiment)
+    for index, goal in enumerate(study.targets):
+        if goal.over_seeds == "lower_bound" and LEAST_CAUTIOUS <= seeds < WELL_CAUTIOUS:
+            yield Issue(
+                "is mostly luck with so few seeds",
+                (*(("goal",) if study.goal else ("goals", index)), "over_seeds"),
+                f"lower_bound with {seeds} seeds per trial",
+                hint=f"take the mean, or {WELL_CAUTIOUS} seeds",
+            )
 
 
 def _matrix(_: Study, experiment: Experiment) -> Iterator[Issue]:
@@ -54,13 +68,16 @@ def _goals(study: Study, experiment: Experiment) -> Iterator[Issue]:
         yield from _measured(place, goal, experiment)
         if index in again:
             yield Issue("is a goal already", (*place, "metric"), _named(goal), hint="keep one of the two")
-        if goal.over_seeds == "lower_bound" and _num_seeds(study, experiment) == 1:
+        seeds = _num_seeds(study, experiment)
+        if goal.over_seeds == "lower_bound" and seeds < LEAST_CAUTIOUS:
             yield Issue(
-                "one seed has no interval over seeds",
+                "one seed has no interval over seeds"
+                if seeds == 1
+                else "the interval of two seeds is luck: a search by it finds worse values than one by the mean",
                 (*place, "over_seeds"),
-                "lower_bound with 1 seed per trial",
+                f"lower_bound with {seeds} seed{'s' * (seeds > 1)} per trial",
                 "mean",
-                "give the trials 2 seeds or more: overrides: {seeds: [0, 1]}, seeds_per_trial: 2",
+                f"give the trials {WELL_CAUTIOUS} seeds: overrides: {{seeds: [0, 1, 2, 3, 4]}}, seeds_per_trial: 5",
             )
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,13 @@ def record_run(
     status: str = "finished",
     experiment: str = "sums",
     on_the_way: Mapping[int, float] | None = None,
+    clusters: int = 0,
 ) -> str:
-    """One finished run whose accuracy moves from `before` to `after`, about; `on_the_way`: at steps between."""
+    """One finished run whose accuracy moves from `before` to `after`, about; `on_the_way`: at steps between.
+
+    Args:
+        clusters: that the problems belong to; 0: none.
+    """
     directory, cell = home.run(run_id), dict(values or {})
     spec = json.loads(json.dumps(SPEC)) | {"seeds": [seed], "name": experiment}
     for path, value in cell.items():
@@ -59,7 +65,7 @@ def record_run(
     write(directory / "attempts/0001.json", {"attempt": 1, "resumed_from_step": 0, "started_at": START.isoformat()})
     rng = np.random.default_rng([seed, *map(ord, run_id)])
     _training(directory, run_id, steps, before, after, rng)
-    _evaluation(directory, run_id, problems, {0: before, **(on_the_way or {}), steps: after}, rng)
+    _evaluation(directory, run_id, problems, {0: before, **(on_the_way or {}), steps: after}, rng, clusters)
     return run_id
 
 
@@ -211,13 +217,16 @@ def _training(directory: Path, run_id: str, steps: int, low: float, high: float,
 
 
 def _evaluation(
-    directory: Path, run_id: str, problems: int, levels: Mapping[int, float], rng: np.random.Generator
+    directory: Path, run_id: str, problems: int, levels: Mapping[int, float], rng: np.random.Generator, clusters: int
 ) -> None:
     writer = SegmentWriter(directory / "evaluate" / FINGERPRINT[:16], run_id, 1)
     difficulty = np.random.default_rng(0).normal(0, 0.2, problems)
     for step, level in levels.items():
         samples = [
-            _sample(run_id, step, problem, sample, bool(rng.random() < level + difficulty[problem]))
+            replace(
+                _sample(run_id, step, problem, sample, bool(rng.random() < level + difficulty[problem])),
+                cluster=f"passage {problem % clusters}" if clusters else None,
+            )
             for problem in range(problems)
             for sample in range(8)
         ]

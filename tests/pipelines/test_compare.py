@@ -11,7 +11,7 @@ from pipelines.cli import app
 from pipelines.home import Home
 from pipelines.report import write_experiment_report
 from pipelines.report.compare import compare
-from pipelines.report.statistics import THESE_WEIGHTS, arms_against_first, mean_interval, spread_of
+from pipelines.report.statistics import THESE_WEIGHTS, mean_interval, spread_of, verdict
 from pipelines.runs import NoSuchRunError
 from rpg.recording.segments import SegmentWriter
 from specs.records import MetricRow
@@ -69,13 +69,13 @@ def test_groups_without_a_signal_are_told_with_what_to_change_instead_of_that_no
     assert told in CliRunner().invoke(app, ["compare", "sums"]).stdout
     page = write_experiment_report(home, "sums").read_text()
     assert told in page
-    assert "no cell differs" in page
+    assert "do not differ measurably" in page
     for run_id in other:
         record_metrics(home, run_id, zero_std_fraction=1.0)
     page = write_experiment_report(home, "sums").read_text()
     assert "There was nothing to learn from: in 99.5 % of the groups" in page
     assert "take easier problems, a warm_up" in page
-    assert "no cell differs" not in page
+    assert "differ measurably" not in page
 
 
 def test_a_baseline_over_the_batch_learns_from_groups_of_equal_rewards(tmp_path: Path) -> None:
@@ -160,6 +160,7 @@ def test_one_seed_a_group_marks_no_difference_and_says_that_it_cannot_tell(
     several = CliRunner().invoke(app, ["compare", "sums"]).stdout
     assert "One seed cannot tell" not in several
     assert several.count("] *") == 1
+    assert "On two-terms at step 60: objective.clip.high 0.28 is best: " in several
 
 
 def test_pass_and_majority_have_the_intervals_of_their_scores_by_seed_and_problem(home: Home) -> None:
@@ -178,7 +179,7 @@ def test_pass_and_majority_have_the_intervals_of_their_scores_by_seed_and_proble
     narrow, wide = comparison.other_measures[:2]
     expected = mean_interval(scores[0], spread=spread_of(list(scores)))
     assert (narrow.after.low, narrow.after.high) == pytest.approx((expected.low, expected.high))
-    (difference,) = arms_against_first(list(scores))
+    difference = verdict({"narrow": scores[0], "wide": scores[1]}).over("wide", "narrow")
     assert wide.against_first is not None
     assert (wide.against_first.low, wide.against_first.high) == pytest.approx((difference.low, difference.high))
     assert narrow.gain is not None
@@ -279,6 +280,7 @@ def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, mon
     monkeypatch.setenv("RPG_HOME", str(home.root))
     shown = CliRunner().invoke(app, ["compare", "sums"]).stdout
     assert re.search(rf"last checkpoint two-terms, ours +{rpg.last:.4f} +{dapo.last:.4f} +- *\n", shown)
+    assert "best checkpoint two-terms, ours (chosen on these problems: flatters itself)" in shown
     assert re.search(r"best checkpoint two-terms, theirs +0.4531 +0.4479 +- *\n", shown)
     assert "Theirs: A paper, Table 5 (mean@32)." in shown
     assert "Ours: mean@8." in shown
@@ -287,6 +289,7 @@ def test_the_accuracies_that_others_report_stand_beside_ours(tmp_path: Path, mon
     cells = re.findall(r'<td class="number(?: theirs)?">([\d.]+ %)</td>', page.split("Beside the literature")[1])
     assert cells[:4] == [f"{100 * share:.1f} %" for share in (rpg.last, 0.4458, rpg.best, 0.4531)]
     assert "A misprint." in page
+    assert "best checkpoint<br><small>chosen on these problems: flatters itself</small>" in page
 
 
 def test_figures_of_others_stand_beside_models_as_they_are_too_and_may_be_written_down_later(

@@ -24,7 +24,7 @@ from recorded_home import (
 
 from pipelines.home import Home
 from pipelines.report import charts, evidence, write_experiment_report, write_run_report
-from pipelines.report.answer import accuracies_by_step, headline, outcomes, points
+from pipelines.report.answer import accuracies_by_step, answers, headline, outcomes_of, points
 from pipelines.report.charts import Line, axis, line_chart, thin
 from pipelines.report.compare import compare
 from pipelines.report.evidence import Group, differences, flatten
@@ -71,7 +71,7 @@ def test_an_experiments_page_answers_first_and_stands_alone(home: Home) -> None:
     page = Page(text)
     assert page.references == []
     assert "url(" not in text
-    assert "On two-terms, objective.clip.high 0.28 is best" in text
+    assert "On two-terms at step 60: objective.clip.high 0.28 is best" in text
     assert text.index("is best") < text.index("<svg")
     assert page.charts == 11  # one of intervals, for a telephone too, and nine learning curves
     assert "Constant throughout: learning_rate 0.0001" in text
@@ -98,7 +98,7 @@ def test_accuracy_on_the_way_is_drawn_over_the_steps_with_its_intervals(tmp_path
         evaluated = evidence.accuracies(store, runs)
     (drawn,) = accuracies_by_step(groups, evaluated)
     assert list(drawn.by_step) == [0, 20, 40, 60]
-    assert drawn.by_step[60] == outcomes(groups, evaluated)[0].after
+    assert drawn.by_step[60] == outcomes_of(answers(groups, evaluated))[0].after
     text = write_experiment_report(home, "sums").read_text()
     *_intervals, chart = re.findall(r'<svg[^>]*aria-label="Accuracy on two-terms".*?</svg>', text, re.S)
     (band,) = re.findall(r'<polygon class="band c0" points="([^"]*)"', chart)
@@ -328,8 +328,8 @@ def test_cells_are_called_by_their_labels_and_each_objective_has_its_certificate
     cells = {"narrow": {"objective.clip.low": 0.1}, "wide": {"objective.clip.low": 0.3}}
     labels = {}
     for label, values in cells.items():
-        for seed in range(2):
-            run_id = record_run(home, f"{label}-s{seed}", seed=seed, values=values, after=0.7 + 0.1 * (label == "wide"))
+        for seed in range(3):
+            run_id = record_run(home, f"{label}-s{seed}", seed=seed, values=values, after=0.6 + 0.2 * (label == "wide"))
             labels[run_id] = label
             objective = parse_objective({"type": "rpg", "clip": {"type": "dual", "low": values["objective.clip.low"]}})
             write(home.run(run_id) / "certificate.json", certify(objective).as_json())
@@ -368,7 +368,7 @@ def test_the_answer_pools_seeds_and_pairs_problems(home: Home) -> None:
     groups = evidence.experiment_groups(home, "sums")
     with Store.open(home.root) as store:
         evaluated = evidence.accuracies(store, [run_id for group in groups for run_id in group.run_ids])
-    narrow, wide = outcomes(groups, evaluated)
+    narrow, wide = outcomes_of(answers(groups, evaluated))
     by_hand = [np.mean(list(evaluated["two-terms"][f"sums-narrow-s{seed}"][60].values())) for seed in range(3)]
     assert narrow.after.value == pytest.approx(np.mean(by_hand))
     assert (narrow.num_seeds, narrow.num_problems, narrow.step) == (3, 60, 60)
@@ -385,11 +385,11 @@ def test_a_change_within_its_interval_is_not_called_one(home: Home) -> None:
     group = Group("g", (evidence.load_run(home, "sums-wide-s0"),))
     scores = {f"p{index}": float(index % 2) for index in range(40)}
     moved = scores | {"p0": 1.0}
-    (result,) = outcomes([group], {"d": {"sums-wide-s0": {0: scores, 5: moved}}})
-    assert headline([result]).startswith("Accuracy on d did not move measurably: 50.0 % to 52.5 %")
+    found = answers([group], {"d": {"sums-wide-s0": {0: scores, 5: moved}}})
+    assert headline(found).startswith("Accuracy on d did not move measurably: 50.0 % to 52.5 %")
     fallen = dict.fromkeys(scores, 0.0)
-    (result,) = outcomes([group], {"d": {"sums-wide-s0": {0: scores, 5: fallen}}})
-    assert headline([result]).startswith("Accuracy on d fell from 50.0 % to 0.0 %, -50.0 points")
+    found = answers([group], {"d": {"sums-wide-s0": {0: scores, 5: fallen}}})
+    assert headline(found).startswith("Accuracy on d fell from 50.0 % to 0.0 %, -50.0 points")
 
 
 def test_a_page_of_cells_with_one_seed_each_claims_nothing(tmp_path: Path) -> None:

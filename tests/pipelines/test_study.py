@@ -306,7 +306,11 @@ def test_a_constraint_that_no_trial_was_measured_by_is_refused(home: Home, tmp_p
 
 def test_a_unit_of_the_confirmation_has_its_mean_where_trials_are_judged_cautiously(home: Home, tmp_path: Path) -> None:
     goal = ("metric: mean@8", "metric: mean@8, over_seeds: lower_bound")
-    confirm = ("trials: 8\n", "trials: 2\nconfirm: {candidates: 1, seeds: 2}\n")
+    confirm = (
+        "trials: 8\n",
+        "trials: 2\nconfirm: {candidates: 1, seeds: 2}\nconstraints: [{metric: kl/reverse, max: 9}]\n"
+        "overrides: {seeds: [0, 1, 2]}\n",
+    )
     record = run_study(load_study_document(write_study(tmp_path / "specs", goal, confirm)), home, Evaluator(home))
     units = [unit for arm in record["confirmation"]["arms"] for unit in arm["units"]]
     with Store.open(home.root) as store:
@@ -315,6 +319,7 @@ def test_a_unit_of_the_confirmation_has_its_mean_where_trials_are_judged_cautiou
     assert len(units) == 4
     for unit in units:
         assert unit["value"] == pytest.approx(accuracies[unit["run_id"]])
+        assert 0 <= unit["constraints"]["kl/reverse"] < 9, "by which the candidates are held against it on fresh seeds"
 
 
 def test_the_journal_is_optunas_own(home: Home, tmp_path: Path) -> None:

@@ -169,10 +169,10 @@ def test_a_confirmed_best_says_so_and_a_better_baseline_too(home: Home, experime
     data = study(SEARCH, experiment=str(experiment), confirmation=confirmation(*arms))
     text = best_spec(home, read_study(home, record(home, data))).text
     assert "trial 2, confirmed: mean@8 on two-terms is 0.6 over 5 fresh seeds." in text
-    data["confirmation"] = confirmation(arms[0], arm(2, [0.6] * 4 + [None]))
+    data["confirmation"] = confirmation(arms[0], arm(2, [0.9] * 4 + [None]))
     data["confirmation"]["arms"][1]["units"][-1]["state"] = "failed"
     text = best_spec(home, read_study(home, record(home, data))).text
-    assert "is 0.6 over 4 fresh seeds." in text
+    assert "no difference from the baseline found: mean@8 on two-terms is 0.72 over 5 fresh seeds, of which 1 f" in text
     data["confirmation"] = confirmation(arms[0], arm(2, [0.3, 0.4, 0.5, 0.6, 0.9]))
     text = best_spec(home, read_study(home, record(home, data))).text
     assert "trial 2, no difference from the baseline found: mean@8 on two-terms is 0.54 over 5 fresh seeds." in text

@@ -337,7 +337,10 @@ def test_a_study_of_an_earlier_version_is_learnt_from(home: Home, tmp_path: Path
     document = study_document(tmp_path / "specs", warm_start={"studies": ["older"]})
     assert foreign_results(document, home) == [Foreign({LOW: 0.2, HIGH: 0.3}, (0.7,))]
     cautious = study_document(
-        tmp_path / "b", goal={**GOAL, "over_seeds": "lower_bound"}, warm_start={"studies": ["older"]}
+        tmp_path / "b",
+        goal={**GOAL, "over_seeds": "lower_bound"},
+        warm_start={"studies": ["older"]},
+        overrides={"seeds": [0, 1, 2]},
     )
     with pytest.raises(SpecError, match="judged by another goal"):
         foreign_results(cautious, home)

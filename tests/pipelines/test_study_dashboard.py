@@ -27,7 +27,7 @@ def test_the_markdown_has_the_answer_the_counts_and_the_best_trials_first(tmp_pa
 def test_the_markdown_of_a_confirmed_study_has_its_arms(tmp_path: Path) -> None:
     arms = arm(0, [0.5, 0.51, 0.5, 0.51, 0.5]), arm(1, [0.6, 0.61, 0.6, 0.61, 0.6])
     text = study_markdown(Home(tmp_path), StudyRecord.of(study([trial(0, 0.5)], confirmation=confirmation(*arms))))
-    assert "Trial 1 is better than the baseline" in text
+    assert "trial 1 is best: 0.604, +0.1 [" in text
     assert "| trial 1 | 60.4 %" in text
 
 

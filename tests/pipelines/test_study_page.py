@@ -34,10 +34,10 @@ from pipelines.home import Home
 from pipelines.report.charts import Axis
 from pipelines.report.compare import compare
 from pipelines.report.dots import Dot, Scale, dot_chart, smoothed, surface_chart
-from pipelines.studies.answers.answer import answer
+from pipelines.studies.answers.answer import answer, standing
 from pipelines.studies.answers.importances import importances, num_best
 from pipelines.studies.answers.report import MOST_TRIALS, shown_trials, write_study_report
-from pipelines.studies.answers.results import StudyRecord
+from pipelines.studies.answers.results import StudyRecord, best_of
 from specs import SpecError
 
 SEARCH = [trial(0, 0.5), trial(1, 0.6), trial(2, 0.7), trial(3, 0.65)]
@@ -101,9 +101,9 @@ def test_a_confirmed_winner_is_claimed_with_its_interval(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75), confirmed_arm(home, 3, 0.52)
     data = study(SEARCH, confirmation=confirmation(*arms))
     conclusion = answer(home, StudyRecord.of(data))
-    gap = r"\+2\d\.\d points \[\+[12]\d\.\d, \+[23]\d\.\d\]"
-    claim = f"Trial 2 is better than the baseline by {gap} in mean@8 on two-terms on 5 fresh seeds"
-    assert re.match(claim + r" \(7\d\.\d % against [45]\d\.\d %\): objective", conclusion.sentence), conclusion.sentence
+    claim = r"On 5 fresh seeds, mean@8 on two-terms: trial 2 is best: 7\d\.\d %, better than each of the other 2; "
+    gap = r"\+2\d\.\d points \[\+[12]\d\.\d, \+[23]\d\.\d\] against trial 3, the nearest\. Trial 2: objective"
+    assert re.match(claim + gap, conclusion.sentence), conclusion.sentence
     assert [result.arm.label for result in conclusion.arms] == ["baseline", "trial 2", "trial 3"]
     assert conclusion.arms[0].against_baseline is None
     assert conclusion.arms[2].against_baseline is not None
@@ -116,16 +116,15 @@ def test_a_confirmed_winner_is_claimed_with_its_interval(home: Home) -> None:
 def test_equal_arms_end_with_no_difference(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.6), confirmed_arm(home, 2, 0.6)
     text = page_of(home, study(SEARCH, confirmation=confirmation(*arms)))
-    assert "No difference found: the candidate came out" in text
+    assert "baseline and trial 2 do not differ measurably: " in text
     assert "better than" not in text
 
 
 def test_a_baseline_that_is_better_than_every_candidate_is_said_to_be(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.75), confirmed_arm(home, 2, 0.5)
     sentence = sentence_of(home, study(SEARCH, confirmation=confirmation(*arms)))
-    assert sentence.startswith(
-        "The experiment's own values are better than every candidate: the best of them came out -2"
-    )
+    assert sentence.startswith("On 5 fresh seeds, mean@8 on two-terms: baseline is best: 7")
+    assert "objective.clip.low" not in sentence
 
 
 def test_a_goal_to_minimize_is_better_where_it_is_lower(home: Home) -> None:
@@ -134,17 +133,18 @@ def test_a_goal_to_minimize_is_better_where_it_is_lower(home: Home) -> None:
     arms = [arm(number, row) for number, row in zip((0, 2, 3), values, strict=True)]
     data = study(SEARCH, goals=[goal], confirmation=confirmation(*arms, dataset=""))
     sentence = sentence_of(home, data)
-    assert sentence.startswith("Trial 2 is better than the baseline by -0.005 [-0.0059")
-    assert "in kl/reverse on 5 fresh seeds (0.0054 against 0.0104)" in sentence
+    assert sentence.startswith(
+        "On 5 fresh seeds, kl/reverse: trial 2 is best: 0.0054, better than each of the other 2;"
+    )
+    assert "-0.005 [-0.0059" in sentence
 
 
 def test_pass_at_k_is_compared_over_seeds_and_problems(home: Home) -> None:
     arms = confirmed_arm(home, 0, 0.4), confirmed_arm(home, 2, 0.7)
     goal = GOAL | {"metric": "pass@4"}
     conclusion = answer(home, StudyRecord.of(study(SEARCH, goals=[goal], confirmation=confirmation(*arms))))
-    assert conclusion.sentence.startswith("Trial 2 is better than the baseline by +")
+    assert conclusion.sentence.startswith("On 5 fresh seeds, pass@4 on two-terms: trial 2 is best: 9")
     assert "points" in conclusion.sentence
-    assert "in pass@4 on two-terms" in conclusion.sentence
     # 1 - (1 - p)^4 is well above p: the values are those of the samples, not the mean@8 of the record.
     assert conclusion.arms[1].mean.value > 0.85
 
@@ -159,17 +159,83 @@ def test_a_confirmation_that_is_not_complete_says_so_and_claims_nothing(home: Ho
 
 def test_runs_of_the_confirmation_that_failed_are_told(home: Home) -> None:
     whole, broken = confirmed_arm(home, 0, 0.6), confirmed_arm(home, 2, 0.6)
-    broken["units"][0] |= {"state": "failed", "value": None, "reason": "diverged"}
+    lose(broken, 1)
     note = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(whole, broken)))).note
-    assert "1 of its 10 runs failed; the intervals are of the others." in note
-    for unit in broken["units"]:
-        unit |= {"state": "failed", "value": None}
+    assert "1 of its 10 runs failed (trial 2: 100), and count with 0.0 %." in note
+    for arm_of in (whole, broken):
+        lose(arm_of, 5)
     conclusion = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(whole, broken))))
     assert (
         conclusion.note
         == "The confirmation failed: the baseline or every candidate has fewer than two runs with a value."
     )
     assert conclusion.sentence.startswith("Candidate:")
+
+
+def lose(arm_of: dict[str, Any], seeds: int) -> None:
+    """The first seeds of an arm failed."""
+    for unit in arm_of["units"][:seeds]:
+        unit |= {"state": "failed", "value": None, "reason": "diverged"}
+
+
+def test_a_candidate_that_diverged_on_most_fresh_seeds_is_not_better(home: Home) -> None:
+    whole, broken = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.7)
+    data = study(SEARCH, confirmation=confirmation(whole, broken))
+    assert "trial 2 is best" in sentence_of(home, data)
+    lose(broken, 3)
+    data = study(SEARCH, confirmation=confirmation(whole, broken))
+    conclusion = answer(home, StudyRecord.of(data))
+    assert "is best" not in conclusion.sentence
+    assert "trial 2 lost 3 of its 5 seeds, counted as 0.0 %." in conclusion.sentence
+    assert conclusion.arms[1].mean.value < 0.4
+    best = best_of(StudyRecord.of(data))
+    assert best is not None
+    assert best.baseline
+    assert standing(home, StudyRecord.of(data), best) == "no difference"
+
+
+def test_of_a_training_metric_nothing_is_claimed_where_seeds_failed(home: Home) -> None:
+    rows = [0.010, 0.011, 0.010, 0.011, 0.010], [0.001, 0.001, 0.001, 0.001, 0.001], [0.005, 0.006, 0.005, 0.006, 0.005]
+    arms = [arm(number, row) for number, row in zip((0, 2, 3), rows, strict=True)]
+    lose(arms[1], 2)
+    data = study(SEARCH, goals=[KL_GOAL], confirmation=confirmation(*arms, dataset=""))
+    conclusion = answer(home, StudyRecord.of(data))
+    assert conclusion.sentence.startswith("On 5 fresh seeds, kl/reverse: trial 3 is best: 0.0054, -0.005 [")
+    assert "Trial 2 lost 2 of its 5 seeds, and kl/reverse has no worst value" in conclusion.sentence
+    assert conclusion.arms[1].against_baseline is None
+    best = best_of(StudyRecord.of(data))
+    assert best is not None
+    assert best.trial == 3
+
+
+def test_a_candidate_that_breaks_a_constraint_on_fresh_seeds_is_neither_best_nor_confirmed(home: Home) -> None:
+    arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.75), confirmed_arm(home, 3, 0.52)
+    for arm_of, divergence in zip(arms, (0.01, 0.3, 0.02), strict=True):
+        for unit in arm_of["units"]:
+            unit["constraints"] = {"kl/reverse": divergence}
+    bound = {"metric": "kl/reverse", "dataset": "", "max": 0.05, "min": None}
+    data = study(SEARCH, constraints=[bound], confirmation=confirmation(*arms))
+    conclusion = answer(home, StudyRecord.of(data))
+    assert "Trial 2 breaks the constraint kl/reverse at most 0.05: 0.3 on fresh seeds." in conclusion.sentence
+    assert "trial 2 is best" not in conclusion.sentence
+    assert not conclusion.arms[1].differs
+    best = best_of(StudyRecord.of(data))
+    assert best is not None
+    assert best.trial != 2
+    assert "breaks kl/reverse at most 0.05: 0.3" in page_of(home, data)
+    free = answer(home, StudyRecord.of(data | {"constraints": []}))
+    assert "trial 2 is best" in free.sentence
+
+
+def test_an_answer_at_fewer_fresh_seeds_makes_the_next_one_more_careful(home: Home) -> None:
+    arms = confirmed_arm(home, 0, 0.5), confirmed_arm(home, 2, 0.7)
+    first = answer(home, StudyRecord.of(study(SEARCH, confirmation=confirmation(*arms))))
+    asked = confirmation(*arms) | {"looks": [2, 3, 4]}
+    later = answer(home, StudyRecord.of(study(SEARCH, confirmation=asked)))
+    gaps = [found.arms[1].against_baseline for found in (first, later)]
+    widths = [gap.high - gap.low for gap in gaps if gap]
+    assert widths[1] > 1.3 * widths[0]
+    assert "It was asked before at 2, 3 and 4 seeds" in later.sentence
 
 
 def test_pruned_trials_stand_apart_with_their_reasons_and_what_they_saved(home: Home) -> None:

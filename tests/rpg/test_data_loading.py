@@ -1,5 +1,7 @@
 """Published problems as a model is asked them."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,9 +11,13 @@ from transformers import PreTrainedTokenizerFast
 
 from rpg.base.tokenization import make_tokenizer
 from rpg.data.loading import encode_prompts, load_problems
-from rpg.data.staging import SCHEMA
+from rpg.data.staging import SCHEMA, stage
+from rpg.evaluation.records import Answered, Recorder
+from rpg.recording.segments import SegmentWriter
+from rpg.rewards import Score
 from specs.errors import Issue, SpecError
 from specs.schema.data import ChatPrompt, Data
+from specs.schema.evaluation import Evaluation
 from specs.schema.model import ByteTokenizer
 
 TEMPLATE = (
@@ -112,3 +118,32 @@ def test_special_tokens_are_added_to_plain_text_only(tokenizer: PreTrainedTokeni
     (plain,) = encode_prompts(tokenizer, ["a"], data())
     (chat,) = encode_prompts(tokenizer, ["a"], data(10, ChatPrompt()))
     assert plain == [end, *chat]
+
+
+def test_the_cluster_of_a_problem_goes_from_its_column_through_the_stage_into_the_record(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = [{"prompt": f"{n} + 1", "answer": n + 1, "theme": "even" if n % 2 else "odd"} for n in range(4)]
+    (tmp_path / "held-out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "train.jsonl").write_text('{"prompt": "9 + 9", "answer": 18}\n')
+    common = {"source": "jsonl", "columns": {"answer": "answer"}}
+    sets = Data.model_validate(
+        {
+            "train": [{**common, "path": str(tmp_path / "train.jsonl")}],
+            "evaluation": [{**common, "path": str(tmp_path / "held-out.jsonl"), "cluster": "theme"}],
+        }
+    )
+    stage(sets, tmp_path)
+    assert pq.read_schema(tmp_path / "train.parquet").names == SCHEMA.names, "as it was before clusters had names"
+    problems = load_problems(tmp_path, "evaluation", tokenizer, sets)
+    assert [problem.cluster for problem in problems] == ["odd", "even", "odd", "even"]
+    writer = SegmentWriter(tmp_path, "run", 1)
+    recorder = Recorder(writer, Evaluation(samples_per_problem=1), "run", "f" * 64)
+    answered = [[Answered(each, 0, "x", 1, "stop", Score(float(n < 2), n < 2))] for n, each in enumerate(problems)]
+    (told,) = recorder.record(1, answered)
+    writer.flush()
+    (segment,) = (tmp_path / "segments/evaluation_samples").glob("*.parquet")
+    assert pq.read_table(segment)["cluster"].to_pylist() == ["odd", "even", "odd", "even"]
+    (alone,) = recorder.record(2, [[replace(each, problem=replace(each.problem, cluster=""))] for (each,) in answered])
+    ends = [each["metrics"]["mean@1"]["ci_high"] - each["metrics"]["mean@1"]["ci_low"] for each in (told, alone)]
+    assert ends[0] > ends[1]

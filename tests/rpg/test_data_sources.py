@@ -283,3 +283,24 @@ def test_reasoning_gym_settings_that_contradict_each_other() -> None:
         path=("config",),
         given="min_terms: 5, max_terms: 2",
     )
+
+
+def test_a_column_may_name_the_cluster_that_a_problem_belongs_to(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n} + 1", "answer": n + 1, "about": {"passage": n // 2}} for n in range(3)]
+    fields = {"columns": {"answer": "answer"}, "cluster": "about.passage"}
+    for source, file in (
+        ("parquet", parquet(tmp_path / "a.parquet", *rows)),
+        ("jsonl", jsonl(tmp_path / "a.jsonl", *rows)),
+    ):
+        problems = read(source=source, path=str(file), **fields)
+        assert [problem.cluster for problem in problems] == ["0", "0", "1"]
+    issue = wrong(source="jsonl", path=str(file), columns={"answer": "answer"}, cluster="theme")
+    assert issue.path == ("cluster",)
+    assert issue.hint == "say which column holds the cluster: `cluster: ...`"
+
+
+def test_a_set_without_clusters_is_identified_as_it_was() -> None:
+    plain = Source.model_validate({"source": "jsonl", "path": "/data/a.jsonl"}).identity()
+    named = Source.model_validate({"source": "jsonl", "path": "/data/a.jsonl", "cluster": "theme"}).identity()
+    assert "cluster" not in plain
+    assert named == plain | {"cluster": "theme"}

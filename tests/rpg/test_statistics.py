@@ -8,26 +8,33 @@ import pytest
 from scipy import stats
 
 from pipelines.report import statistics as answers
-from rpg import statistics
 from rpg.statistics import (
     NEW_SEEDS,
     THESE_WEIGHTS,
+    Interval,
     arms_against_first,
+    comparison,
+    factors,
     gain_interval,
+    intervals,
     mean_interval,
     seed_difference,
     seed_mean,
     spread_of,
+    variance,
+    verdict,
 )
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(statistics).failed == 0
+    for module in (comparison, factors, intervals, variance):
+        assert doctest.testmod(module).failed == 0
 
 
 def test_reports_and_notebooks_have_the_same_intervals_as_evaluation() -> None:
     assert answers.mean_interval is mean_interval
     assert answers.arms_against_first is arms_against_first
+    assert answers.verdict is verdict
 
 
 def test_a_gain_that_every_problem_shows_alike_has_the_width_of_one_problem_more() -> None:
@@ -145,7 +152,7 @@ def test_the_interval_of_a_share_stays_within_0_and_1_and_says_more_than_the_tab
 
 
 def test_one_problem_says_nothing_of_others() -> None:
-    assert mean_interval([0.5]) == statistics.Interval(0.5, 0.0, 1.0, THESE_WEIGHTS)
+    assert mean_interval([0.5]) == Interval(0.5, 0.0, 1.0, THESE_WEIGHTS)
 
 
 def test_the_level_of_the_interval_is_obeyed() -> None:
@@ -162,7 +169,7 @@ def test_the_difference_of_two_arms_pairs_problems_and_not_seeds() -> None:
 
 @pytest.mark.parametrize(("count", "freedom"), [(2, 5.0), (5, 20.0), (9, math.inf)])
 def test_several_arms_get_dunnetts_factor(count: int, freedom: float) -> None:
-    factor = statistics._dunnett(count, freedom, 0.95)
+    factor = factors.dunnett(count, freedom, 0.95)
     shape, ends = np.full((count, count), 0.5) + 0.5 * np.eye(count), np.full(count, factor)
     if math.isinf(freedom):
         inside = stats.multivariate_normal(cov=shape).cdf(ends, lower_limit=-ends, rng=np.random.default_rng(0))

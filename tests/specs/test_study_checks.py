@@ -89,7 +89,15 @@ def test_a_study_with_everything_is_read_without_a_word():
             "spec.yaml:7: goal.over_seeds: one seed has no interval over seeds\n"
             "    7 | goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\n"
             "  given: lower_bound with 1 seed per trial    allowed: mean\n"
-            "  hint: give the trials 2 seeds or more: overrides: {seeds: [0, 1]}, seeds_per_trial: 2\n",
+            "  hint: give the trials 5 seeds: overrides: {seeds: [0, 1, 2, 3, 4]}, seeds_per_trial: 5\n",
+        ),
+        (
+            "goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\nseeds_per_trial: 2\n",
+            "spec.yaml:7: goal.over_seeds: the interval of two seeds is luck: a search by it finds worse values than"
+            " one by the mean\n"
+            "    7 | goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\n"
+            "  given: lower_bound with 2 seeds per trial    allowed: mean\n"
+            "  hint: give the trials 5 seeds: overrides: {seeds: [0, 1, 2, 3, 4]}, seeds_per_trial: 5\n",
         ),
         (
             GOAL + "seeds_per_trial: 4\n",
@@ -259,6 +267,12 @@ def test_samplers_that_take_several_goals(sampler):
             GOAL + "confirm: {candidates: 20}\n" + TRIALS,
             "spec.yaml:8: confirm.candidates: every trial is confirmed\n    8 | confirm: {candidates: 20}\n"
             "  given: 20 of 20 trials\n  hint: the baseline is confirmed anyway: lower candidates\n",
+        ),
+        (
+            "goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\n" + TRIALS,
+            "spec.yaml:7: goal.over_seeds: is mostly luck with so few seeds\n"
+            "    7 | goal: {dataset: held_out, metric: mean@8, over_seeds: lower_bound}\n"
+            "  given: lower_bound with 3 seeds per trial\n  hint: take the mean, or 5 seeds\n",
         ),
         (
             GOAL + "constraints: [{metric: truncated_fraction, max: 1}]\n" + TRIALS,

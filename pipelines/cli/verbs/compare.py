@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipelines.report.evidence import Group
     from pipelines.report.statistics import Interval
 
-_SURE = "accuracy differs (of so many other figures some intervals exclude 0 by chance)"
+_SURE = "accuracy that is told from it below (of so many other figures some intervals exclude 0 by chance)"
 
 
 def compare(
@@ -48,7 +48,6 @@ def _print(comparison: RunComparison) -> None:
     from rich.text import Text
 
     from pipelines.console import SafeConsole
-    from pipelines.report.answer import ONE_SEED, only_these_weights
 
     # A pipe has no width to fit into.
     console = SafeConsole(width=None if sys.stdout.isatty() else 10_000)
@@ -59,10 +58,8 @@ def _print(comparison: RunComparison) -> None:
     console.print(_result_table(comparison))
     if len(comparison.groups) > 1:
         console.print(f"Second lines: difference from the first column; * {_SURE}.")
-    for note in comparison.notes:
-        console.print(Text(note))
-    if comparison.outcomes and only_these_weights(comparison.outcomes):
-        console.print(ONE_SEED)
+    for line in (*(answer.text for answer in comparison.answers), *comparison.notes):
+        console.print(Text(line))
 
 
 def _spec_table(comparison: RunComparison) -> Table:
@@ -76,6 +73,8 @@ def _spec_table(comparison: RunComparison) -> Table:
 
 def _result_table(comparison: RunComparison) -> Table:
     """A row per figure; every group but the first also shows its difference from the first."""
+    from rpg.statistics.wording import CHOSEN
+
     labels = [group.label for group in comparison.groups]
     rows: dict[str, dict[str, str]] = {}
     for outcome in comparison.outcomes:
@@ -84,11 +83,11 @@ def _result_table(comparison: RunComparison) -> Table:
         if outcome.gain is not None:
             rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)
     for figure in comparison.literature:
-        for place, ours, theirs in (
-            ("last", figure.last, figure.theirs_last),
-            ("best", figure.best, figure.theirs_best),
+        for place, chosen, ours, theirs in (
+            ("last", "", figure.last, figure.theirs_last),
+            ("best", f" ({CHOSEN})", figure.best, figure.theirs_best),
         ):
-            row = rows.setdefault(f"{place} checkpoint {figure.dataset}, ours", {})
+            row = rows.setdefault(f"{place} checkpoint {figure.dataset}, ours{chosen}", {})
             row[figure.label] = "-" if ours is None else f"{ours:.4f}"
             rows.setdefault(f"{place} checkpoint {figure.dataset}, theirs", {})[figure.label] = f"{theirs:.4f}"
     for outcome in comparison.other_measures:

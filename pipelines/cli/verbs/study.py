@@ -199,7 +199,7 @@ def _row(home: Home, record: StudyRecord) -> tuple[str, ...]:
     if best := best_of(record):
         who = "baseline" if best.baseline else f"trial {best.trial}"
         value, ground = f"{best.value:.4f}", f"{standing(home, record, best)}: {who}"
-    elif front := pareto_front(record):
+    elif len(record.goals) > 1 and (front := pareto_front(record)):
         ground = f"Pareto front: trials {', '.join(str(trial.number) for trial in front)}"
     return record.name, record.status, ", ".join(counts), record.goal, value, ground, cost_words(**record.spent)
 

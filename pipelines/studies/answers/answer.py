@@ -1,28 +1,23 @@
 """A study's answer in words, which claims only what fresh seeds confirm, and the intervals that it rests on.
 
 The best of a search is a candidate: the best of many measurements flatters itself. A claim comes from the confirmation
-alone: the candidates and the baseline on seeds that no trial had, each candidate held against the baseline with
-intervals that hold together.
+alone: the candidates and the baseline on seeds that no trial had, and what `verdict` says of them, in its words.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipelines.home import Home
 from pipelines.report.answer import BySteps, percent, points
-from pipelines.report.evidence import accuracies, load_run, other_measures, show
-from pipelines.report.statistics import (
-    Interval,
-    arms_against_first,
-    mean_interval,
-    seed_difference,
-    seed_mean,
-    spread_of,
-)
+from pipelines.report.evidence import accuracies, clusters, load_run, other_measures, show
+from pipelines.report.statistics import Interval, Verdict, mean_interval, seed_mean, spread_of, verdict
 from pipelines.studies.answers.results import (
     Arm,
     Best,
-    Confirmation,
     Goal,
     Params,
     StudyRecord,
@@ -38,8 +33,23 @@ class ArmResult:
 
     arm: Arm
     mean: Interval
+    """Failed seeds at the goal's worst value, if it has one."""
     against_baseline: Interval | None
-    """Less the baseline; the intervals of all candidates hold together. None for the baseline itself."""
+    """Less the baseline, as the verdict has it; None for the baseline itself, and where nothing is claimed of it."""
+    differs: bool
+    """Whether the verdict tells it from the baseline."""
+    broken: tuple[str, ...]
+    """The constraints that it breaks on fresh seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """What fresh seeds say."""
+
+    arms: tuple[ArmResult, ...]
+    """The baseline first."""
+    verdict: Verdict
+    """Of the arms that keep the constraints and have a value for every seed, and of the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +65,80 @@ class Answer:
 
 def answer(home: Home, record: StudyRecord) -> Answer:
     """The study's answer as far as it goes."""
-    if record.confirmation and record.confirmation.measured:
-        arms = confirmed_arms(home, record, record.confirmation)
-        return Answer(_verdict(record, record.confirmation, arms), _confirmation_note(record, arms), arms)
+    if record.measured:
+        found = confirmed(home, record)
+        return Answer(_sentence(record, found), _confirmation_note(record, found.arms), found.arms)
     return Answer(_candidate(record), _search_note(record))
 
 
-def confirmed_arms(home: Home, record: StudyRecord, confirmation: Confirmation) -> tuple[ArmResult, ...]:
-    """The arms that ran on at least two fresh seeds, each candidate held against the baseline.
+def confirmed(home: Home, record: StudyRecord) -> Confirmed:
+    """The arms on their fresh seeds, and what may be said of them.
 
     mean@k, pass@k and maj@k are compared over seeds and problems, the problems being the same for all; a training
-    metric over its values, one a seed, at a level at which the intervals hold together (Bonferroni).
+    metric over its values, one a seed. A failed seed counts with the goal's worst value. A training metric has none, so
+    that nothing is claimed where a seed failed; nor is anything of a candidate that breaks a constraint.
     """
-    arms, level = confirmation.measured, record.confidence
-    goal = replace(record.first, dataset=confirmation.dataset)
-    if tables := _tables(home, goal, arms):
-        spread = spread_of(tables)
-        means = [mean_interval(table, confidence=level, spread=spread) for table in tables]
-        against = arms_against_first(tables, confidence=level)
+    assert record.confirmation is not None
+    arms, level = record.measured, record.confidence
+    goal = replace(record.first, dataset=record.confirmation.dataset)
+    tables, labels = _tables(home, goal, arms)
+    figures = not tables
+    scores = tables or [_values(arm) for arm in arms]
+    worst = 0.0 if goal.worst is None else goal.worst
+    whole = [np.where(np.isnan(table), worst, table) for table in scores]
+    if figures:
+        finished = [[unit.value for unit in arm.finished if unit.value is not None] for arm in arms]
+        rows = finished if goal.worst is None else [table[:, 0] for table in whole]
+        means = [seed_mean(row, confidence=level) for row in rows]
     else:
-        values = [[unit.value for unit in arm.finished if unit.value is not None] for arm in arms]
-        means = [seed_mean(row, confidence=level) for row in values]
-        each = 1 - (1 - level) / (len(arms) - 1)
-        against = [seed_difference(values[0], row, confidence=each) for row in values[1:]]
-    rows = zip(arms, means, [None, *against], strict=True)
-    return tuple(ArmResult(arm, mean, difference) for arm, mean, difference in rows)
+        spread = spread_of([table for table, arm in zip(whole, arms, strict=True) if not arm.failed])
+        means = [
+            mean_interval(table, confidence=level, clusters=labels, spread=None if arm.failed else spread)
+            for table, arm in zip(whole, arms, strict=True)
+        ]
+    broken = [tuple(record.broken(arm)) for arm in arms]
+    held = {
+        arm.label: table
+        for arm, table, breaks in zip(arms, scores, broken, strict=True)
+        if (arm.baseline or not breaks) and not (goal.worst is None and arm.failed)
+    }
+    said = (
+        verdict(
+            held,
+            record.confirmation.looks,
+            level,
+            labels,
+            worst,
+            higher_is_better=goal.direction == "maximize",
+            figures=figures,
+        )
+        if held
+        else Verdict(None, (), "", (), {})
+    )
+    baseline = arms[0].label
+    compared = [baseline in held and arm.label in held and not arm.baseline for arm in arms]
+    return Confirmed(
+        tuple(
+            ArmResult(
+                arm,
+                mean,
+                said.over(arm.label, baseline) if has else None,
+                has and said.tells(arm.label, baseline),
+                breaks,
+            )
+            for arm, mean, breaks, has in zip(arms, means, broken, compared, strict=True)
+        ),
+        said,
+    )
 
 
 def standing(home: Home, record: StudyRecord, best: Best) -> str:
     """candidate, confirmed, or no difference: fresh seeds do not tell the best candidate from the baseline."""
     if best.standing == "candidate" or record.confirmation is None:
         return "candidate"
-    _, *candidates = confirmed_arms(home, record, record.confirmation)
-    return "confirmed" if _best_candidate(record, candidates)[1].tells_from(0) else "no difference"
+    _, *others = confirmed(home, record).arms
+    told = [result.differs for result in others if best.baseline or result.arm.trial == best.trial]
+    return "confirmed" if told and all(told) else "no difference"
 
 
 def amount(goal: Goal, value: float) -> str:
@@ -117,20 +168,34 @@ def settings_words(params: Params) -> str:
     return ", ".join(f"{path} {show(value)}" for path, value in params.items())
 
 
-def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> list[list[list[float]]]:
-    """Of each arm the scores [seeds, problems] of its runs' last checkpoints; none where the measure has no such."""
-    if not goal.is_share:
-        return []
+def _values(arm: Arm) -> NDArray[np.float64]:
+    """The figure of each seed, [seeds, 1]; NaN for one that failed."""
+    values = [math.nan if unit.value is None else unit.value for unit in (*arm.finished, *arm.failed)]
+    return np.array(values)[:, None]
+
+
+def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[np.float64]], Sequence[object] | None]:
+    """The scores [seeds, problems] of each arm at the last step that all its runs have, NaN for seeds that failed, and
+    the problems' clusters; no scores where the measure has no such."""
     run_ids = [unit.run_id for arm in arms for unit in arm.finished]
+    if not goal.is_share:
+        return [], None
     with Store.open(home.root) as store:
         scores = _scores(home, store, goal, run_ids)
-    if not all(scores.get(run_id) for run_id in run_ids):
-        return []
-    last = {run_id: steps[max(steps)] for run_id, steps in scores.items()}
-    problems = sorted(set.intersection(*(set(last[run_id]) for run_id in run_ids)))
+        shared = clusters(store, run_ids).get(goal.dataset, {})
+    steps = [set(scores.get(run_id, ())) for run_id in run_ids]
+    step = max(set.intersection(*steps), default=0) if steps else 0
+    problems = sorted(set.intersection(*(set(scores[run_id][step]) for run_id in run_ids))) if step else []
     if not problems:
-        return []
-    return [[[last[unit.run_id][problem] for problem in problems] for unit in arm.finished] for arm in arms]
+        return [], None
+    lost = [math.nan] * len(problems)
+    return [
+        np.array(
+            [[scores[unit.run_id][step][problem] for problem in problems] for unit in arm.finished]
+            + [lost for _ in arm.failed]
+        )
+        for arm in arms
+    ], [shared.get(problem, problem) for problem in problems] if shared else None
 
 
 def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> BySteps:
@@ -143,35 +208,26 @@ def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> ByS
     return other_measures(store, runs, steps).get(goal.metric, {}).get(goal.dataset, {})
 
 
-def _verdict(record: StudyRecord, confirmation: Confirmation, arms: Sequence[ArmResult]) -> str:
-    """What the confirmation says of the best candidate and the baseline."""
-    goal = replace(record.first, dataset=confirmation.dataset)
-    baseline, *candidates = arms
-    best, against = _best_candidate(record, candidates)
-    gap, seeds = difference(goal, against), len(best.arm.finished)
-    values = f"{amount(goal, best.mean.value)} against {amount(goal, baseline.mean.value)}"
-    if not against.tells_from(0):
-        several = f"the best of {len(candidates)} candidates" if len(candidates) > 1 else "the candidate"
-        return (
-            f"No difference found: {several} came out {gap} in {goal.measure} against the experiment's own values "
-            f"on {seeds} fresh seeds ({values})."
-        )
-    if goal.better(against.value) < 0:
-        return (
-            f"The experiment's own values are better than every candidate: the best of them came out {gap} in "
-            f"{goal.measure} on {seeds} fresh seeds ({values})."
-        )
-    return (
-        f"{best.arm.label.capitalize()} is better than the baseline by {gap} in {goal.measure} on {seeds} fresh seeds "
-        f"({values}): {settings_words(best.arm.params)}."
-    )
-
-
-def _best_candidate(record: StudyRecord, candidates: Sequence[ArmResult]) -> tuple[ArmResult, Interval]:
-    """The candidate with the best mean on fresh seeds, and what it has over the baseline."""
-    best = max(candidates, key=lambda result: record.first.better(result.mean.value))
-    assert best.against_baseline is not None
-    return best, best.against_baseline
+def _sentence(record: StudyRecord, found: Confirmed) -> str:
+    """The verdict, the settings of a candidate that is better than the baseline, and what is not claimed and why."""
+    assert record.confirmation is not None
+    goal = replace(record.first, dataset=record.confirmation.dataset)
+    said = [f"On {len(record.confirmation.seeds)} fresh seeds, {goal.measure}: {found.verdict.text}".rstrip(": ")]
+    baseline = found.arms[0].arm.label
+    said += [
+        f"{result.arm.label.capitalize()}: {settings_words(result.arm.params)}."
+        for result in found.arms
+        if any(row[:2] == (result.arm.label, baseline) for row in found.verdict.differences)
+    ]
+    for result in found.arms:
+        name, lost = result.arm.label.capitalize(), result.arm.failed
+        said += [f"{name} breaks the constraint {broken} on fresh seeds." for broken in result.broken]
+        if lost and goal.worst is None:
+            said.append(
+                f"{name} lost {len(lost)} of its {len(result.arm.units)} seeds, and {goal.measure} has no worst value"
+                " to count them with: nothing is claimed of it."
+            )
+    return " ".join(said)
 
 
 def _num_judged(record: StudyRecord) -> int:
@@ -226,9 +282,16 @@ def _search_note(record: StudyRecord) -> str:
 def _confirmation_note(record: StudyRecord, arms: Sequence[ArmResult]) -> str:
     assert record.confirmation is not None
     units = record.confirmation.units
-    lost = sum(unit.state == "failed" for unit in units)
+    lost = sum(len(result.arm.failed) for result in arms)
     level = f"{100 * record.confidence:g} %"
-    together = "; those of the candidates hold together" if len(arms) > 2 else ""
-    failed = f" {lost} of its {len(units)} runs failed; the intervals are of the others." if lost else ""
+    together = "; those of differences hold together" if len(arms) > 2 else ""
+    counted = "" if record.first.worst is None else f", and count with {amount(record.first, record.first.worst)}"
+    failed = f" {lost} of its {len(units)} runs failed ({_lost_seeds(arms)}){counted}." if lost else ""
     seeds = ", ".join(map(str, record.confirmation.seeds))
     return f"Confirmed on seeds that no trial had ({seeds}): brackets are {level} intervals{together}.{failed}"
+
+
+def _lost_seeds(arms: Sequence[ArmResult]) -> str:
+    """`trial 2: 100, 103`."""
+    lost = [(result.arm.label, [str(unit.seed) for unit in result.arm.failed]) for result in arms]
+    return "; ".join(f"{label}: {', '.join(seeds)}" for label, seeds in lost if seeds)

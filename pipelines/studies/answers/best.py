@@ -82,8 +82,9 @@ def _ground(home: Home, record: StudyRecord, best: Best) -> str:
     who = "the experiment's own values" if best.baseline else f"trial {best.trial}"
     if best.standing == "confirmed" and record.confirmation:
         measure = replace(record.first, dataset=record.confirmation.dataset).measure
-        arm = next(arm for arm in record.confirmation.measured if arm.trial == best.trial)
-        runs = f"{measure} is {best.value:.4g} over {len(arm.finished)} fresh seeds"
+        arm = next(arm for arm in record.measured if arm.trial == best.trial)
+        lost = f", of which {len(arm.failed)} failed" if arm.failed else ""
+        runs = f"{measure} is {best.value:.4g} over {len(arm.units)} fresh seeds{lost}"
         told = "confirmed" if standing(home, record, best) == "confirmed" else "no difference from the baseline found"
         if best.baseline:
             told = told.replace("from the baseline", "from the candidates")

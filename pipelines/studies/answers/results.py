@@ -44,6 +44,11 @@ class Goal:
         """Whether its values are shares between 0 and 1."""
         return self.metric.startswith(SHARES)
 
+    @property
+    def worst(self) -> float | None:
+        """With which a failed seed counts; None for a training metric, which has no worst value."""
+        return (0.0 if self.direction == "maximize" else 1.0) if self.is_share else None
+
     def better(self, value: float) -> float:
         """The value with the sign that makes the better of two the larger."""
         return value if self.direction == "maximize" else -value
@@ -131,6 +136,8 @@ class Unit:
     value: float | None
     """None unless it has finished."""
     reason: str
+    constraints: Mapping[str, float]
+    """What was measured of each constrained metric; empty where an earlier version wrote the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +157,20 @@ class Arm:
         return tuple(unit for unit in self.units if unit.value is not None)
 
     @property
-    def mean(self) -> float:
-        """Over the fresh seeds; NaN where no run has finished."""
+    def failed(self) -> tuple[Unit, ...]:
+        """The runs that have ended without a value."""
+        return tuple(unit for unit in self.units if unit.value is None and unit.state in _ENDED)
+
+    def mean(self, worst: float | None) -> float:
+        """Over the fresh seeds; NaN where there is none, and where one failed that nothing can count with.
+
+        Args:
+            worst: with which a failed seed counts; None: with nothing.
+        """
         values = [unit.value for unit in self.units if unit.value is not None]
+        if self.failed and worst is None:
+            return math.nan
+        values += [worst for _ in self.failed if worst is not None]
         return statistics.fmean(values) if values else math.nan
 
 
@@ -163,6 +181,8 @@ class Confirmation:
     dataset: str
     seeds: tuple[int, ...]
     arms: tuple[Arm, ...]
+    looks: tuple[int, ...]
+    """Numbers of fresh seeds at which the study has given an answer."""
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -174,17 +194,6 @@ class Confirmation:
         """Whether every run has ended."""
         return bool(self.units) and all(unit.state in _ENDED for unit in self.units)
 
-    @property
-    def measured(self) -> tuple[Arm, ...]:
-        """The arms that can be held against each other, the baseline first: those with two seeds or more.
-
-        Empty while runs are to come, and where the baseline or every candidate failed.
-        """
-        arms = [arm for arm in self.arms if len(arm.finished) > 1]
-        baselines = [arm for arm in arms if arm.baseline]
-        candidates = [arm for arm in arms if not arm.baseline]
-        return (*baselines, *candidates) if self.over and baselines and candidates else ()
-
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Confirmation":
         """The confirmation of a record's entry."""
@@ -192,7 +201,7 @@ class Confirmation:
             Arm(arm["label"], arm.get("trial"), bool(arm.get("baseline")), dict(arm.get("params") or {}), _units(arm))
             for arm in data.get("arms") or ()
         )
-        return cls(data.get("dataset") or "", tuple(data.get("seeds") or ()), arms)
+        return cls(data.get("dataset") or "", tuple(data.get("seeds") or ()), arms, tuple(data.get("looks") or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +263,35 @@ class StudyRecord:
         return next((trial for trial in self.finished if trial.baseline), None)
 
     @property
+    def measured(self) -> tuple[Arm, ...]:
+        """The arms of the confirmation that can be held against each other, the baseline first.
+
+        A failed seed counts where the goal has a worst value: then two seeds that have ended are enough, else it takes
+        two that have finished. Empty while runs are to come, and where the baseline or every candidate is missing.
+        """
+        if self.confirmation is None or not self.confirmation.over:
+            return ()
+        counts = self.first.worst is not None and any(arm.finished for arm in self.confirmation.arms)
+        arms = [arm for arm in self.confirmation.arms if len(arm.finished) + counts * len(arm.failed) > 1]
+        baselines = [arm for arm in arms if arm.baseline]
+        candidates = [arm for arm in arms if not arm.baseline]
+        return (*baselines, *candidates) if baselines and candidates else ()
+
+    def broken(self, arm: Arm) -> list[str]:
+        """The constraints that an arm breaks in the mean over its fresh seeds: `kl/reverse at most 0.05: 0.3`."""
+        found = []
+        for bound in self.constraints:
+            metric = measure_label(bound["metric"], bound.get("dataset") or "")
+            values = [unit.constraints[metric] for unit in arm.finished if metric in unit.constraints]
+            mean = statistics.fmean(values) if values else math.nan
+            low, high = bound.get("min"), bound.get("max")
+            if low is not None and mean < low:
+                found.append(f"{metric} at least {low:g}: {mean:.3g}")
+            if high is not None and mean > high:
+                found.append(f"{metric} at most {high:g}: {mean:.3g}")
+        return found
+
+    @property
     def num_ended(self) -> int:
         """Trials that nothing more will come of."""
         return sum(trial.state in _ENDED for trial in self.trials)
@@ -312,12 +350,15 @@ def best_of(record: StudyRecord) -> Best | None:
     """What the study holds for best; None where nothing has finished, and of several goals before confirmation.
 
     An arm that was confirmed on fresh seeds comes before any trial of the search, and the baseline before a candidate
-    that is no better. A trial that breaks a constraint is never best.
+    that is no better. What breaks a constraint is never best, be it on fresh seeds alone.
     """
-    measured = record.confirmation.measured if record.confirmation else ()
-    if measured:
-        arm = max(measured, key=lambda arm: record.first.better(arm.mean))
-        return Best(arm.trial, arm.params, arm.mean, arm.baseline, "confirmed")
+    if record.measured:
+        means = [(arm, arm.mean(record.first.worst)) for arm in record.measured if not record.broken(arm)]
+        known = [(arm, mean) for arm, mean in means if not math.isnan(mean)]
+        if not known:
+            return None
+        arm, mean = max(known, key=lambda row: record.first.better(row[1]))
+        return Best(arm.trial, arm.params, mean, arm.baseline, "confirmed")
     if len(record.goals) > 1 or (trial := best_trial(record)) is None:
         return None
     return Best(trial.number, trial.params, trial.value, trial.baseline, "candidate")
@@ -386,7 +427,14 @@ def _goals(data: Mapping[str, Any]) -> tuple[Goal, ...]:
 
 def _units(arm: Mapping[str, Any]) -> tuple[Unit, ...]:
     return tuple(
-        Unit(unit["seed"], unit.get("run_id") or "", unit["state"], _value_of_unit(unit), unit.get("reason") or "")
+        Unit(
+            unit["seed"],
+            unit.get("run_id") or "",
+            unit["state"],
+            _value_of_unit(unit),
+            unit.get("reason") or "",
+            {name: at for name, at in (unit.get("constraints") or {}).items() if at is not None},
+        )
         for unit in arm.get("units") or ()
     )
 

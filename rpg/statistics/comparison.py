@@ -1,0 +1,318 @@
+"""What may be said of several arms: which differ, whether one is best, and the sentence that says so.
+
+All pairs of arms are held against each other, with intervals that hold together: in `confidence` of all experiments
+none of the differences that are named is wrong (Tukey and Kramer). The best is the one arm that is shown to be better
+than each other arm. For that alone the family is smaller: where two arms are equally good and no other is better, only
+the pair of them can make a best of neither. So each of its differences is held at half the error of one pair, where
+that is the narrower.
+
+Where all arms have equally many seeds, their luck is pooled over the arms. A pair whose own seeds differ more counts
+with its own, and a pair whose two spreads an F test at 5 % tells apart has Welch's degrees of freedom. Where numbers
+of seeds differ, each arm counts with its own spread, and a pair has the degrees of freedom of the arm with fewer seeds,
+which bound Welch's from below. Two seeds have one degree of freedom, so that only what is far apart is told apart.
+
+Whoever asks again as seeds come in has more chances of a false claim. The first look has the level that is asked for,
+and each further one a small share of it; see `level`.
+
+Source: Tukey 1953; Kramer 1956; Games and Howell 1976; Welch 1947; the best as a test of intersections, Berger 1982.
+What part of all sentences is false was found by simulation: benchmarks/coverage.py.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rpg.statistics.factors import student, tukey
+from rpg.statistics.variance import (
+    NEW_SEEDS,
+    THESE_WEIGHTS,
+    Interval,
+    Spread,
+    Table,
+    Variance,
+    are_shares,
+    arm_by_problem,
+    as_table,
+    by_cluster,
+    residual_variance,
+    spread_of,
+    unseen_moves,
+)
+from rpg.statistics.wording import sentence
+
+ALIKE = 0.05
+"""Level of the F test that keeps two arms from the degrees of freedom of all."""
+_LATER_LOOKS = 0.3
+"""Share of the error that the second look has, of what the first had; see `level`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One arm as a verdict sees it."""
+
+    label: str
+    mean: float
+    """Over seeds and problems, failed seeds at the worst value."""
+    num_seeds: int
+    """The failed ones among them."""
+    num_failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What may be said of some arms."""
+
+    best: str | None
+    """Label of the arm that is better than each other arm; None where none is shown to be."""
+    differences: tuple[tuple[str, str, Interval], ...]
+    """Pairs that are told apart: the better arm, the worse, the first less the second; the interval excludes 0."""
+    text: str
+    """The sentence or sentences for a headline."""
+    arms: tuple[Arm, ...]
+    """In the order given."""
+    pairs: Mapping[tuple[str, str], Interval]
+    """The interval of every pair, the first less the second; those of all pairs hold together."""
+
+    def over(self, one: str, other: str) -> Interval:
+        """One arm less another: as `differences` have it where they are told apart, else as `pairs` have it."""
+        for better, worse, interval in self.differences:
+            if {better, worse} == {one, other}:
+                return interval if better == one else _turned(interval)
+        return self.pairs[one, other] if (one, other) in self.pairs else _turned(self.pairs[other, one])
+
+    def tells(self, one: str, other: str) -> bool:
+        """Whether two arms are told apart."""
+        return any({one, other} == {better, worse} for better, worse, _ in self.differences)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arms:
+    """Tables of all arms, failed seeds at the worst value."""
+
+    labels: tuple[str, ...]
+    tables: tuple[Table, ...]
+    """[seeds, problems], or [seeds, clusters]"""
+    failed: tuple[int, ...]
+    shares: bool
+    figures: bool
+    """One figure a seed: there are no problems that could have been others."""
+    trained: bool
+    worst: float
+
+
+def verdict(
+    arms: Mapping[str, ArrayLike],
+    looks: Sequence[int] = (),
+    confidence: float = 0.95,
+    clusters: Sequence[object] | None = None,
+    worst: float = 0.0,
+    *,
+    higher_is_better: bool = True,
+    trained: bool = True,
+    figures: bool = False,
+) -> Verdict:
+    """What may be said of arms that were all measured on the same problems after the same number of steps.
+
+    Args:
+        arms: label -> scores [seeds, problems]; a row of NaN is a seed that failed.
+        looks: numbers of seeds at which the question was asked before.
+        confidence: share of all experiments in which nothing false is said, in (0, 1).
+        clusters: a label for each problem; problems of one cluster are not independent.
+        worst: the measure's worst value, with which a failed seed counts.
+        higher_is_better: whether the larger score is the better one.
+        trained: false for models as they are: one row each, and what differs is these weights.
+        figures: scores are [seeds, 1], a figure of training of which each seed has one.
+    Raises:
+        ValueError: no arms, other problems, a seed with some scores missing, or an infinite one.
+    Example: three seeds, and a gap that neither luck nor the choice of problems explains.
+        >>> problems = np.linspace(0.2, 0.6, 100)
+        >>> low, high = ([problems + luck + gap for luck in (-0.01, 0.0, 0.01)] for gap in (0.0, 0.2))
+        >>> found = verdict({"dapo": low, "rpg": high})
+        >>> found.best, len(found.differences)
+        ('rpg', 1)
+    """
+    read = _read(arms, clusters, worst, trained=trained, figures=figures)
+    sign = 1 if higher_is_better else -1
+    # One seed claims nothing, so that a look at one had no chance of a false claim.
+    before = sorted({look for look in looks if 1 < look < max(map(len, read.tables))})
+    pairs, narrow = _intervals(read, level(confidence, len(before)))
+    best = _best(read, narrow, sign)
+    told = {pair: interval for pair, interval in pairs.items() if interval.excludes(0)}
+    if best is not None:
+        # Where the family of the best is the smaller one, its intervals are the narrower.
+        told |= {pair: narrow[pair] for pair in narrow if best in pair and pair not in told}
+    rows = tuple(
+        Arm(label, float(table.mean()), len(table), failed)
+        for label, table, failed in zip(read.labels, read.tables, read.failed, strict=True)
+    )
+    differences = tuple(
+        (one, other, interval) if sign * interval.value > 0 else (other, one, _turned(interval))
+        for (one, other), interval in sorted(told.items(), key=lambda item: -abs(item[1].value))
+    )
+    text = sentence(
+        rows, best, differences, pairs, shares=read.shares, sign=sign, trained=trained, worst=worst, looks=before
+    )
+    return Verdict(best, differences, text, rows, pairs)
+
+
+def level(confidence: float, looks: int) -> float:
+    """The level of a look after `looks` earlier ones at fewer seeds.
+
+    The first look has the error 1 - confidence. The j-th after it has the share 0.3 / j^1.5 of that, so that all looks
+    together stay within 7 % of false claims where the first has 5 % (benchmarks/coverage.py).
+    """
+    return 1 - (1 - confidence) * (_LATER_LOOKS / looks**1.5 if looks else 1.0)
+
+
+def _read(
+    arms: Mapping[str, ArrayLike], clusters: Sequence[object] | None, worst: float, *, trained: bool, figures: bool
+) -> _Arms:
+    tables, failed = [], []
+    for label, scores in arms.items():
+        table = np.atleast_2d(np.asarray(scores, dtype=np.float64))
+        missing = np.isnan(table)
+        lost = missing.all(axis=1) if table.size else np.zeros(0, dtype=bool)
+        if missing.any(axis=1).sum() > lost.sum():
+            raise ValueError(f"{label}: a seed has scores of some problems and not of others")
+        failed.append(int(lost.sum()))
+        tables.append(as_table(np.where(missing, worst, table), label))
+    if not tables:
+        raise ValueError("no arms: a verdict needs one")
+    if len({table.shape[1] for table in tables}) > 1:
+        shapes = ", ".join(f"{label} {table.shape}" for label, table in zip(arms, tables, strict=True))
+        raise ValueError(f"the arms are not about the same problems: {shapes}")
+    shares = are_shares(*tables) and not figures
+    if clusters is not None:
+        tables = [by_cluster(table, clusters) for table in tables]
+    return _Arms(tuple(arms), tuple(tables), tuple(failed), shares, figures, trained, worst)
+
+
+Pairs = dict[tuple[str, str], Interval]
+
+
+def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
+    """Of each pair, the first less the second: at the family's width, and at that of a best arm's differences."""
+    whole = [table for table, failed in zip(arms.tables, arms.failed, strict=True) if not failed]
+    pooled = spread_of(whole) if len({len(table) for table in whole}) == 1 else None
+    problems = _of_problems(whole) if whole else _Problems(0.0, 1.0, 0.0)
+    together: Pairs = {}
+    narrow: Pairs = {}
+    for one, other in itertools.combinations(range(len(arms.tables)), 2):
+        pair = (arms.tables[one], arms.tables[other])
+        names = (arms.labels[one], arms.labels[other])
+        value = float(pair[0].mean() - pair[1].mean())
+        holds_for = NEW_SEEDS if min(map(len, pair)) > 1 else THESE_WEIGHTS
+        half = narrower = math.nan
+        if not arms.trained or holds_for == NEW_SEEDS:
+            failed = (arms.failed[one], arms.failed[other])
+            # An arm that lost seeds varies in its own way: it is held against each other arm apart from the rest.
+            if any(failed):
+                variance = _variance(arms, pair, _of_problems(pair), _of_lost(pair, failed, arms.worst))
+            else:
+                variance = _variance(arms, pair, problems, _of_seeds(pair, pooled))
+            half = variance.half_width(lambda freedom: tukey(len(arms.tables), _rounded(freedom), confidence))
+            narrower = min(half, variance.half_width(lambda freedom: student(freedom, (1 + confidence) / 2)))
+        together[names] = Interval(value, value - half, value + half, holds_for)
+        narrow[names] = Interval(value, value - narrower, value + narrower, holds_for)
+    return together, narrow
+
+
+BySeeds = tuple[float, float]
+"""The seeds' part of a difference's variance, and its degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Problems:
+    """What problems add to the variance of a difference, pooled over arms."""
+
+    variance: float
+    freedom: float
+    residual: float
+
+
+def _of_problems(pool: Sequence[Table]) -> _Problems:
+    return _Problems(*arm_by_problem(pool), residual_variance(pool))
+
+
+def _variance(arms: _Arms, pair: Sequence[Table], pooled: _Problems, by_seed: BySeeds) -> Variance:
+    """Of the difference of two arms' means."""
+    if arms.figures:
+        return Variance(*by_seed, by_problem=0.0, problem_freedom=math.inf, noise=0.0, unseen=0.0)
+    problems = pair[0].shape[1]
+    moves = pair[0].mean(axis=0) - pair[1].mean(axis=0)
+    return Variance(
+        *by_seed,
+        by_problem=2 * pooled.variance / problems,
+        problem_freedom=pooled.freedom,
+        noise=pooled.residual * sum(1 / len(table) for table in pair) / problems,
+        unseen=unseen_moves(moves) if arms.shares else 0.0,
+    )
+
+
+def _of_seeds(pair: Sequence[Table], pooled: Spread | None) -> BySeeds:
+    """Of two arms of which no seed failed.
+
+    Args:
+        pooled: the spread of all arms; None where they do not have equally many seeds.
+    """
+    spreads = [spread_of([table]) for table in pair]
+    own = [spread.variance / len(table) for spread, table in zip(spreads, pair, strict=True)]
+    fewest = min(spread.freedom for spread in spreads)
+    if fewest == 0:
+        return 0.0, 1.0
+    if fewest == 1 or len(pair[0]) != len(pair[1]) or not sum(own):
+        return sum(own), fewest
+    welch = sum(own) ** 2 / sum(part**2 for part in own) * fewest
+    if pooled is None:
+        return sum(own), welch
+    variance = max(pooled.variance, spread_of(pair).variance) * 2 / len(pair[0])
+    return variance, pooled.freedom if _are_alike(*spreads) else welch
+
+
+def _of_lost(pair: Sequence[Table], failed: Sequence[int], worst: float) -> BySeeds:
+    """Of two arms of which seeds failed.
+
+    That all seeds of an arm failed, or none, does not show that the next one will. An arm's spread is at least that of
+    a seed that fails by chance, with (failed + 1) / (seeds + 2) for the chance (Laplace's rule of succession).
+    """
+    reach = max(float(abs(table.mean(axis=1) - worst).max()) for table in pair)
+    own = []
+    for table, lost in zip(pair, failed, strict=True):
+        chance = (lost + 1) / (len(table) + 2)
+        own.append(max(spread_of([table]).variance, chance * (1 - chance) * reach**2) / len(table))
+    return sum(own), min(map(len, pair)) - 1
+
+
+def _are_alike(one: Spread, other: Spread) -> bool:
+    """Whether an F test, of both sides together at the level ALIKE, leaves the spreads of two arms equal."""
+    from scipy import special
+
+    larger, smaller = sorted((one, other), key=lambda spread: -spread.variance)
+    if not smaller.variance:
+        return False
+    beyond = special.fdtrc(larger.freedom, smaller.freedom, larger.variance / smaller.variance)
+    return bool(2 * beyond > ALIKE)
+
+
+def _best(arms: _Arms, pairs: Pairs, sign: int) -> str | None:
+    """The arm of which every difference is shown to be in its favour."""
+    for label in arms.labels:
+        against = [(one == label) * 2 - 1 for one, other in pairs if label in (one, other)]
+        held = [interval for names, interval in pairs.items() if label in names]
+        ahead = (i.excludes(0) and side * sign * i.value > 0 for side, i in zip(against, held, strict=True))
+        if held and all(ahead):
+            return label
+    return None
+
+
+def _turned(interval: Interval) -> Interval:
+    return Interval(-interval.value, -interval.high, -interval.low, interval.holds_for)
+
+
+def _rounded(freedom: float) -> float:
+    """Degrees of freedom to a tenth, downwards: the factors of the pairs of a page are computed once each."""
+    return freedom if math.isinf(freedom) else max(math.floor(freedom * 10) / 10, 1.0)

@@ -1,0 +1,193 @@
+"""Intervals: of a mean, of a gain, of arms against the first, and of figures of which each seed has one."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rpg.statistics.factors import dunnett, student
+from rpg.statistics.variance import (
+    THESE_WEIGHTS,
+    Interval,
+    Spread,
+    Table,
+    Variance,
+    are_shares,
+    arm_by_problem,
+    as_table,
+    by_cluster,
+    residual_variance,
+    spread_of,
+    unseen_moves,
+    unseen_successes,
+)
+
+
+def mean_interval(
+    scores: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    spread: Spread | None = None,
+    clusters: Sequence[object] | None = None,
+) -> Interval:
+    """The mean over seeds and problems, for new seeds and new problems; from one seed for new problems alone.
+
+    Shares (all scores in [0, 1]) get the interval on the logit scale, around (P mean + 1/2) / (P + 1), which is never 0
+    or 1. It holds near 0 and 1 too and never leaves [0, 1].
+
+    Args:
+        scores: [seeds, problems] or [problems].
+        confidence: level of the interval, in (0, 1).
+        spread: of the seeds, pooled with other arms; left out: from this table alone. A table whose seeds differ more
+            than that counts with its own variance.
+        clusters: a label for each problem; problems of one cluster are not independent.
+    Raises:
+        ValueError: no scores, or one that is not finite.
+    Example: four problems, half of them right. The problems' variance is 1/3, so V = 1/12, and (1/4) / 5 / 3^1.5 is
+    added for rare successes; t(0.975, 3) = 3.18; a logit is 4 times as wide as a share there.
+        >>> interval = mean_interval([0, 0, 1, 1])
+        >>> interval.value, round(interval.low, 2), round(interval.high, 2)
+        (0.5, 0.02, 0.98)
+    """
+    table = as_table(scores, "scores")
+    spread = spread or spread_of([table])
+    shares = are_shares(table)
+    table = table if clusters is None else by_cluster(table, clusters)
+    mean, problems = float(table.mean()), table.shape[1]
+    centre = (problems * mean + 0.5) / (problems + 1)
+    unseen = unseen_successes(centre, problems) if shares else 0.0
+    half = _variance_of_mean(table, spread, unseen).half_width(lambda freedom: student(freedom, confidence))
+    if not shares:
+        return Interval(mean, mean - half, mean + half, spread.holds_for)
+    if math.isnan(half):
+        return Interval(mean, 0.0, 1.0, spread.holds_for)
+    logit, half_of_logit = math.log(centre / (1 - centre)), half / (centre * (1 - centre))
+    low, high = ((1 + math.tanh(end / 2)) / 2 for end in (logit - half_of_logit, logit + half_of_logit))
+    return Interval(mean, min(low, mean), max(high, mean), spread.holds_for)
+
+
+def gain_interval(
+    before: ArrayLike,
+    after: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    spread: Spread | None = None,
+    clusters: Sequence[object] | None = None,
+) -> Interval:
+    """How far the mean moved from `before` to `after`, each problem and seed held against itself.
+
+    Args:
+        before: [seeds, problems] or [problems]; one row serves every seed of `after` (a shared base model).
+        after: [seeds, problems], the same problems in the same order.
+        confidence: level of the interval, in (0, 1).
+        spread: of the seeds' gains, pooled with other arms; left out: from these tables alone. See `mean_interval`.
+        clusters: as for `mean_interval`.
+    Raises:
+        ValueError: shapes that do not fit together, no scores, or one that is not finite.
+    """
+    first, second = as_table(before, "before"), as_table(after, "after")
+    if first.shape[1] != second.shape[1] or first.shape[0] not in (1, second.shape[0]):
+        raise ValueError(
+            f"before {first.shape} and after {second.shape} do not pair: [seeds, problems] of the same problems"
+        )
+    gains = second - first
+    gains = gains if clusters is None else by_cluster(gains, clusters)
+    spread = spread or spread_of([gains])
+    unseen = unseen_moves(gains.mean(axis=0)) if are_shares(first, second) else 0.0
+    half = _variance_of_mean(gains, spread, unseen).half_width(lambda freedom: student(freedom, confidence))
+    mean = float(gains.mean())
+    return Interval(mean, mean - half, mean + half, spread.holds_for)
+
+
+def arms_against_first(arms: Sequence[ArrayLike], *, confidence: float = 0.95) -> list[Interval]:
+    """The mean of each arm after the first less that of the first; the intervals hold together.
+
+    Problems are paired and seeds are not: seed 0 of one setting and seed 0 of another are no pair. The spread of the
+    seeds and of arms over problems is pooled over all arms, and with several arms the factor is Dunnett's, so that in
+    `confidence` of all experiments none of the intervals misses its truth. Two arms whose own seeds differ more than
+    the pooled spread says count with their own.
+
+    Args:
+        arms: tables [seeds, problems] of the same problems in the same order; numbers of seeds may differ.
+        confidence: level of all intervals together, in (0, 1).
+    Raises:
+        ValueError: fewer than two arms, other problems, no scores, or one that is not finite.
+    """
+    tables = [as_table(arm, "scores") for arm in arms]
+    if len(tables) < 2:
+        raise ValueError(f"{len(tables)} arm: a difference needs two")
+    if len({table.shape[1] for table in tables}) > 1:
+        shapes = ", ".join(str(table.shape) for table in tables)
+        raise ValueError(f"the arms {shapes} are not about the same problems")
+    first, *others = tables
+    spread, residual = spread_of(tables), residual_variance(tables)
+    problem_variance, problem_freedom = arm_by_problem(tables)
+    problems, shares = first.shape[1], are_shares(*tables)
+    intervals = []
+    for other in others:
+        inverse_seeds = 1 / len(first) + 1 / len(other)
+        moves = other.mean(axis=0) - first.mean(axis=0)
+        variance = Variance(
+            by_seed=max(spread.variance, spread_of([first, other]).variance) * inverse_seeds,
+            seed_freedom=spread.freedom,
+            by_problem=2 * problem_variance / problems,
+            problem_freedom=problem_freedom,
+            noise=residual * inverse_seeds / problems,
+            unseen=unseen_moves(moves) if shares else 0.0,
+        )
+        half = variance.half_width(lambda freedom: dunnett(len(others), freedom, confidence))
+        value = float(moves.mean())
+        intervals.append(Interval(value, value - half, value + half, spread.holds_for))
+    return intervals
+
+
+def seed_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
+    """Mean of one figure per seed with Student's t interval; one seed has no interval.
+
+    Example: 1, 2, 3 have mean 2 and standard error 1/sqrt(3); t(0.975, 2) = 4.303.
+        >>> interval = seed_mean([1.0, 2.0, 3.0])
+        >>> round(interval.low, 3), round(interval.high, 3)
+        (-0.484, 4.484)
+    """
+    figures = _figures(values)
+    mean, count = float(figures.mean()), figures.size
+    if count == 1:
+        return Interval(mean, math.nan, math.nan, THESE_WEIGHTS)
+    half = student(count - 1, confidence) * float(figures.std(ddof=1)) / math.sqrt(count)
+    return Interval(mean, mean - half, mean + half)
+
+
+def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 0.95) -> Interval:
+    """Mean of `second` minus mean of `first`, one figure per seed, with Welch's interval (none from one seed)."""
+    left, right = _figures(first), _figures(second)
+    difference = float(right.mean() - left.mean())
+    if min(left.size, right.size) == 1:
+        return Interval(difference, math.nan, math.nan, THESE_WEIGHTS)
+    parts = [(float(group.var(ddof=1)) / group.size, group.size - 1) for group in (left, right)]
+    variance = sum(part for part, _ in parts)
+    if not variance:
+        return Interval(difference, difference, difference)
+    freedom = variance**2 / sum(part**2 / alone for part, alone in parts)
+    half = student(freedom, confidence) * math.sqrt(variance)
+    return Interval(difference, difference - half, difference + half)
+
+
+def _variance_of_mean(table: Table, spread: Spread, unseen: float) -> Variance:
+    """The variance of a table's mean; of one seed alone, for these weights on new problems."""
+    seeds, problems = table.shape
+    return Variance(
+        by_seed=max(spread.variance, spread_of([table]).variance) / seeds,
+        seed_freedom=spread.freedom,
+        by_problem=float(table.mean(axis=0).var(ddof=1)) / problems if problems > 1 else math.nan,
+        problem_freedom=problems - 1,
+        noise=residual_variance([table]) / (seeds * problems),
+        unseen=unseen,
+    )
+
+
+def _figures(values: ArrayLike) -> NDArray[np.float64]:
+    figures = np.asarray(values, dtype=np.float64).ravel()
+    if figures.size == 0 or not np.isfinite(figures).all():
+        raise ValueError("needs at least one figure, all of them finite")
+    return figures

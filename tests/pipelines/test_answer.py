@@ -1,0 +1,329 @@
+"""What the first line of a page says: compared at one step, in the verdict's words, with failed seeds at the worst."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recorded_home import record_experiment, record_run
+from recorded_study import pruned, record, study, trial
+from typer.testing import CliRunner
+
+from pipelines.cli import app
+from pipelines.exchange.account import account_of
+from pipelines.home import Home
+from pipelines.planning.plan import RunPlan, make_plan
+from pipelines.report import evidence, write_experiment_report, write_run_report
+from pipelines.report.answer import Answer, answers, answers_of, answers_of_other_measures, headline, outcomes_of
+from pipelines.report.compare import compare
+from pipelines.running.experiment import Outcomes, RunOutcome, execute_plan
+from pipelines.running.experiment_page import experiment_markdown
+from pipelines.versions import looks_of
+from specs.loader import load_document
+from storage import Store
+
+SPEC = """\
+name: tiny
+matrix: {product: {objective.clip.high: [0.2, 0.4]}}
+model: {source: scratch, config: {hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2}}
+data:
+  train: [{source: reasoning_gym, task: chain_sum, size: 50, seed: 1}]
+  evaluation: [{source: reasoning_gym, task: chain_sum, size: 20, seed: 90001, name: held_out}]
+reward: {type: exact_match}
+objective: {type: rpg, kl_coef: 1.0e-2, clip: {type: dual, low: 0.1, high: 0.2}}
+training: {steps: 2, prompts_per_step: 4, group_size: 2, minibatches: 2}
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def cells(
+    home: Home,
+    after: Mapping[float, float],
+    seeds: int = 3,
+    status: Mapping[tuple[float, int], str] | None = None,
+    steps: Mapping[tuple[float, int], int] | None = None,
+    **changes: object,
+) -> list[str]:
+    """A cell for each clip bound, with its accuracy after training; `status` and `steps` of those cut short."""
+    run_ids = [
+        record_run(
+            home,
+            f"sums-{high}-s{seed}",
+            seed=seed,
+            values={"objective.clip.high": high},
+            after=to,
+            status=(status or {}).get((high, seed), "finished"),
+            steps=(steps or {}).get((high, seed), 60),
+            **changes,  # type: ignore[arg-type]
+        )
+        for high, to in after.items()
+        for seed in range(seeds)
+    ]
+    record_experiment(home, run_ids)
+    return run_ids
+
+
+def answer(home: Home, looks: Sequence[int] = ()) -> Answer:
+    groups = evidence.experiment_groups(home, "sums")
+    with Store.open(home.root) as store:
+        evaluated = evidence.accuracies(store, [run_id for group in groups for run_id in group.run_ids])
+    (found,) = answers(groups, evaluated, looks=looks)
+    return found
+
+
+def test_a_seed_that_was_stopped_early_does_not_make_its_cell_lose(home: Home) -> None:
+    cells(home, {0.1: 0.7, 0.28: 0.7}, status={(0.1, 2): "cancelled"}, steps={(0.1, 2): 20})
+    found = answer(home)
+    assert found.verdict is not None
+    assert found.verdict.differences == ()
+    assert found.text.startswith("On two-terms at step 60: ")
+    assert "Not counted, as they have not ended: seed 2 of objective.clip.high 0.1 (cancelled)." in found.text
+    assert [(outcome.num_seeds, outcome.step) for outcome in found.outcomes] == [(2, 60), (3, 60)]
+
+
+def test_arms_are_compared_at_the_last_step_that_all_have(home: Home) -> None:
+    cells(home, {0.1: 0.5}, on_the_way={20: 0.5})
+    wide = [
+        record_run(home, f"sums-0.28-s{seed}", seed=seed, values={"objective.clip.high": 0.28}, steps=20, after=0.8)
+        for seed in range(3)
+    ]
+    record_experiment(home, [*(f"sums-0.1-s{seed}" for seed in range(3)), *wide])
+    found = answer(home)
+    assert found.text.startswith("On two-terms at step 20: objective.clip.high 0.28 is best: ")
+    assert {outcome.step for outcome in found.outcomes} == {20}
+
+
+def test_where_arms_share_no_step_nothing_is_claimed(home: Home) -> None:
+    cells(home, {0.1: 0.5})
+    wide = [
+        record_run(home, f"sums-0.28-s{seed}", seed=seed, values={"objective.clip.high": 0.28}, steps=20, after=0.8)
+        for seed in range(3)
+    ]
+    record_experiment(home, [*(f"sums-0.1-s{seed}" for seed in range(3)), *wide])
+    found = answer(home)
+    assert found.verdict is None
+    assert found.text == (
+        "On two-terms nothing is compared: they share no step at which all were evaluated"
+        " (objective.clip.high 0.1 at step 60, objective.clip.high 0.28 at step 20)."
+    )
+    assert not any(outcome.differs for outcome in found.outcomes)
+    text = write_experiment_report(home, "sums").read_text()
+    assert "nothing is compared" in text
+    assert 'class="sure' not in text[text.index("against the first") : text.index("</table>")].split("</td>")[-2]
+
+
+def test_trials_that_were_pruned_get_no_star(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = [trial(number, 0.7, run_ids=[f"t{number}-s{seed}" for seed in range(3)]) for number in range(2)]
+    trials.append(pruned(2, 0.4) | {"run_ids": [f"t2-s{seed}" for seed in range(3)]})
+    record(home, study(trials))
+    for number, steps, after, status in ((0, 60, 0.7, "finished"), (1, 60, 0.7, "finished"), (2, 20, 0.4, "cancelled")):
+        for seed in range(3):
+            run_id = f"t{number}-s{seed}"
+            record_run(home, run_id, seed=seed, steps=steps, after=after, status=status, experiment="clips")
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = CliRunner().invoke(app, ["compare", "clips"]).stdout
+    assert "] *" not in shown
+    assert "trial 0 (baseline) and trial 1 do not differ measurably" in shown
+    assert "seed 0 of trial 2 (cancelled)" in shown
+    assert [outcome.against_first for outcome in compare(home, ["clips"]).outcomes][2] is None
+
+
+def test_the_headline_names_the_one_that_is_worse_and_the_table_marks_the_same(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells(home, {0.1: 0.6, 0.2: 0.6, 0.3: 0.2})
+    found = answer(home)
+    assert "No arm is best. objective.clip.high 0.3 is worse than " in found.text
+    assert [outcome.differs for outcome in found.outcomes] == [False, False, True]
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = CliRunner().invoke(app, ["compare", "sums"]).stdout
+    assert found.text in shown
+    assert shown.count("] *") == 1
+    assert found.text in write_experiment_report(home, "sums").read_text()
+    assert found.text in account_of(home, "sums-0.1-s0").of_experiment
+    assert f"**{found.text}**" in experiment_markdown(home, "sums")
+    told = json.loads(CliRunner().invoke(app, ["compare", "sums", "--json"]).stdout)
+    assert told["answer"] == found.text
+    assert {(row["better"][-3:], row["worse"][-3:]) for row in told["verdicts"][0]["differences"]} == {
+        ("0.1", "0.3"),
+        ("0.2", "0.3"),
+    }
+
+
+def test_every_star_is_a_difference_of_the_verdict(home: Home) -> None:
+    cells(home, {0.1: 0.5, 0.2: 0.5, 0.3: 0.5, 0.4: 0.5})
+    groups = evidence.experiment_groups(home, "sums")
+    claims = 0
+    for repetition in range(20):
+        rng = np.random.default_rng(repetition)
+        difficulty = rng.normal(0, 0.2, 100)
+        made_up = {}
+        for group, level in zip(groups, rng.uniform(0.4, 0.7, 4), strict=True):
+            for run_id in group.run_ids:
+                right = rng.binomial(8, np.clip(level + difficulty + rng.normal(0, 0.01), 0, 1)) / 8
+                made_up[run_id] = {60: {str(problem): float(share) for problem, share in enumerate(right)}}
+        (found,) = answers(groups, {"d": made_up})
+        assert found.verdict is not None
+        first, *others = found.outcomes
+        claims += found.claims
+        told = {frozenset(row[:2]) for row in found.verdict.differences}
+        for outcome in others:
+            assert outcome.differs == (frozenset((outcome.label, first.label)) in told)
+            assert outcome.against_first is not None
+            assert outcome.against_first.excludes(0) == outcome.differs
+    assert claims > 5
+
+
+def test_a_failed_seed_counts_as_zero_and_is_named(home: Home) -> None:
+    cells(home, {0.1: 0.5, 0.28: 0.7}, seeds=5, status={(0.28, seed): "failed" for seed in (1, 2, 4)})
+    found = answer(home)
+    assert found.verdict is not None
+    assert found.verdict.best is None
+    assert found.verdict.differences == ()
+    assert "objective.clip.high 0.28 lost 3 of its 5 seeds, counted as 0.0 %." in found.text
+    assert "Failed: seed 1 of objective.clip.high 0.28, seed 2 of" in found.text
+    _, wide = found.outcomes
+    assert (wide.num_seeds, wide.num_failed, wide.gain) == (5, 3, None)
+    assert wide.after.value == pytest.approx(0.28, abs=0.05)
+    text = write_experiment_report(home, "sums").read_text()
+    assert "5, 3 failed" in text
+
+
+def test_a_cell_of_which_all_seeds_failed_is_still_an_arm(home: Home) -> None:
+    cells(home, {0.1: 0.6, 0.28: 0.7}, seeds=5, status={(0.28, seed): "failed" for seed in range(5)})
+    found = answer(home)
+    assert "objective.clip.high 0.28 lost 5 of its 5 seeds" in found.text
+    assert [outcome.num_failed for outcome in found.outcomes] == [0, 5]
+
+
+def test_of_one_setting_no_gain_is_claimed_where_seeds_failed(home: Home) -> None:
+    cells(home, {0.1: 0.9}, status={(0.1, 1): "failed"})
+    found = answer(home)
+    assert "1 of 3 seeds failed, counted as 0.0 %: no gain is claimed." in found.text
+    assert "rose" not in found.text
+    assert "Failed: seed 1." in found.text
+
+
+def test_what_a_failed_run_came_to_is_on_its_own_page(home: Home) -> None:
+    record_run(home, "x-s0", status="failed", before=0.3, after=0.8, steps=20)
+    assert re.search(
+        r"Accuracy on two-terms rose from .* One seed cannot tell", write_run_report(home, "x-s0").read_text()
+    )
+
+
+def test_a_tie_at_nothing_is_no_win(home: Home) -> None:
+    run_ids = cells(home, {0.1: 0.5, 0.28: 0.5}, seeds=1)
+    nothing = {run_id: {60: dict.fromkeys("abcdef", 0.0)} for run_id in run_ids}
+    (found,) = answers(evidence.experiment_groups(home, "sums"), {"d": nothing})
+    assert found.text.startswith("On d at step 60: All are level at 0.0 %.")
+    assert "highest" not in found.text
+
+
+def test_an_earlier_look_widens_what_is_said(home: Home) -> None:
+    cells(home, {0.1: 0.6, 0.28: 0.7}, seeds=4)
+    first, later = answer(home), answer(home, looks=(2, 3))
+    assert first.verdict is not None
+    assert later.verdict is not None
+    widths = [
+        interval.high - interval.low
+        for found in (first, later)
+        if found.verdict
+        for interval in found.verdict.pairs.values()
+    ]
+    assert widths[1] > 1.2 * widths[0]
+    assert "It was asked before at 2 and 3 seeds" in later.text
+
+
+def test_without_an_evaluation_the_headline_says_so() -> None:
+    assert headline([]) == "Nothing has been evaluated yet."
+    assert outcomes_of([]) == []
+
+
+def test_each_number_of_seeds_at_which_rpg_run_answers_is_on_record_and_counts_as_a_look(
+    home: Home, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SPEC)
+    for seeds in ("[0]", "[0, 1]", "[0, 1, 2]", "[0, 1, 2]"):
+        plan = make_plan(load_document(path, (f"seeds={seeds}",)), home)
+
+        def finished(runs: Sequence[RunPlan]) -> Outcomes:
+            for run in runs:
+                if not (home.run(run.run_id) / "run.json").exists():
+                    high = run.values["objective.clip.high"]
+                    record_run(home, run.run_id, seed=run.seed, values=run.values, after=0.3 + high, experiment="tiny")
+                yield RunOutcome(run, "finished")
+
+        execute_plan(plan, home, finished)
+    assert looks_of(home, "tiny") == (2, 3)
+    groups = evidence.experiment_groups(home, "tiny")
+    with Store.open(home.root) as store:
+        (asked,), (plain,) = answers_of(home, store, groups, ["tiny"]), answers_of(home, store, groups, [])
+    assert "It was asked before at 2 seeds" in asked.text
+    assert "asked before" not in plain.text
+    assert asked.text in write_experiment_report(home, "tiny").read_text()
+    # Another set of values is another question.
+    execute_plan(make_plan(load_document(path, ("training.steps=3",)), home), home, finished)
+    assert looks_of(home, "tiny") == ()
+    assert looks_of(home, "tiny@1") == (2, 3)
+
+
+def test_problems_that_share_a_passage_make_every_interval_of_a_page_wider(home: Home) -> None:
+    cells(home, {0.1: 0.5, 0.28: 0.6})
+    clustered = Home(home.root.parent / "clustered")
+    cells(clustered, {0.1: 0.5, 0.28: 0.6}, clusters=6)
+    widths = []
+    for each in (home, clustered):
+        groups = evidence.experiment_groups(each, "sums")
+        with Store.open(each.root) as store:
+            (found,) = answers_of(each, store, groups, [])
+            shared = evidence.clusters(store, ["sums-0.1-s0"])
+            others = outcomes_of(answers_of_other_measures(store, groups, [found]))
+        assert found.verdict is not None
+        after, gain, other = found.outcomes[1].after, found.outcomes[1].gain, others[0].after
+        assert gain is not None
+        intervals = [after, gain, other, *found.verdict.pairs.values()]
+        widths.append([interval.high - interval.low for interval in intervals])
+    assert set(shared["two-terms"].values()) == {f"passage {number}" for number in range(6)}
+    # Six clusters have five degrees of freedom and sixty problems 59, so that even without a common part it is wider.
+    assert all(wide > narrow for narrow, wide in zip(*widths, strict=True))
+
+
+def test_an_accuracy_by_which_its_checkpoint_was_chosen_is_labelled_wherever_it_is_shown(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_run(home, "sums-s0", on_the_way={20: 0.9}, after=0.5)
+    record_experiment(home, ["sums-s0"])
+    monkeypatch.setenv("RPG_HOME", str(home.root))
+    shown = CliRunner().invoke(app, ["show", "sums-s0"]).stdout
+    (best,) = (line for line in shown.splitlines() if "best" in line)
+    assert "best (chosen on these problems: flatters itself)" in best
+    told = "The accuracy on two-terms is chosen on these problems: flatters itself."
+    assert told in account_of(home, "sums-s0", step=20).answer
+    assert told not in account_of(home, "sums-s0").answer
+
+
+def test_a_model_that_was_chosen_on_a_set_is_shown_there_and_not_compared(home: Home) -> None:
+    record_run(home, "sums-s0", on_the_way={20: 0.9}, after=0.5, experiment="trained")
+    weights = home.run("sums-s0") / "weights"
+    paths = {"last": str(weights / "step-000060"), "best": str(weights / "step-000020"), "base": "Qwen/Qwen3"}
+    for place, (name, path) in enumerate(paths.items()):
+        record_run(home, name, before=0.4, steps=0, values={"objective.clip.high": place})
+        spec = home.run(name) / "spec.json"
+        spec.write_text(json.dumps(json.loads(spec.read_text()) | {"kind": "evaluation", "model": {"path": path}}))
+    record_experiment(home, list(paths))
+    groups = evidence.experiment_groups(home, "sums")
+    with Store.open(home.root) as store:
+        (found,) = answers_of(home, store, groups, ["sums"])
+    _, best, _ = found.outcomes
+    assert [outcome.chosen for outcome in found.outcomes] == [False, True, False]
+    assert best.against_first is None
+    assert found.verdict is not None
+    assert best.label not in {arm.label for arm in found.verdict.arms}
+    assert "is not compared (chosen on these problems: flatters itself)." in found.text
