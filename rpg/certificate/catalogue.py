@@ -30,6 +30,7 @@ def catalogue() -> dict[str, list[Objective]]:
             ),
         ],
         "RPG, truncated ratio": regularized({"type": "truncate"}, estimators=("reinforce",)),
+        "RPG, clipped value (eq. 4.1)": regularized({"type": "value"}, estimators=("reinforce",)),
         "Rivals as published": [kind(**settings) for kind in rivals for settings in kind.certified],
         "Divergence estimators with PPO's clip": [
             *(

@@ -47,6 +47,8 @@ def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tens
     low, high = constant(clip.low), constant(clip.high)
     if clip.type == "truncate":
         return truncated_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
+    if clip.type == "value":
+        return value_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
     rule = rpg_style_clip if clip.branch == "raw" else algorithm_2_clip
     return rule(
         terms,
@@ -62,7 +64,7 @@ def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tens
 def _clipped_loss(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
     """The differentiable loss of each entry under the objective's clip."""
     clip, divergence, kl_coef = objective.clip, objective.divergence, constant(objective.kl_coef)
-    if clip.type != "dual":  # the schema refuses truncate with this estimator
+    if clip.type != "dual":  # the schema refuses truncate and value with this estimator
         losses = differentiable_loss(terms, divergence=divergence, kl_coef=kl_coef)
         return losses, nothing_clipped(terms.ratio)
     rule = dual_clip_loss if clip.branch == "raw" else algorithm_1_loss
@@ -168,6 +170,29 @@ def truncated_clip(
     return clamped * terms.advantages + divergence_part, held
 
 
+def value_clip(
+    terms: Terms, *, divergence: Divergence, kl_coef: float, low: float, high: float, dual: float
+) -> tuple[Tensor, Clipped]:
+    """Eq. 4.1's clip of the value: m = Â min(w, 1 + high) where Â ≥ 0, Â w held in [1 − low, dual] where Â < 0.
+
+    Every entry counts: what is clipped is the value that weighs ∇log π, so that it keeps a gradient. Within the bounds
+    this is the m of `plain_weight`.
+
+    Args: as `rpg_style_clip`; dual bounds the ratio where Â < 0.
+    Returns: m, one number an entry, and where the ratio was held. Constant.
+    Gradient:
+        On policy exact in expectation, as no ratio is held there. The value is PPO's dual-clip surrogate of Â, whose
+        own gradient by the ratio is 0 where it is held.
+    Source: Zhang 2025, arXiv:2505.17508, eq. 4.1.
+    """
+    weight = plain_weight(terms, divergence=divergence, kl_coef=kl_coef)
+    advantages = regularized_advantage(terms, divergence=divergence, kl_coef=kl_coef).detach()
+    bounded = torch.where(advantages >= 0, terms.ratio.clamp(max=1 + high), terms.ratio.clamp(1 - low, dual))
+    over = terms.ratio > bounded
+    held = Clipped(low=terms.ratio < bounded, high=over & (advantages >= 0), dual=over & (advantages < 0))
+    return torch.where(held.any, advantages * bounded, weight), held
+
+
 def differentiable_loss(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:
     """−w A + β D, differentiated as it stands.
 
@@ -213,10 +238,11 @@ def algorithm_1_loss(
 
 
 def regularized_advantage(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:
-    """Â: A − β log r (unnormalized_reverse), A − β (log r + 1) (reverse), A (none).
+    """Â = m/w = A + β K(w)/w: A − β log r (unnormalized_reverse), A − β (log r + 1) (reverse), A (none).
+
+    K is homogeneous in w and q, so that K(w)/w is K at ratio 1 and at q/w = 1/r: nothing is divided by a ratio.
 
     Returns: one number an entry, reward units. Differentiable.
     """
-    if divergence == "none":
-        return terms.advantages
-    return terms.advantages - kl_coef * (terms.log_ref_ratio + (1.0 if divergence == "reverse" else 0.0))
+    log_ref_ratio = terms.log_ref_ratio
+    return terms.advantages + kl_coef * WEIGHTS[divergence](torch.zeros_like(log_ref_ratio), -log_ref_ratio)

@@ -46,7 +46,20 @@ class TruncateClip(Spec):
     """Margin above ratio 1."""
 
 
-Clip = Annotated[NoClip | DualClip | TruncateClip, Field(discriminator="type")]
+class ValueClip(Spec):
+    """The value of ratio times regularized advantage is clipped as in PPO's dual clip and then weighs the gradient, the
+    paper's eq. 4.1; no token stops counting. REINFORCE only."""
+
+    type: Literal["value"] = "value"
+    low: LowerMargin = 0.2
+    """Margin below ratio 1: with a negative regularized advantage the ratio counts as at least 1 - low."""
+    high: UpperMargin = 0.28
+    """Margin above ratio 1: with another regularized advantage the ratio counts as at most 1 + high."""
+    dual: float = Field(10.0, gt=1)
+    """Bound on the ratio when the regularized advantage is negative."""
+
+
+Clip = Annotated[NoClip | DualClip | TruncateClip | ValueClip, Field(discriminator="type")]
 
 
 class EqualMargins(Spec):

@@ -48,7 +48,7 @@ class ScratchModel(Spec):
 
     source: Literal["scratch"] = "scratch"
     model_type: str = "qwen3"
-    """Any decoder architecture that transformers knows: qwen3, llama, gpt2, ..."""
+    """A causal language model that transformers has the code of: qwen3, llama, gpt2 (tried), ..."""
     config: dict[str, ConfigValue] = Field(default_factory=dict)
     """Fields of that architecture's transformers config (hidden_size, num_hidden_layers, ...), vocab_size excepted:
     it comes from the tokenizer."""

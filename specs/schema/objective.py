@@ -9,7 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from specs.schema.base import Spec
-from specs.schema.clip import Clip, DualClip, EqualMargins, HigherMargins, NoClip, ResponseMargins, TruncateClip
+from specs.schema.clip import (
+    Clip,
+    DualClip,
+    EqualMargins,
+    HigherMargins,
+    NoClip,
+    ResponseMargins,
+    TruncateClip,
+    ValueClip,
+)
 from specs.schema.schedule import Schedulable, ValueSchedule, largest
 
 __all__ = [
@@ -25,6 +34,7 @@ __all__ = [
     "RegularizedObjective",
     "Rival",
     "TruncateClip",
+    "ValueClip",
 ]
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
@@ -115,6 +125,8 @@ class RegularizedObjective(BaseObjective):
             return self
         if isinstance(self.clip, TruncateClip):
             raise ValueError("clip type truncate needs estimator reinforce: a clamped ratio has no gradient to follow")
+        if isinstance(self.clip, ValueClip):
+            raise ValueError("clip type value needs estimator reinforce: a clipped value has no gradient to follow")
         if isinstance(self.clip, DualClip) and self.clip.branch == "regularized":
             if self.divergence in ("forward", "unnormalized_forward"):
                 raise ValueError(

@@ -6,13 +6,14 @@ from torch import Tensor
 
 from rpg.certificate.catalogue import objective
 from rpg.objectives import TokenBatch, evaluate_objective, token_losses
+from rpg.objectives.clipping import ppo_surrogate
 from rpg.objectives.divergence import WEIGHTS
 from specs.schema.objective import Objective
 
 DIVERGENCES = ("forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none")
 UNNORMALIZED = ("unnormalized_forward", "unnormalized_reverse")
 LEVELS = ("token", "sequence")
-CLIPS = ("none", "dual", "truncate")
+CLIPS = ("none", "dual", "truncate", "value")
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -52,7 +53,7 @@ def test_with_all_three_policies_equal_the_unnormalised_forms_are_reinforce_samp
     divergence: str, level: str, clip: str
 ) -> None:
     inputs = batch(0, spread=0.0)
-    estimators = ("reinforce",) if clip == "truncate" else ("reinforce", "differentiable")
+    estimators = ("reinforce",) if clip in ("truncate", "value") else ("reinforce", "differentiable")
     for estimator in estimators:
         item = objective(
             {
@@ -107,7 +108,7 @@ def test_both_estimators_have_the_same_gradient_sample_by_sample(divergence: str
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_within_the_margins_no_clip_changes_anything(divergence: str) -> None:
     inputs = batch(3, spread=0.02)
-    clips = ({"type": "dual"}, {"type": "dual", "branch": "regularized"}, {"type": "truncate"})
+    clips = ({"type": "dual"}, {"type": "dual", "branch": "regularized"}, {"type": "truncate"}, {"type": "value"})
     values = {"type": "rpg", "divergence": divergence, "kl_coef": 0.7}
     plain = slopes(objective({**values, "clip": {"type": "none"}}), inputs)
     for clip in clips:
@@ -151,6 +152,25 @@ def test_the_regularised_branch_takes_its_side_by_the_advantage_with_the_diverge
     assert slopes(item, inputs).item() == pytest.approx(expected, abs=2e-6)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_the_clipped_value_is_the_surrogate_of_the_regularised_advantage_and_no_token_loses_its_gradient(
+    divergence: str, level: str
+) -> None:
+    inputs = batch(5, spread=1.5)
+    values = {"type": "rpg", "divergence": divergence, "kl_coef": 0.7, "level": level}
+    seen = diagnostics(objective({**values, "clip": {"type": "value"}}), **inputs)
+    plain = diagnostics(objective({**values, "clip": {"type": "none"}}), **inputs)
+    ratio = plain["ratio"]
+    surrogate = -ppo_surrogate(ratio, plain["weight"] / ratio, low=0.2, high=0.28, dual=10.0)
+    on_tokens = inputs["response_mask"] != 0
+    assert torch.allclose(seen["weight"][on_tokens], surrogate[on_tokens], rtol=1e-9)
+    clipped = seen["clipped_low"] | seen["clipped_high"] | seen["clipped_dual"]
+    assert clipped.any(), "the batch reaches the bounds"
+    assert (seen["weight"][clipped] != 0).all()
+    assert torch.equal(clipped & on_tokens, on_tokens & ~torch.isclose(seen["weight"], plain["weight"], rtol=1e-9))
+
+
 # Algorithm 1, beta 0.1, reference = sampler: loss = -clip(w) (A - 0.1 log w), both factors differentiated.
 # A = 1, w = 1.1: -w A + .1 w log w -> slope -w A + .1 w (log w + 1) = -1.1 + .11 * 1.095310 = -.979516
 # A = 1, w = 2: over the margin, the advantage alone moves: 1.28 * .1 = .128
@@ -170,7 +190,8 @@ def test_algorithm_1_differentiates_the_ratio_and_the_advantage(ratio: float, ex
 
 
 REFUSED = [
-    ({"estimator": "differentiable", "clip": {"type": "truncate"}}, "needs estimator reinforce"),
+    ({"estimator": "differentiable", "clip": {"type": "truncate"}}, "truncate needs estimator reinforce"),
+    ({"estimator": "differentiable", "clip": {"type": "value"}}, "value needs estimator reinforce"),
     (
         {"estimator": "differentiable", "divergence": "forward", "clip": {"type": "dual", "branch": "regularized"}},
         "needs a reverse divergence",

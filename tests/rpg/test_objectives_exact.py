@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from benchmarks.readings import READINGS, median_bias
 from rpg.certificate.enumeration import enumerate_world, response_probabilities, sequence_objective, token_objective
 from rpg.objectives import token_losses
 from specs.schema.objective import NoClip, RegularizedObjective
@@ -46,3 +47,12 @@ def test_the_expected_gradient_is_the_exact_one_with_three_distinct_policies(
         truth = token_objective(world, policy, sampler, reference, forward=forward, kl_coef=kl_coef)
     (exact,) = torch.autograd.grad(-truth, policy)
     assert (estimate - exact).norm() <= 1e-10 * exact.norm()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_of_the_papers_clips_the_clipped_value_is_nearest_to_the_exact_gradient_off_policy(level: str) -> None:
+    bias = {name: median_bias(clip, level=level, kl_coef=0.1, distance=0.5, toys=15) for name, clip in READINGS.items()}
+    assert bias.pop("no clip") < 1e-10
+    value, truncation, *marked = sorted(bias.values())
+    assert (value, truncation) == (bias["eq. 4.1, value"], bias["Remark F.2, truncation"])
+    assert value < 0.8 * truncation < 0.8 * min(marked)

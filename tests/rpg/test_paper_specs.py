@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from transformers import AutoConfig
 
 import specs
 from specs.document import Cell, expand
-from specs.loader import load_document
+from specs.loader import load_document, load_evaluation
+from specs.schema.objective import DualClip, RegularizedObjective, ValueClip
 from tests.rpg.tiny_run import make_inputs, rows, train
 
 PAPER = sorted((Path(specs.__file__).parent / "experiments" / "paper").glob("*.yaml"))
@@ -74,7 +76,9 @@ def test_every_row_of_the_papers_tables_is_a_cell(inputs: Path, monkeypatch: pyt
         "qwen3-4b-2k-clip": 6,  # Figure 8: three clips, two divergences
         "qwen3-4b-4k-kl": 6,  # Figure 9: three settings, two estimators
         "qwen3-4b-4k-rate": 8,
-        "qwen3-4b-4k-algorithm-2": 4,  # two branches, two divergences
+        "qwen3-4b-4k-algorithm-1": 2,  # two branches of one divergence
+        "qwen3-4b-4k-algorithm-2": 6,  # three clips, two divergences
+        "qwen3-4b-8k-headline": 2,  # the divergences of RPG-REINFORCE
         "qwen2.5-7b-instruct-schedule-free": 12,
         "qwen2.5-math-7b": 24,
         "qwen3-4b-2k-fair": 7,
@@ -82,6 +86,49 @@ def test_every_row_of_the_papers_tables_is_a_cell(inputs: Path, monkeypatch: pyt
         "qwen3-4b-8k-fair": 7,
     }
     assert {file.stem: len(cells_of(file, inputs, monkeypatch)) for file in PAPER} == rows_of_tables
+
+
+def test_every_departure_is_marked_at_its_line_and_listed_by_the_same_name() -> None:
+    marked = {name for file in PAPER for name in re.findall(r"departs \(([^)]+)\):", file.read_text())}
+    page = (Path(specs.__file__).parents[1] / "docs" / "paper.md").read_text()
+    table = page.partition("## Where these experiments depart")[2]
+    listed = re.findall(r"^\| ([^|]+?) \| [^|]+ \| [^|]+ \|$", table, flags=re.MULTILINE)
+    assert len(listed) > 20
+    assert marked == set(listed)
+    unnamed = [file.name for file in PAPER if re.search(r"departs(?!`| \([^)]+\):)", file.read_text())]
+    assert not unnamed, "a mark without a name is in no list"
+
+
+def test_the_readings_of_the_paper_that_no_table_has_are_cells_of_their_own(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def objectives(stem: str) -> list[RegularizedObjective]:
+        (file,) = [file for file in PAPER if file.stem == stem]
+        found = [cell.experiment.objective for cell in cells_of(file, inputs, monkeypatch)]
+        return [objective for objective in found if isinstance(objective, RegularizedObjective)]
+
+    first = [(item.estimator, item.divergence, item.clip) for item in objectives("qwen3-4b-4k-algorithm-1")]
+    settings = {"low": 0.2, "high": 0.28, "dual": 10}
+    assert first == [
+        ("differentiable", "unnormalized_reverse", DualClip(branch=branch, **settings))
+        for branch in ("raw", "regularized")
+    ]
+    second = {item.clip for item in objectives("qwen3-4b-4k-algorithm-2")}
+    assert second == {DualClip(**settings), DualClip(branch="regularized", **settings), ValueClip(**settings)}
+
+
+def test_the_headline_of_the_abstract_stands_beside_what_is_measured() -> None:
+    (file,) = [file for file in PAPER if file.stem == "qwen3-4b-8k-headline"]
+    trained = load_document(file).experiment
+    assert trained.rollout.max_response_length == 8192
+    (table,) = trained.evaluation.literature
+    assert table.datasets == ("aime-2025",)
+    assert table.rows["RPG-REINFORCE-URKL"] == [[0.5073, 0.5208]]
+    (cell,) = expand(load_evaluation(file.parents[2] / "evaluations" / "qwen3-4b-official.yaml"))
+    measured = cell.experiment.evaluation
+    assert measured.max_response_length == 8192
+    assert measured.literature[0].rows == {"Qwen3-4B-Instruct": [[0.47, 0.47]]}
+    assert cell.label.startswith("Qwen3-4B-Instruct")
 
 
 @pytest.mark.parametrize("file", [file for file in PAPER if file.stem.endswith("-fair")], ids=lambda file: file.stem)

@@ -183,7 +183,13 @@ def test_a_run_keeps_the_certificate_of_each_phase(runs: Path) -> None:
 
 SCHEDULED_OBJECTIVES: list[dict[str, Any]] = [
     {"type": kind, "kl_coef": {"schedule": [[1, 0], [40, 0.3], [90, 0.1]], "between": between}, "clip": {**clip, **low}}
-    for kind, clip in (("rpg", {"type": "dual"}), ("rpg", {"type": "truncate"}), ("ppo", {}), ("rloo", {}))
+    for kind, clip in (
+        ("rpg", {"type": "dual"}),
+        ("rpg", {"type": "truncate"}),
+        ("rpg", {"type": "value"}),
+        ("ppo", {}),
+        ("rloo", {}),
+    )
     for between in ("step", "linear", "cosine")
     for low in [{"low": {"schedule": [[1, 0.1], [50, 0.4]], "between": between}}]
 ]
