@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import duckdb
+
 from pipelines.garbage import size_of
 from pipelines.home import Home
 from pipelines.processes.lease import RunBusyError, acquire
@@ -69,11 +71,13 @@ def removal_of(home: Home, name: str) -> Removal:
     )
 
 
-def remove(home: Home, removal: Removal) -> None:
+def remove(home: Home, removal: Removal) -> bool:
     """Deletes the runs, and their names in the records of experiments. What another call has deleted meanwhile is gone.
 
     Killed on the way, it leaves whole runs, and rests out of sight that the next call deletes.
 
+    Returns:
+        Whether the index knows; not where a full disk takes no new one, say. The next ingest tells it.
     Raises:
         NotRemovableError: a run has been begun meanwhile; those before it are deleted.
     """
@@ -90,9 +94,14 @@ def remove(home: Home, removal: Removal) -> None:
             _forget(home, name, removal.runs)
         if removal.experiment and (record := home.experiment(removal.experiment)).is_dir():
             record.rename(aside / f"experiment {removal.experiment}")
-        with Store.open(home.root) as store:
-            store.ingest()
+        try:
+            with Store.open(home.root) as store:
+                store.ingest()
+            is_indexed = True
+        except (OSError, duckdb.Error):
+            is_indexed = False  # readers pass over what is not there
         shutil.rmtree(aside)  # last: what fails before it leaves a home that has forgotten the runs
+    return is_indexed
 
 
 def _refusal(home: Home, run_id: str) -> str:

@@ -12,10 +12,9 @@ from pipelines.home import Home
 from rpg.files import now, read_json, write_json
 from rpg.processes.fence import Fence
 from specs.secrets import hide
+from storage.liveness import FINAL
 
 Status = Literal["pending", "running", "finished", "failed", "cancelled"]
-FINAL = ("finished", "failed", "cancelled")
-"""A run that is so has ended on record."""
 WAITING = "waiting for a worker"
 """Why a run that somebody had begun is pending: any worker of its pool goes on with it."""
 Record = dict[str, Any]

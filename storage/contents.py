@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
@@ -77,10 +78,9 @@ def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Se
         return []
     run = root / "runs" / run_id
     merged, unrecorded = _merged_names(root, listed, alone=True), left_out(run)
-    try:
-        began = (run / "run.json").stat().st_mtime_ns
-    except OSError:
-        began = 0
+    # As the document says: a copy of a home may have files of another time.
+    created = read_document(run / "run.json").get("created_at")
+    began = datetime.fromisoformat(created).timestamp() * 1e9 if created else 0
     return [
         segment
         for segment in missing

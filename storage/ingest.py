@@ -13,13 +13,13 @@ from storage import catalogue, database
 from storage.columns import NATIVE, PARQUET, column_list
 from storage.contents import inspect, read
 from storage.documentation import comment
+from storage.liveness import FINAL
 from storage.merging import packs
 from storage.merging.compaction import KEEP_SECONDS, LARGEST_BYTES, Compacted, compact_run, delete_merged
 from storage.provenance import unit_provenance
 from storage.relations import SUMMARY, in_segments, known_packs, rewards, views
 from storage.segments import BadSegmentError
 from storage.units import (
-    ENDED,
     KnownSegment,
     Unit,
     as_row,
@@ -33,7 +33,7 @@ from storage.units import (
 
 _UNITS_AT_ONCE = 256
 """Units whose rows are in memory together."""
-_OVER = (*ENDED, "crashed")
+_OVER = (*FINAL, "crashed")
 """Statuses of a run that nobody executes; one that crashed may be resumed."""
 
 
@@ -252,9 +252,15 @@ def _insert(connection: duckdb.DuckDBPyConnection, root: Path, units: list[Unit]
         _insert_copied(connection, table, parts)
     database.insert_rows(connection, f"recorded.{SUMMARY}", _rewards(root, units))
     database.insert_rows(connection, "recorded.segments", [as_row(entry) for entry in entries])
+    damaged = {f"runs/{entry.segment.run_id}" for entry in entries if entry.problem}
     read_as = [
-        {"unit": u.path, "stamp": u.stamp, "has_merged": u.has_merged, "problems": list(u.problems) or None}
-        for u in units
+        {
+            "unit": unit.path,
+            "stamp": unit.stamp if unit.path not in damaged else None,
+            "has_merged": unit.has_merged,
+            "problems": list(unit.problems) or None,
+        }
+        for unit in units
     ]
     database.insert_rows(connection, "recorded.units", read_as)
     return entries

@@ -16,7 +16,9 @@ import psutil
 
 from specs.documents.reading import numbered, read_document
 
-STATUSES = ("pending", "running", "finished", "failed", "cancelled", "crashed")
+FINAL = ("finished", "failed", "cancelled")
+"""A run that is so has ended on record, and nobody executes it."""
+STATUSES = ("pending", "running", *FINAL, "crashed")
 LEASE_SECONDS = 20.0
 """Without a heartbeat for that long, a holder of another host counts as dead and a stopped one of this host too."""
 
@@ -132,15 +134,20 @@ class LeaseRecord:
         return fresh
 
 
-def newest_lease(run_directory: Path) -> LeaseRecord | None:
-    """The run's lease of the highest number, released or not; None where there is none."""
-    leases = numbered(run_directory / "leases")
-    if not leases:
-        return None
-    # Where it is unreadable its number counts all the same, and nobody holds it: see `Lease.release` for an empty one.
-    document = read_document(leases[-1])
-    known = {name: document[name] for name in LeaseRecord.__slots__ if name in document}
-    return LeaseRecord(**known | {"number": int(leases[-1].stem)})
+def newest_lease(run_directory: Path, *, settling: bool = True) -> LeaseRecord | None:
+    """The run's lease of the highest number, released or not; None where there is none.
+
+    Args:
+        settling: one counts too under which the run was only settled; else the newest of those that were to execute it.
+    """
+    for path in reversed(numbered(run_directory / "leases")):
+        # Where it is unreadable its number counts all the same, and nobody holds it: `Lease.release` has an empty one.
+        document = read_document(path)
+        known = {name: document[name] for name in LeaseRecord.__slots__ if name in document}
+        lease = LeaseRecord(**known | {"number": int(path.stem)})
+        if settling or not lease.settles:
+            return lease
+    return None
 
 
 class LeaseWatch:

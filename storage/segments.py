@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from specs.documents.reading import is_portable_name
 from specs.records import TABLES
 from specs.segment_names import SegmentName, parse_segment_name
 from storage.columns import EVALUATED
@@ -70,7 +71,8 @@ def _candidates(root: Path, run_id: str) -> Iterator[tuple[Segment, bool]]:
             continue  # a directory still being filled
         for table in EVALUATED:
             for entry in entries(Path(stage.path) / "segments" / table):
-                yield _segment(root, entry, table, run_id), entry.name.endswith(".parquet")
+                is_named = is_portable_name(entry.name) and entry.name.endswith(".parquet")
+                yield _segment(root, entry, table, run_id), is_named
 
 
 def _segment(root: Path, entry: "os.DirEntry[str]", table: str, run_id: str) -> Segment:

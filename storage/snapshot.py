@@ -8,6 +8,7 @@ from pathlib import Path
 
 import duckdb
 
+from specs.records import TABLES
 from storage import catalogue, database
 from storage.columns import NATIVE
 from storage.documentation import comment
@@ -41,9 +42,13 @@ class Snapshot:
     Args:
         damaged: keys of segments and packs that turned out to be damaged, and how: they are left out.
         index: whether the index may be read; not where it turned out to be damaged.
+        sql: the query that it is taken for. Files of tables that it does not name are not looked for in runs that have
+            ended: one that is gone is noticed when it is read. None: any.
     """
 
-    def __init__(self, root: Path, *, damaged: Mapping[str, str] | None = None, index: bool = True) -> None:
+    def __init__(
+        self, root: Path, *, damaged: Mapping[str, str] | None = None, index: bool = True, sql: str | None = None
+    ) -> None:
         self.root = root
         self.connection = database.connect()
         warnings = []
@@ -52,7 +57,8 @@ class Snapshot:
             warnings.append(f"experiments.duckdb is {obstacle}; reading the segments (`rpg db rebuild` makes it again)")
         self._attached = not obstacle
         indexed = known_units(self.connection, "store.recorded") if self._attached else {}
-        stamps = unit_stamps(root, {unit: stamp for unit, (stamp, _) in indexed.items()})
+        tables = TABLES if sql is None else _tables_in(sql)
+        stamps = unit_stamps(root, {unit: stamp for unit, (stamp, _) in indexed.items()}, tables)
         unknown = ("", list[str]())
         changed = {unit: stamp for unit, stamp in stamps.items() if indexed.get(unit, unknown)[0] != stamp}
         self.num_unknown = sum(indexed.get(unit, unknown)[0] is not None for unit in changed)
@@ -94,13 +100,11 @@ class Snapshot:
 
     def segments_of(self, sql: str) -> list[Segment]:
         """The segments that a query may read."""
-        tables = {table for name in _views_in(sql) for table in views()[name].tables}
-        return [entry.segment for table in sorted(tables) for entry in self._entries(table)]
+        return [entry.segment for table in sorted(_read_for(sql)) for entry in self._entries(table)]
 
     def packs_of(self, sql: str) -> list[str]:
         """The packs that a query may read: their paths, relative to the home."""
-        tables = {table for name in _views_in(sql) for table in views()[name].tables} - {SUMMARY}
-        return [pack.key for table in sorted(tables) for pack in self._packs(table)]
+        return [pack.key for table in sorted(_tables_in(sql)) for pack in self._packs(table)]
 
     def _create_catalogue(self, fresh: Collection[catalogue.Rows]) -> None:
         connection = self.connection
@@ -200,6 +204,16 @@ class Snapshot:
 def _views_in(sql: str) -> set[str]:
     """The views whose names are words of a query: those that it reads, and perhaps others."""
     return set(re.findall(r"\w+", sql.lower())) & views().keys()
+
+
+def _read_for(sql: str) -> set[str]:
+    """What a query may read of what is recorded in segments, or made from them."""
+    return {table for name in _views_in(sql) for table in views()[name].tables}
+
+
+def _tables_in(sql: str) -> set[str]:
+    """The same without the summary, which an ingest makes."""
+    return _read_for(sql) - {SUMMARY}
 
 
 def find_damage(snapshot: Snapshot, sql: str, error: duckdb.Error) -> dict[str, str]:

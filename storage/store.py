@@ -193,7 +193,7 @@ class Store:
         damaged: dict[str, str] = {}
         blames_index = False
         for attempt in range(_ATTEMPTS):
-            snapshot = self._snapshot or self._take_snapshot(damaged, index=not blames_index)
+            snapshot = self._snapshot or self._take_snapshot(sql, damaged, index=not blames_index)
             self._statement = Statement(snapshot, self.limits)
             try:
                 self._statement.start(sql, params, form)
@@ -214,20 +214,20 @@ class Store:
                 return answer, (*snapshot.warnings, *moved)
         raise QueryError(f"{cause}\n  hint: `rpg db check` says what is damaged") from cause
 
-    def _take_snapshot(self, damaged: Mapping[str, str], *, index: bool = True) -> Snapshot:
+    def _take_snapshot(self, sql: str, damaged: Mapping[str, str], *, index: bool = True) -> Snapshot:
         try:
-            snapshot = Snapshot(self.root, damaged=damaged, index=index)
+            snapshot = Snapshot(self.root, damaged=damaged, index=index, sql=sql)
         except duckdb.Error:
             if not index:
                 raise
-            return self._take_snapshot(damaged, index=False)
+            return self._take_snapshot(sql, damaged, index=False)
         if index and snapshot.num_unknown > _MOST_UNKNOWN:
             from storage.ingest import ingest
 
             with contextlib.suppress(Timeout, OSError, duckdb.Error):  # another one does, or the home is read-only
                 snapshot.close()
                 ingest(self.root, wait_seconds=0)
-            snapshot = Snapshot(self.root, damaged=damaged)
+            snapshot = Snapshot(self.root, damaged=damaged, sql=sql)
         self._remove_scratch = confine(snapshot.connection, self.root, self.limits)
         self._moved |= self._answered
         self._snapshot = snapshot

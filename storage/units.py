@@ -7,7 +7,7 @@ listing of `runs/`.
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,24 +15,30 @@ from typing import Any
 
 import duckdb
 
-from specs.documents.reading import read_document
+from specs.documents.reading import is_portable_name, read_document
 from specs.records import TABLES
 from storage.catalogue import Documents, Rows, read_unit
+from storage.columns import EVALUATED
 from storage.database import quoted_list
-from storage.liveness import is_dead
+from storage.liveness import FINAL, is_dead
 from storage.segments import BadSegmentError, Segment, entries, run_segments
 
 _SETTLED_NS = 2_000_000_000
 """A directory that changed less than so long ago may change again without its time showing it."""
 UNIT_OF_RUN = "'runs/' || run_id"
 """SQL: the unit of the run that a row is of."""
-ENDED = ("finished", "failed", "cancelled")
-"""Statuses of a run that nobody executes."""
 GONE = "the file is gone"
 """The problem of a segment that the index had, and that nothing has replaced."""
 _PARTS = ("attempts", "leases", "evaluate", "segments", *(f"segments/{table}" for table in TABLES))
 """Directories of a run in which something may change while the run's own time stays."""
-_SEGMENTS = _PARTS.index("segments")
+_PLACES = {part: place for place, part in enumerate(_PARTS)}
+_PLACES_OF = {
+    table: {_PLACES["segments"], _PLACES[f"segments/{table}"], *([_PLACES["evaluate"]] if table in EVALUATED else [])}
+    for table in TABLES
+}
+"""Table -> the places in `_PARTS` where its files come and go."""
+_HAS_ENDED = " ended"
+"""End of the stamp of a run that has ended: nothing in it changes but by a new attempt, or by hand."""
 
 
 @dataclass(frozen=True)
@@ -65,34 +71,36 @@ class Unit:
     """What of its documents was passed over: a line each."""
 
 
-def unit_stamps(root: Path, before: Mapping[str, str | None]) -> dict[str, str]:
+def unit_stamps(
+    root: Path, before: Mapping[str, str | None], tables: Collection[str] = tuple(TABLES)
+) -> dict[str, str]:
     """Every unit's directory, by its path relative to the home, and what changes whenever its content does.
 
     That is its time of change; of a run also those of the directories in it that have leases, attempts, results and
     rows: whoever takes the run up writes there, and a file may be deleted or restored there by hand.
 
     Args:
-        before: the stamps that the index has, by which what is not there need not be looked for.
+        before: the stamps that the index has, by which what cannot have changed need not be looked for.
+        tables: those whose files are looked for in runs that have ended, too.
     """
+    watched = sorted({_PLACES["attempts"]}.union(*(_PLACES_OF[table] for table in tables)))
     stamps = {path: str(time) for kind in ("experiments", "studies") for path, time in _directories(root, kind)}
     for path, changed in _directories(root, "runs"):
-        stamps[path] = _run_stamp(f"{root}/{path}", str(changed), before.get(path) or "")
+        stamps[path] = _run_stamp(f"{root}/{path}", str(changed), before.get(path) or "", watched)
     for stage, _ in _directories(root, "artifacts"):
         stamps |= {path: str(changed) for path, changed in _directories(root, stage)}
     return stamps
 
 
-def _run_stamp(directory: str, changed: str, before: str) -> str:
-    known = before.split()
-    if len(known) != len(_PARTS) + 1 or known[0] != changed:
-        return " ".join([changed, *(_time_of(f"{directory}/{part}") for part in _PARTS)])
-    # What was not there has not come while the directory above it is as it was.
-    times = [
-        "0" if time == "0" else _time_of(f"{directory}/{part}") for part, time in zip(_PARTS, known[1:], strict=True)
-    ]
-    if times[_SEGMENTS] != known[1 + _SEGMENTS]:
-        times[_SEGMENTS + 1 :] = [_time_of(f"{directory}/{part}") for part in _PARTS[_SEGMENTS + 1 :]]
-    return " ".join([changed, *times])
+def _run_stamp(directory: str, changed: str, before: str, watched: Iterable[int]) -> str:
+    """The stamp of a run. `watched`: the places in `_PARTS` that are looked at where the run has ended."""
+    time, *known = before.removesuffix(_HAS_ENDED).split() or [""]
+    if time == changed and len(known) == len(_PARTS):
+        places = watched if before.endswith(_HAS_ENDED) else range(len(_PARTS))
+        # What was not there has not come while the directory above it is as it was.
+        if all(known[place] in ("0", _time_of(f"{directory}/{_PARTS[place]}")) for place in places):
+            return before
+    return " ".join([changed, *(_time_of(f"{directory}/{part}") for part in _PARTS)])
 
 
 def read_units(root: Path, stamps: dict[str, str], known: dict[str, KnownSegment]) -> list[Unit]:
@@ -125,9 +133,13 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
         before = [entry.segment for entry in known.values()]
         segments.extend(KnownSegment(segment, 0, False, GONE) for segment in lost(root, run_id, before, listed))
 
-    documents = Documents(root)
+    documents, stamp = Documents(root), stamp.removesuffix(_HAS_ENDED)
     rows = read_unit(root, path, documents, read_segments)
-    settled = stamp if _is_settled(stamp) and _is_closed(root, path, rows, segments) else None
+    # A damaged file that is restored in place changes no directory's time.
+    is_whole = not documents.problems and not any(entry.problem for entry in segments)
+    settled = stamp if is_whole and _is_settled(stamp) and _is_closed(root, path, rows, segments) else None
+    if settled and path.startswith("runs/") and rows["runs"][0]["status"] in ENDED:
+        settled += _HAS_ENDED
     return Unit(path, settled, rows, tuple(segments), bool(merged), tuple(documents.problems))
 
 
@@ -162,14 +174,17 @@ def _is_closed(root: Path, path: str, rows: Rows, segments: list[KnownSegment]) 
     (run,) = rows["runs"]
     waits = run["status"] == "pending" and not segments and not rows["attempts"]
     is_dead_for_good = run["status"] == "crashed" and is_dead(root / path, read_document(root / path / "state.json"))
-    return run["status"] in ENDED or waits or is_dead_for_good
+    return run["status"] in FINAL or waits or is_dead_for_good
 
 
 def _directories(root: Path, parent: str) -> Iterator[tuple[str, int]]:
-    """The directories in a directory of the home, by name: path in the home, and time of change in ns."""
+    """The directories in a directory of the home, by name: path in the home, and time of change in ns.
+
+    One with another name than a unit can have is passed over: DuckDB would take a glob sign for one.
+    """
     for entry in entries(root / parent):
         with suppress(OSError):
-            if entry.is_dir():
+            if is_portable_name(entry.name) and entry.is_dir():
                 yield f"{parent}/{entry.name}", entry.stat().st_mtime_ns
 
 

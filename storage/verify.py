@@ -5,13 +5,13 @@ from pathlib import Path
 
 import duckdb
 
-from specs.documents.reading import numbered, read_checked, read_document
+from specs.documents.reading import is_portable_name, numbered, read_checked, read_document
 from storage import database
 from storage.columns import NATIVE
 from storage.contents import half_written, is_damaged, left_out, lost, merged_away, read
-from storage.liveness import STATUSES
+from storage.liveness import FINAL, STATUSES
 from storage.segments import BadSegmentError, Segment, entries, misnamed_files, run_segments
-from storage.units import ENDED, GONE, KnownSegment, known_segments
+from storage.units import GONE, KnownSegment, known_segments
 
 _ANSWERS = {
     "metrics": "learning curves, compare and report lack these steps",
@@ -39,13 +39,20 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
     """
     root = Path(home_root).absolute()
     known, obstacle = _index(root)
-    lines = [line for run in entries(root / "runs") if run.is_dir() for line in _run(root, run.name, known, full=full)]
+    runs = [entry.name for entry in entries(root / "runs") if entry.is_dir()]
+    lines = [f"{_shown(f'runs/{run}')}: no name of a run; it is not read" for run in runs if not is_portable_name(run)]
+    lines += [line for run in runs if is_portable_name(run) for line in _run(root, run, known, full=full)]
     lines += [
         line for pattern in _OTHER_DOCUMENTS for path in sorted(root.glob(pattern)) for line in _document(root, path)
     ]
     if obstacle := obstacle or database.damage_of_index(root):
         return [*lines, f"experiments.duckdb: {obstacle}; `rpg db rebuild` makes it again"]
     return [*lines, *_gone(root, known), *_copies(root), *_packs(root, full=full)]
+
+
+def _shown(path: str) -> str:
+    """A path as it can be printed."""
+    return path if path.isprintable() else ascii(path)[1:-1]
 
 
 def _index(root: Path) -> tuple[dict[str, KnownSegment], str]:
@@ -65,7 +72,7 @@ def _index(root: Path) -> tuple[dict[str, KnownSegment], str]:
 def _run(root: Path, run_id: str, known: dict[str, KnownSegment], *, full: bool) -> Iterator[str]:
     yield from _documents(root, root / "runs" / run_id)
     for key in misnamed_files(root, run_id):
-        yield f"{key}: not named like a segment; it is not read"
+        yield f"{_shown(key)}: not named like a segment; it is not read"
     listed = run_segments(root, run_id)
     passed_over = merged_away(root, listed) | half_written(root, listed)
     segments = [segment for segment in listed if segment.key not in passed_over]
@@ -97,7 +104,7 @@ def _documents(root: Path, directory: Path) -> Iterator[str]:
 
 def _document(root: Path, path: Path) -> Iterator[str]:
     for problem in read_checked(path)[1]:
-        yield f"{path.relative_to(root).as_posix()}: {problem}; it is passed over; {_CURE}"
+        yield f"{_shown(path.relative_to(root).as_posix())}: {problem}; it is passed over; {_CURE}"
 
 
 def _segment(root: Path, segment: Segment, known: KnownSegment | None) -> Iterator[str]:
@@ -117,7 +124,7 @@ def _segment(root: Path, segment: Segment, known: KnownSegment | None) -> Iterat
 
 def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
     """Of a run that has ended, the steps up to its last of which a table has no rows."""
-    if read_document(directory / "state.json").get("status") not in ENDED:
+    if read_document(directory / "state.json").get("status") not in FINAL:
         return
     last = read_document(directory / "progress.json").get("step")
     if not isinstance(last, int) or not numbered(directory / "attempts"):

@@ -59,11 +59,19 @@ def main() -> None:
             _run()
         except SystemExit as end:
             if limits := sys.modules.get("storage.statements.limits"):
-                limits.leave_stuck(end.code if isinstance(end.code, int) else 0)
+                limits.leave_stuck(_exit_code(end))
             raise
         except Exception:  # a fault of ours: what it quotes is spelt out too
             traceback.print_exc()
             sys.exit(1)
+
+
+def _exit_code(end: SystemExit) -> int:
+    """The exit code that Python would end with. A message in its place is printed here, and is then no longer there."""
+    if not isinstance(end.code, int | None):
+        print(end.code, file=sys.stderr)
+        end.code = 1
+    return end.code or 0
 
 
 def _run() -> None:

@@ -12,11 +12,10 @@ from pipelines.home import Home
 from pipelines.versions import versions_in, with_runs
 from rpg.files import files_under, now, read_json, sync, sync_tree, write_json
 from rpg.manifests import find_damage
-from specs.documents.reading import read_checked
-from specs.documents.shapes import is_portable_name
+from specs.documents.reading import is_portable_name, read_checked
 from specs.errors import RpgError
 from storage import Store
-from storage.units import ENDED
+from storage.liveness import FINAL
 
 _NEEDED = {"run.json", "state.json"}
 _MOST_NAMED = 3
@@ -95,7 +94,7 @@ def _read(directory: Path) -> Export:
         raise NoExportError(f"{directory} was exported by a later version of the program")
     if read_json(directory / "run.json").get("run_id") != export.run_id or not export.files.keys() >= _NEEDED:
         raise NoExportError(f"{directory} has not the run that its {MANIFEST} names")
-    if (status := read_json(directory / "state.json").get("status")) not in ENDED:
+    if (status := read_json(directory / "state.json").get("status")) not in FINAL:
         raise NoExportError(f"{export.run_id} was {status} when it was exported; export it again when it has ended")
     return export
 
@@ -126,7 +125,8 @@ def _bring(export: Export, aside: Path, final: Path) -> None:
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(export.directory / name, aside / name, follow_symlinks=False)
             shutil.copystat(export.directory / name, aside / name, follow_symlinks=False)
-        found = [f"{path.relative_to(aside)}: {line}" for path in files_under(aside) for line in _problems(path)]
+        names = [path.relative_to(aside) for path in files_under(aside)]
+        found = [f"{name}: {line}" for name in names for line in _problems(aside, name)]
         if found:
             more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
             said = "; ".join(found[:_MOST_NAMED]) + more
@@ -143,9 +143,9 @@ def _bring(export: Export, aside: Path, final: Path) -> None:
         shutil.rmtree(aside.parents[1], ignore_errors=True)
 
 
-def _problems(path: Path) -> list[str]:
+def _problems(run: Path, name: Path) -> list[str]:
     """What is wrong with a document of the run; nothing with a file that is none."""
-    return read_checked(path)[1] if path.suffix == ".json" and "weights" not in path.parts else []
+    return read_checked(run / name)[1] if name.suffix == ".json" and name.parts[0] != "weights" else []
 
 
 def _difference(export: Path, here: Path) -> str:

@@ -1,8 +1,12 @@
 """This machine's addresses and ports, for processes that have to find each other."""
 
 import contextlib
+import os
 import random
 import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -21,6 +25,41 @@ def free_port(preferred: int | None = None) -> int:
             listener.bind(("", port))
             return int(listener.getsockname()[1])
     raise OSError("no port of this machine is free")
+
+
+def bound_port() -> tuple[socket.socket, socket.socket]:
+    """A free port of loopback, twice: for a server that is to listen there, and to hold it for as long as the second is
+    open. Nobody who is another user can take it meanwhile, and who connects before the server listens is refused.
+    """
+    sockets = socket.socket(), socket.socket()
+    port = free_port()
+    for each in sockets:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # of one user's sockets alone
+        each.bind(("127.0.0.1", port))
+    return sockets
+
+
+def is_anothers(port: int) -> bool:
+    """Whether another user listens where a connection to a port of loopback arrives; not known: no."""
+    return any(port == listening and user != os.geteuid() for listening, user in _loopback_listeners())
+
+
+_LISTENS = "0A"
+"""A connection's state in /proc/net/tcp."""
+
+
+def _loopback_listeners() -> Iterator[tuple[int, int]]:
+    """The port and the user of each socket that listens on 127.0.0.1, alone or among all addresses."""
+    here = f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"
+    mapped = f"{0:016X}{int.from_bytes(bytes([0, 0, 255, 255]), sys.byteorder):08X}{here}"
+    for name in ("tcp", "tcp6"):
+        lines: list[str] = []
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/net", name).read_text().splitlines()[1:]
+        for _, local, _, state, _, _, _, user, *_ in map(str.split, lines):
+            address, _, port = local.partition(":")
+            if state == _LISTENS and (address in (here, mapped) or not address.strip("0")):
+                yield int(port, 16), int(user)
 
 
 def interface_of(address: str) -> str:

@@ -8,6 +8,7 @@ waited for, so that the next command can end what a `kill -9` of this one left b
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,6 +89,7 @@ def start(
     attached: bool = True,
     directory: Path | None = None,
     withheld: Sequence[str] = (),
+    standard_input: int | socket.socket = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own.
 
@@ -97,10 +99,19 @@ def start(
         attached: it dies with the thread that calls this.
         directory: where it works; None: where this process does.
         withheld: variables of this process's environment that it does not get.
+        standard_input: what it has as that: nothing, or the socket of its port.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
-        return _start(command, output, environment or {}, attached=attached, directory=directory, withheld=withheld)
+        return _start(
+            command,
+            output,
+            environment or {},
+            attached=attached,
+            directory=directory,
+            withheld=withheld,
+            standard_input=standard_input,
+        )
 
 
 def _start(
@@ -111,11 +122,12 @@ def _start(
     attached: bool,
     directory: Path | None = None,
     withheld: Sequence[str] = (),
+    standard_input: int | socket.socket = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name not in withheld}
     return subprocess.Popen(
         list(command),
-        stdin=subprocess.DEVNULL,
+        stdin=standard_input,
         stdout=output,
         stderr=subprocess.STDOUT,
         env={**inherited, "PYTHONUNBUFFERED": "1", **environment},

@@ -6,6 +6,7 @@ those that nobody asked for yet: rollouts and tokens are most of a record.
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from pipelines.home import Home
 from pipelines.remote.object_store import StoreSource
 from pipelines.remote.record_files import Listing
 from pipelines.remote.sources import FileGoneError, Source, SourceError, WebSource
-from rpg.files import read_json, replacing, write_json
+from rpg.files import replacing, write_json
 from specs.records import LARGE_TABLES, TABLES
 
 SMALL = frozenset(TABLES) - {*LARGE_TABLES}
@@ -158,8 +159,9 @@ class Mirror:
         """What is known of the units. A document that an interrupted command left in parts counts as none."""
         units = {}
         for unit in only or self.units():
-            document = read_json(self._index / f"{unit}.json")
-            with contextlib.suppress(ValueError):
+            # Not `read_json`, which expects by a file's name what a run's document of that name holds.
+            with contextlib.suppress(OSError, ValueError):
+                document = json.loads((self._index / f"{unit}.json").read_bytes())
                 units[unit] = _Unit(Listing.from_json(unit, document), dict(document.get("here", {})))
         return units
 

@@ -10,7 +10,8 @@ from pipelines.processes.lease import acquire
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import clear_request
 from pipelines.server.flow_runs import state_of
-from pipelines.state import FINAL, RunState
+from pipelines.state import RunState
+from storage.liveness import FINAL
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -121,10 +122,12 @@ def end_tasks(client: "SyncPrefectClient", flow_run: "FlowRun", stages: dict[str
             client.set_task_run_state(task_run.id, state_as(status, GONE), force=True)
 
 
-def set_state(client: "SyncPrefectClient", flow_run: "FlowRun", state: "State[Any]") -> None:
-    """Gives a flow run a state, unless it has another one by now than when it was read."""
-    if is_unchanged(client, flow_run):
-        client.set_flow_run_state(flow_run.id, state, force=True)
+def set_state(client: "SyncPrefectClient", flow_run: "FlowRun", state: "State[Any]") -> bool:
+    """Gives a flow run a state, unless it has another one by now than when it was read. Returns whether it did."""
+    if not is_unchanged(client, flow_run):
+        return False
+    client.set_flow_run_state(flow_run.id, state, force=True)
+    return True
 
 
 def is_unchanged(client: "SyncPrefectClient", flow_run: "FlowRun") -> bool:

@@ -19,13 +19,14 @@ from uuid import UUID, uuid4
 
 from pipelines.home import Home
 from pipelines.processes.stop import GIVEN_BACK, StopRequest, cancel_grace, give_back_grace
+from pipelines.running.ending import set_state
 from pipelines.server.deployments import record_pages
 from rpg.files import read_json, write_json
 from specs.secrets import hide
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.objects import FlowRun, State
 
 _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 2.5
@@ -169,10 +170,8 @@ class Outbox:
                     if self.record_url is None:
                         self.record_url = record_pages(client)
                     self._send_all(client)
-                    # Cancelled since its run was given back, it has ended.
-                    if last_round and self._schedule and not (self.request and self.request.status == "cancelled"):
-                        schedule_again(client, client.read_flow_run(flow_run_id), GIVEN_BACK)
-                    failures = 0
+                    done = not (last_round and self._schedule) or self._give_back(client, flow_run_id)
+                    failures = 0 if done else failures + 1
                 except Exception as error:  # Whatever the client raises: the stage goes on, and this tries again.
                     failures += 1
                     _log.debug("the Prefect server does not answer: %s", error)
@@ -190,6 +189,18 @@ class Outbox:
 
         with contextlib.suppress(ObjectNotFound):
             self.request = stop_request(client.read_flow_run(flow_run_id))
+
+    def _give_back(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:
+        """Schedules the flow run again. Returns False where its state was changed just now: it is to be asked anew."""
+        from prefect.exceptions import ObjectNotFound
+
+        with contextlib.suppress(ObjectNotFound):
+            flow_run = client.read_flow_run(flow_run_id)
+            self.request = stop_request(flow_run)
+            # Cancelled since its run was given back, it has ended.
+            if not (self.request and self.request.status == "cancelled"):
+                return schedule_again(client, flow_run, GIVEN_BACK)
+        return True
 
     def _send_all(self, client: "SyncPrefectClient") -> None:
         while True:
@@ -264,16 +275,18 @@ def _without_nul(value: Any) -> Any:
     return [_without_nul(item) for item in value] if isinstance(value, list) else value
 
 
-def schedule_again(client: "SyncPrefectClient", flow_run: "FlowRun", reason: str) -> None:
-    """Lets any worker of the flow run's pool take it up, whatever its state was. It has the place in the queue that it
-    had: before all that were asked for later."""
+def schedule_again(client: "SyncPrefectClient", flow_run: "FlowRun", reason: str) -> bool:
+    """Lets any worker of the flow run's pool take it up, unless it has another state by now than when it was read, as
+    one that is cancelled meanwhile. It has the place in the queue that it had: before all that were asked for later.
+
+    Returns whether it did.
+    """
     from prefect.states import Scheduled
 
     before = [state for state in client.read_flow_run_states(flow_run.id) if state.is_scheduled()]
     place = max(before, key=lambda state: state.timestamp).state_details.scheduled_time if before else None
-    client.set_flow_run_state(
-        flow_run.id, Scheduled(scheduled_time=place or flow_run.expected_start_time, message=reason), force=True
-    )
+    state: State[Any] = Scheduled(scheduled_time=place or flow_run.expected_start_time, message=reason)
+    return set_state(client, flow_run, state)
 
 
 def deliver(client: "SyncPrefectClient", home: Home) -> None:

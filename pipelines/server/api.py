@@ -16,14 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipelines.home import Home
-from pipelines.launchers.network import free_port
+from pipelines.launchers.network import bound_port, is_anothers
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.supervisor import log_tail, start
-from pipelines.server.credentials import AUTH_VARIABLE, make_passwords, own_string
-from pipelines.server.settings import Profile, client_environment, embedded_environment
+from pipelines.server.credentials import AUTH_VARIABLE, make_passwords, own_string, renew
+from pipelines.server.settings import LOOPBACK, Profile, client_environment, embedded_environment
 from rpg.files import read_json, write_json
+from specs.errors import RpgError
 from storage.liveness import is_alive, start_of
 
 START_SECONDS = 300.0
@@ -31,7 +33,7 @@ START_SECONDS = 300.0
 _STOP_SECONDS = 5.0
 
 
-class ServiceError(Exception):
+class ServiceError(RpgError):
     """A service did not come up, or does not answer."""
 
 
@@ -80,9 +82,8 @@ def running_services(home: Home) -> Services | None:
     return Services(**fields | {"supervisor": supervisor})
 
 
-def server_command(host: str, port: int) -> list[str]:
-    """The command line of one process that serves the API, its background services and the dashboard."""
-    return [sys.executable, "-m", "pipelines.server.terse", "pipelines.server.api_process", host, str(port)]
+SERVER_COMMAND = (sys.executable, "-m", "pipelines.server.terse", "pipelines.server.api_process")
+"""The command line of one process that serves the API and the dashboard on the socket that is its standard input."""
 
 
 def status_of_answer(address: str, timeout: float = 2.0) -> int:
@@ -116,13 +117,35 @@ def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: floa
         if time.monotonic() > deadline:
             raise ServiceError(f"the Prefect server did not answer within {timeout:g} s; see {log}")
         time.sleep(0.1)
+    refuse_anothers(url)
+
+
+def refuse_anothers(address: str) -> None:
+    """Raises ServiceError where another user of this machine listens at an address of ours: it is shown no password."""
+    if (port := urlsplit(address).port) and is_anothers(port):
+        raise ServiceError(f"port {port} of this machine has been taken by another user, who is shown no password")
 
 
 def auth_string_for(home: Home, url: str) -> str:
     """What a client shows to the server at the URL: to one of this home its processes' own, at any other URL
     PREFECT_API_AUTH_STRING; empty where there is none.
+
+    Raises:
+        ServiceError: another user listens where a server of this home did.
     """
-    return own_string(home) if url.rstrip("/") in _own_urls(home) else os.environ.get(AUTH_VARIABLE, "")
+    if _as_recorded(url) not in _own_urls(home):
+        return os.environ.get(AUTH_VARIABLE, "")
+    refuse_anothers(url)
+    return own_string(home)
+
+
+def _as_recorded(url: str) -> str:
+    """The URL as a server's record has it, which names loopback by its IPv4 address."""
+    with contextlib.suppress(ValueError):  # a port that is none
+        parts = urlsplit(url.rstrip("/"))
+        if parts.hostname in LOOPBACK and parts.port:
+            return parts._replace(netloc=f"127.0.0.1:{parts.port}").geturl()
+    return url.rstrip("/")
 
 
 def _own_urls(home: Home) -> set[str]:
@@ -134,6 +157,13 @@ def _own_urls(home: Home) -> set[str]:
         if (server := ProcessRecord.parse(fields)) and is_alive(server.pid, server.started):
             urls.add(fields.get("url", ""))
     return urls - {""}
+
+
+def renew_passwords(home: Home) -> None:
+    """Gives people new passwords; and the home's processes, where no server of it is up that takes theirs."""
+    home.create()
+    with home.locked("prefect-start", waiting=lambda: None):  # which a server that starts just now holds
+        renew(home, own=not _own_urls(home))
 
 
 def server_of(home: Home) -> tuple[str, str] | None:
@@ -150,8 +180,9 @@ class EmbeddedServer:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}/api"
+        # Bound from the start to the end, so that no other user can take the port and be shown the password.
+        self._listener, self._held = bound_port()
+        self.url = f"http://127.0.0.1:{self._held.getsockname()[1]}/api"
         self._log = home.logs / "prefect-server.log"
         self._record = home.prefect / f"embedded-{os.getpid()}.json"
         self._process: Popen[bytes] | None = None
@@ -165,7 +196,8 @@ class EmbeddedServer:
         self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
         make_passwords(self._home)
         settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
-        self._process = start(server_command("127.0.0.1", self._port), self._log, environment=settings)
+        with self._listener as listener:
+            self._process = start(SERVER_COMMAND, self._log, environment=settings, standard_input=listener)
         parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
         process = asdict(ProcessRecord.of(self._process.pid, "server"))
         write_json(self._record, process | parent | {"url": self.url})
@@ -181,14 +213,15 @@ class EmbeddedServer:
     def stop(self) -> None:
         """Ends it; what it has accepted stays in its database."""
         self._starting.close()
-        if self._process is None:
-            return
-        self._process.terminate()
-        with contextlib.suppress(TimeoutExpired):
-            self._process.wait(_STOP_SECONDS)
-        self._process.kill()
-        self._process.wait()
-        self._record.unlink(missing_ok=True)
+        with self._held, self._listener:
+            if self._process is None:
+                return
+            self._process.terminate()
+            with contextlib.suppress(TimeoutExpired):
+                self._process.wait(_STOP_SECONDS)
+            self._process.kill()
+            self._process.wait()
+            self._record.unlink(missing_ok=True)
 
 
 class Api:

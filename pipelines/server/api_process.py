@@ -1,13 +1,12 @@
-"""One process that serves the Prefect API: `python -m pipelines.server.api_process [HOST PORT]`.
+"""One process that serves the Prefect API: `python -m pipelines.server.api_process`.
 
-Without an address it has the port as its standard input: supervisord opens it and hands it over, so that several such
-processes share one port. Not Prefect's own `server start --workers`: its processes outlive a killed parent and keep the
-port, so that nothing can start it again.
+It has the port as its standard input: who starts it has taken the port before, so that no other user does, and several
+that supervisord starts share one. Not Prefect's own `server start --workers`: its processes outlive a killed parent and
+keep the port, so that nothing can start it again.
 """
 
 import os
 import socket
-import sys
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -52,10 +51,6 @@ def main() -> None:
         log_level="warning",
         timeout_graceful_shutdown=2,
     )
-    if sys.argv[1:]:
-        config.host, config.port = sys.argv[1], int(sys.argv[2])
-        uvicorn.Server(config).run()
-        return
     # Built from the descriptor, the socket knows that it is TCP; `uvicorn --fd` would not, and delay small answers.
     with socket.socket(fileno=0) as listener:
         uvicorn.Server(config).run(sockets=[listener])

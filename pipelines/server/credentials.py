@@ -25,7 +25,6 @@ PASSWORDS_VARIABLE = "RPG_WEB_PASSWORDS"
 """Environment variable; `home`: a page asks for the passwords of its home, as those that `rpg up` starts do."""
 _USERS = {"auth": "rpg", "reader": "reader", "own": "home"}
 """The user of each auth string of a home, by the name of its file."""
-_PEOPLE = ("auth", "reader")
 Accepts = Callable[[str], bool]
 """Whether a `user:password` opens."""
 
@@ -64,10 +63,14 @@ def make_passwords(home: Home) -> None:
         password(home, name)
 
 
-def renew(home: Home) -> None:
-    """Gives people new passwords, that to submit and that to read. The former ones open nothing from now on."""
+def renew(home: Home, *, own: bool) -> None:
+    """Gives people new passwords, that to submit and that to read. The former ones open nothing from now on.
+
+    Args:
+        own: the home's processes get a new one too. None of them may be up.
+    """
     make_passwords(home)
-    for name in _PEOPLE:
+    for name in _USERS if own else ("auth", "reader"):
         with replacing(_file(home, name)) as aside:
             _write_new(aside, name)
 

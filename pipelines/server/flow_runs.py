@@ -1,7 +1,7 @@
 """The flow runs of experiments' runs, as a Prefect server lists them: which are open, and which have ever begun."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines.server.deployments import EXPERIMENTS
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun, State
 
+Item = TypeVar("Item")
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
 """The types of states of flow runs that have not ended. What a worker lists of a crashed one may go on too."""
 OPEN = (*LIVE, "CRASHED")
@@ -38,13 +39,20 @@ def flow_runs(
         tags=filters.FlowRunFilterTags(all_=[f"experiment:{experiment}"]) if experiment else None,
     )
     of_flow = filters.FlowFilter(name=filters.FlowFilterName(any_=[EXPERIMENTS.flow]))
+    return pages(
+        lambda limit, offset: client.read_flow_runs(
+            flow_filter=of_flow, flow_run_filter=wanted, sort=FlowRunSort.ID_DESC, limit=limit, offset=offset
+        )
+    )
+
+
+def pages(read: Callable[[int, int], Sequence[Item]]) -> Iterator[Item]:
+    """All that a query of the server's finds, which it gives by pages. `read`: a page, by its length and its offset."""
     offset, page = 0, _PAGE
     while page == _PAGE:
-        read = client.read_flow_runs(
-            flow_filter=of_flow, flow_run_filter=wanted, sort=FlowRunSort.ID_DESC, limit=_PAGE, offset=offset
-        )
-        yield from read
-        page, offset = len(read), offset + len(read)
+        found = read(_PAGE, offset)
+        yield from found
+        page, offset = len(found), offset + len(found)
 
 
 def run_id_of(flow_run: "FlowRun") -> str:

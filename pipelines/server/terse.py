@@ -4,9 +4,11 @@ While its database, Redis or the API is away, each part of a Prefect server, and
 hundred lines every few seconds. Any other error keeps its traceback.
 """
 
+import errno
 import logging
 import re
 import runpy
+import socket
 import sys
 import threading
 import time
@@ -16,10 +18,15 @@ from typing import Any
 
 _QUIET_SECONDS = 60.0
 """For so long an outage that was logged is not logged again."""
-_OUTAGES = (OSError, TimeoutError, EOFError)
+_OUTAGES = (ConnectionError, TimeoutError, socket.gaierror, EOFError)
+_UNREACHED = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+"""What the network answers by a plain OSError."""
+_SEVERAL = "Multiple exceptions: "
+"""asyncio's plain OSError where none of a host's addresses answers."""
 _LIBRARIES = ("redis", "sqlalchemy", "asyncpg", "httpx", "httpcore", "websockets")
 """Whose errors are outages."""
-_IN_TEXT = re.compile(rf"^(\w*(?:Connection|Timeout|OS)\w*Error|(?:{'|'.join(_LIBRARIES)})\.)", re.MULTILINE)
+_BY_NAME = rf"(?:\w*(?:Connection|Timeout)\w*Error|(?:socket\.)?gaierror|EOFError|OSError: {_SEVERAL}|asyncio\.)"
+_IN_TEXT = re.compile(rf"^(?:{_BY_NAME}|(?:{'|'.join(_LIBRARIES)})\.)", re.MULTILINE)
 """The last line of a traceback that was logged as text."""
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -89,19 +96,28 @@ def _outage_of(record: logging.LogRecord) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """An error that an outage has caused, in one line; empty: it is another one."""
+    """An outage, or what was raised from one, in one line; empty: it is another error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, _OUTAGES) or any(_is_outage(kind) for kind in type(cause).__mro__):
+        if _is_outage(cause):
             return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
-        cause = cause.__cause__ or cause.__context__
+        # What was raised while another was handled may be a fault of its own: only `from` says that it is not.
+        cause = cause.__cause__
     return ""
 
 
-def _is_outage(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _LIBRARIES or kind.__name__.startswith("WebSocketDisconnect")
+def _is_outage(error: BaseException) -> bool:
+    if isinstance(error, _OUTAGES):
+        return True
+    if isinstance(error, OSError) and (error.errno in _UNREACHED or str(error).startswith(_SEVERAL)):
+        return True
+    kinds = type(error).__mro__
+    return any(
+        kind.__module__.partition(".")[0] in _LIBRARIES or kind.__name__.startswith("WebSocketDisconnect")
+        for kind in kinds
+    )
 
 
 def main() -> None:

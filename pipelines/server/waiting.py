@@ -5,12 +5,14 @@ Whoever serves the record asks for them, so that who may only read needs no call
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from pipelines.server.deployments import EXPERIMENTS
-from pipelines.server.flow_runs import LIVE
+from pipelines.server.flow_runs import LIVE, pages
 
-_PAGE = 200
+_CANCELLED = 1000
+"""As many flow runs are looked at that were cancelled, the latest first: a server keeps all that there ever were."""
 Post = Callable[[str, dict[str, Any]], Any]
 """Sends JSON to a path below an API's URL, and returns the JSON that is answered."""
 
@@ -31,30 +33,29 @@ class WaitingRun:
 
 
 def waiting_runs(post: Post) -> list[WaitingRun]:
-    """The runs whose flow runs have not ended, and those that were cancelled before a worker began them."""
-    return [_waiting_run(flow_run) for flow_run in _flow_runs(post)]
+    """The runs whose flow runs have not ended, and of those cancelled lately the ones that no worker had begun."""
+    by_run: dict[str, WaitingRun] = {}
+    for flow_run in _flow_runs(post):
+        waiting = _waiting_run(flow_run)
+        by_run.setdefault(waiting.run_id, waiting)  # Cancelled and submitted again, it waits.
+    return list(by_run.values())
 
 
 def _flow_runs(post: Post) -> Iterator[dict[str, Any]]:
-    yield from _listed(post, LIVE)
+    yield from _listed(post, LIVE, "ID_DESC")
+    cancelled = islice(_listed(post, ("CANCELLED",), "END_TIME_DESC"), _CANCELLED)
     # Its start time does not tell whether a run began: any final state sets that.
-    yield from (flow_run for flow_run in _listed(post, ("CANCELLED",)) if not flow_run["run_count"])
+    yield from (flow_run for flow_run in cancelled if not flow_run["run_count"])
 
 
-def _listed(post: Post, types: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _listed(post: Post, types: Sequence[str], sort: str) -> Iterator[dict[str, Any]]:
     """Our flow runs in states of some types, as the API gives them."""
-    offset, page = 0, _PAGE
-    while page == _PAGE:
-        body = {
-            "flows": {"name": {"any_": [EXPERIMENTS.flow]}},
-            "flow_runs": {"state": {"type": {"any_": list(types)}}},
-            "sort": "ID_DESC",
-            "limit": _PAGE,
-            "offset": offset,
-        }
-        read = post("/flow_runs/filter", body)
-        yield from read
-        page, offset = len(read), offset + len(read)
+    body = {
+        "flows": {"name": {"any_": [EXPERIMENTS.flow]}},
+        "flow_runs": {"state": {"type": {"any_": list(types)}}},
+        "sort": sort,
+    }
+    return pages(lambda limit, offset: post("/flow_runs/filter", body | {"limit": limit, "offset": offset}))
 
 
 def _waiting_run(flow_run: dict[str, Any]) -> WaitingRun:

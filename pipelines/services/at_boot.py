@@ -76,7 +76,7 @@ def main() -> None:
     os.chdir(told["directory"])
     try:
         services = up(home, _read_wanted(home), say=lambda line: print(line, flush=True))
-    except (RpgError, ServiceError) as error:
+    except RpgError as error:
         sys.exit(str(error))
     print(services.dashboard)
 

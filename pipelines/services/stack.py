@@ -15,9 +15,11 @@ from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end, reap
 from pipelines.processes.stop import GRACE_SECONDS
 from pipelines.server.api import (
+    SERVER_COMMAND,
     ServiceError,
     Services,
     is_healthy,
+    refuse_anothers,
     running_services,
     services_file,
 )
@@ -118,6 +120,7 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
             services = replace(services, record_url=f"http://127.0.0.1:{record_port}")
         say(f"starting the Prefect server at {url}")
         for program in (api, *beside, *studies):
+            refuse_anothers(program.address)
             supervisor.run(program.name)
         for program in (api, *beside):
             supervisor.wait_for_address(program)
@@ -139,10 +142,9 @@ def _start(home: Home, wanted: Wanted, say: Callable[[str], None]) -> Services:
 
 def _api(port: int, environment: dict[str, str], processes: int) -> Program:
     """The Prefect API and its dashboard."""
-    command = [sys.executable, "-m", "pipelines.server.terse", "pipelines.server.api_process"]
     address = f"http://127.0.0.1:{port}/api/ready"
     return Program(
-        "api", command, environment, log="prefect-server.log", processes=processes, port=port, address=address
+        "api", SERVER_COMMAND, environment, log="prefect-server.log", processes=processes, port=port, address=address
     )
 
 

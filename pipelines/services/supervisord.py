@@ -22,7 +22,7 @@ from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord, end
 from pipelines.processes.stop import give_back_grace
 from pipelines.processes.supervisor import log_tail, start
-from pipelines.server.api import START_SECONDS, ServiceError, answers
+from pipelines.server.api import START_SECONDS, ServiceError, answers, refuse_anothers
 from pipelines.server.credentials import password
 from rpg.files import replacing
 from storage.liveness import began_with, is_alive
@@ -84,6 +84,7 @@ class Supervisor:
     def _order(self, name: str, *arguments: Any) -> Any:
         """One of supervisord's methods of XML-RPC. Raises ServiceError where it does not answer, or refuses."""
         url = f"http://rpg:{password(self._home, 'supervisor')}@127.0.0.1:{self.port}/RPC2"
+        refuse_anothers(url)
         try:
             with xmlrpc.client.ServerProxy(url) as proxy:
                 return getattr(proxy.supervisor, name)(*arguments)
@@ -149,9 +150,12 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
 
     def wait_for_address(self, program: Program) -> None:
-        """Returns when the program answers at its address, at once if it has none. Raises ServiceError like `wait`."""
+        """Returns when the program answers at its address, at once if it has none. Raises ServiceError like `wait`, and
+        where it is another user who answers.
+        """
         if program.address:
             self.wait(program, lambda: answers(program.address))
+            refuse_anothers(program.address)
 
     def _write(self, programs: list[Program]) -> None:
         """Writes what supervisord and `launch` read. Both files hold passwords."""

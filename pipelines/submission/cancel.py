@@ -1,19 +1,19 @@
 """What another command can do with runs: stop them, or take their frozen spec to go on with them."""
 
-import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pipelines.home import Home
 from pipelines.processes.lease import RunBusyError
-from pipelines.processes.stop import request_cancel
+from pipelines.processes.stop import clear_request, request_cancel
 from pipelines.running.ending import end_work
 from pipelines.server.client import api_url, prefect_client
 from pipelines.server.flow_runs import OPEN, flow_runs, run_id_of
 from pipelines.state import RunState
 from pipelines.submission.stop import (
+    CLOSING_SECONDS,
     EndedError,
     NotStoppedError,
     ask_to_stop,
@@ -26,14 +26,12 @@ from pipelines.versions import runs_of, split_name
 from rpg.files import read_json
 from specs.errors import Issue, SpecError, render_one
 from storage import liveness
+from storage.liveness import FINAL
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
     from specs.loader import Document
-
-_CLOSING_SECONDS = 15.0
-"""How long a flow takes at most, after its stage has ended, to record that it was cancelled."""
 
 
 def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document":
@@ -54,7 +52,9 @@ def frozen_document(home: Home, run_id: str, experiment: str = "") -> "Document"
     return Document.from_json(frozen)
 
 
-def cancel_run(home: Home, run_id: str, grace: float, *, was_executed: bool = False) -> str:
+def cancel_run(
+    home: Home, run_id: str, grace: float, *, was_executed: bool = False, silent: set[str] | None = None
+) -> str:
     """Stops a run and waits until it has stopped. Returns how it ended, in words.
 
     One that nobody executes is ended on record and on the server that it was submitted to together. A run that this
@@ -63,18 +63,31 @@ def cancel_run(home: Home, run_id: str, grace: float, *, was_executed: bool = Fa
     Args:
         grace: seconds after which what still runs is killed.
         was_executed: whoever executes the run was asked to stop already.
+        silent: servers that have not answered this command, of several runs.
     Raises:
         SpecError: there is nothing to stop, or the server that a run waits on does not answer or does not have the run.
         NotStoppedError: the run was asked to stop and has not stopped yet.
     """
+    silent = set() if silent is None else silent
+    deadline = time.monotonic() + _patience(grace)
     while True:
         if _is_executed(home, run_id):
             request_cancel(home.run(run_id), grace)
             was_executed = True
             if not _has_stopped(home, run_id, grace):
                 return _give_up(home, run_id)
-        with contextlib.suppress(RunBusyError):  # just taken over: whoever did that is asked
-            return end_everywhere(home, run_id, grace, was_executed=was_executed)
+        try:
+            return end_everywhere(home, run_id, grace, was_executed=was_executed, silent=silent)
+        except RunBusyError:
+            # Just taken over; or executed on a host whose clock is off, where only its heartbeat's moving shows it.
+            if time.monotonic() > deadline and not _is_executed(home, run_id):
+                raise _unheard(home, run_id) from None
+            request_cancel(home.run(run_id), grace)
+            was_executed = True
+        finally:
+            # Another command that just ended the run held it, and heeds no request.
+            if RunState(home, run_id).status in FINAL:
+                clear_request(home.run(run_id))
 
 
 def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
@@ -92,7 +105,8 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
     states = {run_id: RunState(home, run_id) for run_id in runs_of(home, name)}
     executed = [run_id for run_id in states if _is_executed(home, run_id)]
     left = [run_id for run_id, state in states.items() if state.status == "running" or waits(state)]
-    left += waiting_on_servers(home, split_name(name)[0], states)
+    silent: set[str] = set()
+    left += waiting_on_servers(home, split_name(name)[0], states, silent)
     left = [run_id for run_id in left if run_id not in executed]
     if not executed and not left:
         raise SpecError(Issue("no run of the experiment is running or waits on a server", given=name))
@@ -106,7 +120,7 @@ def cancel_experiment(home: Home, name: str, grace: float) -> Iterator[str]:
         if run_id in left and url in refused.values():
             continue
         try:
-            yield cancel_run(home, run_id, grace, was_executed=run_id in executed)
+            yield cancel_run(home, run_id, grace, was_executed=run_id in executed, silent=silent)
         except NotStoppedError as error:
             unstopped.append(str(error))
         except EndedError as error:
@@ -132,22 +146,39 @@ def cancel_on_server(home: Home, profile: str, name: str, grace: float) -> Itera
     """
     url = api_url(home, profile)
     unstopped: list[str] = []
+    refused: list[Issue] = []
+    silent: set[str] = set()
     with prefect_client(home, url) as client:
         by_run = _named(flow_runs(client, OPEN), url, name)
-        recorded = {run_id: RunState(home, run_id).record["flow_run_id"] for run_id in by_run}
-        here = [run_id for run_id, found in by_run.items() if recorded[run_id] in [str(each.id) for each in found]]
+        here = [run_id for run_id, found in by_run.items() if _is_of(home, run_id, url, found)]
         for found in (found for run_id, found in by_run.items() if run_id not in here):
             for flow_run in found:
                 ask_to_stop(client, flow_run, grace)
         for run_id, found in by_run.items():
             try:
-                yield cancel_run(home, run_id, grace) if run_id in here else stop_flow_runs(home, client, found, grace)
+                if run_id in here:
+                    yield cancel_run(home, run_id, grace, silent=silent)
+                else:
+                    yield stop_flow_runs(home, client, found, grace)
             except EndedError as error:
                 yield f"{run_id}: {error.issues[0].message}"
             except NotStoppedError as error:
                 unstopped.append(str(error))
+            except SpecError as error:
+                refused += error.issues
     if unstopped:
-        raise NotStoppedError("\n".join(unstopped))
+        raise NotStoppedError("\n".join([*unstopped, *map(render_one, refused)]))
+    if refused:
+        raise SpecError(*refused, done="the runs that they concern go on")
+
+
+def _is_of(home: Home, run_id: str, url: str, found: "Sequence[FlowRun]") -> bool:
+    """Whether this home has the run on record as one of that server: by its flow run; or it was submitted there and
+    is executed by a command here, which has given it a flow run of its own."""
+    record = RunState(home, run_id).record
+    if record["flow_run_id"] in [str(flow_run.id) for flow_run in found]:
+        return True
+    return record.get("api_url") == url and _is_executed(home, run_id)
 
 
 def _named(found: "Iterator[FlowRun]", url: str, name: str) -> "dict[str, list[FlowRun]]":
@@ -172,13 +203,26 @@ def _is_executed(home: Home, run_id: str) -> bool:
 
 def _has_stopped(home: Home, run_id: str, grace: float) -> bool:
     """Waits for the end of the process that executes a run, which was asked to stop."""
-    # Long enough to see that the heartbeat of a host which has failed is missing.
-    deadline = time.monotonic() + max(grace + _CLOSING_SECONDS, liveness.LEASE_SECONDS + 1)
+    deadline = time.monotonic() + _patience(grace)
     while _is_executed(home, run_id):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
     return True
+
+
+def _patience(grace: float) -> float:
+    """Seconds that a run which was asked to stop may take: enough to see that a failed host's heartbeat is missing."""
+    return max(grace + CLOSING_SECONDS, liveness.LEASE_SECONDS + 1)
+
+
+def _unheard(home: Home, run_id: str) -> NotStoppedError:
+    """The error for a run whose holder beats, by a clock that is not that of this host, and does not answer."""
+    lease = liveness.newest_lease(home.run(run_id))
+    return NotStoppedError(
+        f"{run_id} did not answer; the clock of the node {lease.host if lease else 'unknown'}, which executes it, and"
+        " that of this one differ; the request to stop stays"
+    )
 
 
 def _give_up(home: Home, run_id: str) -> str:

@@ -12,16 +12,17 @@ from pipelines.running.ending import Ending, FlowRuns, end_flow_run, end_run, en
 from pipelines.server.api import is_healthy, running_services
 from pipelines.server.client import prefect_client
 from pipelines.server.flow_runs import LIVE, OPEN, flow_runs, has_begun, run_id_of, state_of
-from pipelines.state import FINAL, RunState
+from pipelines.state import RunState
 from pipelines.submission.submit import flow_run_link
 from rpg.files import read_json
 from specs.errors import Issue, SpecError
+from storage.liveness import FINAL
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
 
-_CLOSING_SECONDS = 15.0
+CLOSING_SECONDS = 15.0
 """How long a flow takes at most, after its stage has ended, to record that it was cancelled."""
 _NOTICE_SECONDS = 30.0
 """How long a worker takes at most to notice that one of its flow runs is to be cancelled."""
@@ -49,23 +50,28 @@ def waits(state: RunState) -> bool:
     return state.status == "pending" and state.record["flow_run_id"] is not None
 
 
-def waiting_on_servers(home: Home, experiment: str, states: Mapping[str, RunState]) -> list[str]:
-    """Those runs of an experiment that have ended on record, and of which a server has flow runs that have not."""
+def waiting_on_servers(home: Home, experiment: str, states: Mapping[str, RunState], silent: set[str]) -> list[str]:
+    """Those runs of an experiment that have ended on record, and of which a server has flow runs that have not.
+
+    Args:
+        silent: as of `end_everywhere`.
+    """
     ended = {run_id: state.record.get("api_url") for run_id, state in states.items() if state.status in FINAL}
     waiting: set[str] = set()
     for url in filter(None, dict.fromkeys(ended.values())):
-        if is_healthy(url, timeout=10.0):
+        if _answers(url, silent):
             with prefect_client(home, url) as client:
                 waiting |= {run_id_of(found) for found in flow_runs(client, LIVE, experiment=experiment)}
     return [run_id for run_id in ended if run_id in waiting]
 
 
-def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool) -> str:
+def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool, silent: set[str]) -> str:
     """Ends a run that nobody executes here, on record and wherever a server has flow runs of it.
 
     Args:
         grace: seconds after which a worker with another home kills what still runs.
         was_executed: a process here was asked to stop, and has stopped.
+        silent: servers that have not answered this command, which waits for each of them once; it is added to.
     Returns:
         How it ended, in words.
     Raises:
@@ -75,7 +81,7 @@ def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool)
         NotStoppedError: a worker with another home was asked to stop and has not stopped yet.
     """
     state = RunState(home, run_id)
-    with _servers(home, state) as servers:
+    with _servers(home, state, silent) as servers:
         if state.status in FINAL:
             return _end_what_waits(home, state, servers, was_executed=was_executed)
         own = _own(state, servers)
@@ -85,7 +91,9 @@ def end_everywhere(home: Home, run_id: str, grace: float, *, was_executed: bool)
             raise EndedError(Issue("the run is not running but pending", given=run_id))
         failed = own is not None and _kind(own) == "FAILED"
         ending = ending_of(own) if own and failed else Ending("cancelled", "cancelled after a crash")
-        _end_for_good(home, run_id, ending, servers)
+        held = _end_for_good(home, run_id, ending, servers)
+    if held != ending:  # Whoever executed it has ended it meanwhile.
+        return words(run_id, held.status)
     return f"{run_id} had crashed; it is marked {ending.status}"
 
 
@@ -138,7 +146,8 @@ def _end_what_waits(home: Home, state: RunState, servers: Sequence[FlowRuns], *,
         time.sleep(_LOOK_SECONDS)  # Its flow is about to tell the server itself.
     if not (waited or was_executed):
         raise EndedError(Issue(f"the run is not running but {state.status}", given=run_id))
-    _end_for_good(home, run_id, Ending(state.status, ""), servers)
+    # It may have been submitted again while its flow was waited for.
+    _end_for_good(home, run_id, Ending(state.status, ""), servers, of=state.record["flow_run_id"] or "")
     if was_executed:
         return words(run_id, state.status)
     return f"{run_id} is {state.status} already; what waited of it on the server is taken back"
@@ -177,10 +186,14 @@ def _end_waiting(home: Home, state: RunState, own: "FlowRun | None", servers: Se
     return words(run_id, now, begun=begun or ("here" if RunState(home, run_id).record["started_at"] else ""))
 
 
-def _end_for_good(home: Home, run_id: str, ending: Ending, servers: Sequence[FlowRuns]) -> Ending:
-    """Ends a run on record and on the servers. Returns the ending that holds: a run that has ended keeps its own."""
+def _end_for_good(home: Home, run_id: str, ending: Ending, servers: Sequence[FlowRuns], *, of: str = "") -> Ending:
+    """Ends a run on record and on the servers. Returns the ending that holds: a run that has ended keeps its own.
+
+    Args:
+        of: as of `end_run`.
+    """
     for _ in range(_ROUNDS):
-        held = end_run(home, run_id, ending, *servers) or ending
+        held = end_run(home, run_id, ending, *servers, of=of) or ending
         state = RunState(home, run_id)
         servers = [FlowRuns(client, _flow_runs(client, state)) for client, _ in servers]
         if not _live(state, servers, look=False):
@@ -189,24 +202,34 @@ def _end_for_good(home: Home, run_id: str, ending: Ending, servers: Sequence[Flo
 
 
 def _stopped(home: Home, client: "SyncPrefectClient", flow_run: "FlowRun", grace: float) -> "FlowRun":
-    """Asks whoever executes a flow run to stop, and waits as long as that takes. Returns the flow run as it is then.
+    """Asks whoever executes a flow run to stop, and waits until nobody does. Returns the flow run as it is then: it has
+    ended, or waits.
 
     Raises:
-        NotStoppedError: it has not ended.
+        NotStoppedError: it is still executed.
     """
-    ask_to_stop(client, flow_run, grace)
-    deadline = time.monotonic() + grace + _CLOSING_SECONDS + _NOTICE_SECONDS
-    while _kind(flow_run := client.read_flow_run(flow_run.id)) in LIVE:
+    deadline = time.monotonic() + grace + CLOSING_SECONDS + _NOTICE_SECONDS
+    while _kind(flow_run) in _EXECUTED:
+        # Again: a flow that is given back at the same time may be scheduled, and begun, once more.
+        ask_to_stop(client, flow_run, grace)
         if time.monotonic() > deadline:
             run_id, link = run_id_of(flow_run), flow_run_link(home, str(client.api_url), str(flow_run.id))
             status = _status(flow_run)
             raise NotStoppedError(f"{run_id} was asked to stop and is still {status} on the server: {link}")
         time.sleep(_LOOK_SECONDS)
+        flow_run = client.read_flow_run(flow_run.id)
     return flow_run
 
 
+def _answers(url: str, silent: set[str]) -> bool:
+    """Whether a server answers. One that has not is not waited for again: `silent` is as of `end_everywhere`."""
+    if url not in silent and not is_healthy(url, timeout=10.0):
+        silent.add(url)
+    return url not in silent
+
+
 @contextlib.contextmanager
-def _servers(home: Home, state: RunState) -> Iterator[list[FlowRuns]]:
+def _servers(home: Home, state: RunState, silent: set[str]) -> Iterator[list[FlowRuns]]:
     """The servers that may have flow runs of a run, with those they have: its own, and any other that has not ended.
 
     Raises:
@@ -217,7 +240,7 @@ def _servers(home: Home, state: RunState) -> Iterator[list[FlowRuns]]:
     with contextlib.ExitStack() as clients:
         servers = []
         for url in filter(None, urls):
-            if is_healthy(url, timeout=10.0):
+            if _answers(url, silent):
                 client = clients.enter_context(prefect_client(home, url))
                 servers.append(FlowRuns(client, _flow_runs(client, state)))
             elif url == submitted_to and waits(state):

@@ -37,10 +37,10 @@ from pipelines.running.outbox import SUSPENDED, deliver, schedule_again
 from pipelines.server.api import client_settings
 from pipelines.server.deployments import EXPERIMENTS, STUDIES
 from pipelines.server.flow_runs import run_id_of, state_of
-from pipelines.state import FINAL, WAITING, Record, RunState
+from pipelines.state import WAITING, Record, RunState
 from pipelines.workers.flow_process import FlowProcess, flow_processes, forget, is_noted
 from rpg.files import read_json
-from storage.liveness import LeaseRecord, LeaseWatch, newest_lease
+from storage.liveness import FINAL, LeaseRecord, LeaseWatch, newest_lease
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -70,7 +70,7 @@ class Reconciliation:
         self._home = home
         self._pool = pool
         self._watch = LeaseWatch()
-        self._failed: set[UUID] = set()
+        self._failed: set[str] = set()
         """Flow runs that could not be settled, each of which was logged once."""
         self._waiting: dict[Path, tuple[int, UUID | None]] = {}
         """A run's state.json -> when it was changed, and the flow run on record if the run has not ended there."""
@@ -105,14 +105,16 @@ class Reconciliation:
         dead = [flow for flow in processes.values() if not flow.is_alive]
         for flow in processes.values():
             if flow.is_alive and not flow.is_at_work:
-                self._end_stopped(client, flow)
+                with self._failure_noted(f"flow run {flow.flow_run_id}", flow.flow_run_id):
+                    self._end_stopped(client, flow)
         for name, settle in ((STUDIES.flow, self._settle_study), (EXPERIMENTS.flow, self._settle_run)):
             for flow_run in self._open_flow_runs(client, name):
-                with self._failure_noted(flow_run):
+                with self._failure_noted(_named(flow_run), str(flow_run.id)):
                     settle(client, flow_run, processes.get(str(flow_run.id)))
         for flow in dead:
-            if not self._is_open(client, UUID(flow.flow_run_id)):
-                forget(self._home, flow)
+            with self._failure_noted(f"flow run {flow.flow_run_id}", flow.flow_run_id):
+                if not self._is_open(client, UUID(flow.flow_run_id)):
+                    forget(self._home, flow)
         if time.monotonic() >= self._endings_due:
             self._record_endings(client)
             self._endings_due = time.monotonic() + _ENDINGS_SECONDS
@@ -135,8 +137,8 @@ class Reconciliation:
                 flow.kill()
 
     @contextlib.contextmanager
-    def _failure_noted(self, flow_run: "FlowRun") -> Iterator[None]:
-        """A flow run whose parameters or record make no sense must not keep others from being settled."""
+    def _failure_noted(self, name: str, flow_run_id: str) -> Iterator[None]:
+        """A flow run whose parameters, record or note make no sense must not keep others from being settled."""
         import httpx
 
         try:
@@ -144,9 +146,9 @@ class Reconciliation:
         except httpx.TransportError:
             raise
         except Exception as error:
-            if flow_run.id not in self._failed:
-                self._failed.add(flow_run.id)
-                _log.warning("flow run %s (%s) is left as it is: %s", flow_run.name, flow_run.id, error)
+            if flow_run_id not in self._failed:
+                self._failed.add(flow_run_id)
+                _log.warning("%s is left as it is: %s", name, error)
 
     def _open_flow_runs(self, client: "SyncPrefectClient", flow: str) -> Iterator["FlowRun"]:
         """Flow runs of the pool, and of no pool, that have not ended; and those that crashed within the last hour."""
@@ -185,7 +187,7 @@ class Reconciliation:
 
                 set_state(client, flow_run, Running())
             return
-        lease = newest_lease(directory)
+        lease = newest_lease(directory, settling=False)
         if (process and process.is_at_work) or _may_settle_by_itself(state, lease):
             return
         if not shared and self._may_be_elsewhere(client, flow_run, record, lease):
@@ -195,7 +197,8 @@ class Reconciliation:
             self._schedule_again(client, flow_run, shared is not None)
         elif record["status"] in FINAL or (own and ending.status in FINAL):
             with contextlib.suppress(RunBusyError):
-                end_run(self._home, run_id, ending, FlowRuns(client, [flow_run]), watched=True)
+                of = str(flow_run.id)  # The run may have been submitted again since its record was read.
+                end_run(self._home, run_id, ending, FlowRuns(client, [flow_run]), of=of, watched=True)
         else:
             end_flow_run(client, flow_run, ending, record["stages"])
 
@@ -220,18 +223,21 @@ class Reconciliation:
         Args:
             is_shared: the run is in an object store, where whoever takes it over writes down how it stands.
         """
-        run_id = run_id_of(flow_run)
-        if not is_unchanged(client, flow_run):
-            return
-        with contextlib.ExitStack() as held:
-            if not is_shared and RunState(self._home, run_id).status == "running":
-                try:
-                    lease = held.enter_context(acquire(self._home.run(run_id), watched=True, settles=True))
-                except RunBusyError:
-                    return
-                RunState(self._home, run_id, lease.fence).end("pending", WAITING)
+        if is_shared:
             end_tasks(client, flow_run, {})
             schedule_again(client, flow_run, GONE)
+            return
+        run_id = run_id_of(flow_run)
+        with contextlib.suppress(RunBusyError), acquire(self._home.run(run_id), watched=True, settles=True) as lease:
+            # Read again: it may have been cancelled or submitted again before this process held it.
+            state = RunState(self._home, run_id, lease.fence)
+            if state.status in FINAL or state.record["flow_run_id"] != str(flow_run.id):
+                return
+            end_tasks(client, flow_run, {})
+            if is_unchanged(client, flow_run):
+                if state.status == "running":
+                    state.end("pending", WAITING)
+                schedule_again(client, flow_run, GONE)
 
     def _may_be_elsewhere(
         self, client: "SyncPrefectClient", flow_run: "FlowRun", record: Record, lease: LeaseRecord | None
@@ -276,7 +282,7 @@ class Reconciliation:
                 state=filters.FlowRunFilterState(type=ended),
             )
             for flow_run in client.read_flow_runs(flow_run_filter=of_runs, limit=_PAGE):
-                with self._failure_noted(flow_run):
+                with self._failure_noted(_named(flow_run), str(flow_run.id)):
                     self._record_ending(run_ids[flow_run.id], flow_run)
 
     def _waiting_runs(self) -> dict[UUID, str]:
@@ -325,7 +331,7 @@ class Reconciliation:
             end_flow_run(client, flow_run, Ending("cancelled", GONE))
         elif state.is_crashed() and lease is not None and lease.released:
             return  # The flow has ended by itself: its log says why.
-        elif is_unchanged(client, flow_run):
+        else:
             schedule_again(client, flow_run, GONE)
 
     def _is_open(self, client: "SyncPrefectClient", flow_run_id: UUID) -> bool:
@@ -337,6 +343,10 @@ class Reconciliation:
         except ObjectNotFound:
             return False
         return state.is_pending() or state.is_running() or state.is_cancelling()
+
+
+def _named(flow_run: "FlowRun") -> str:
+    return f"flow run {flow_run.name} ({flow_run.id})"
 
 
 def _age(state: "State[Any]") -> timedelta:

@@ -16,8 +16,8 @@ from typing import Self
 
 from rpg.data import metadata
 from rpg.processes.standstill import show_work
-from rpg.rewards.score import Score, received
-from rpg.rewards.sealing import code_of, is_sealed
+from rpg.rewards.score import LONGEST_VERDICT, Score, received
+from rpg.rewards.sealing import code_of, is_sealed, runs_code
 from rpg.sandbox import Confined, Limits, start
 from rpg.types import Problem
 from specs.schema.reward import Reward
@@ -28,9 +28,9 @@ _GRACE_SECONDS = 1.0
 """A worker reports a time-out itself; one that has not by this much later is killed."""
 _DEATH_SECONDS = 2.0
 """The output of a process that died ends a moment before its exit code is there."""
-_LONGEST_VERDICT = 16 << 20
-"""Bytes. A verdict has the answer that was extracted, at most a whole response."""
-_UNSEALED = Limits(processes=256, file_bytes=1 << 30, open_files=4096)
+_RUNNING_CODE = Limits(processes=0)
+"""A worker that starts a process for each response, which may start none."""
+_UNSEALED = Limits(processes=0, file_bytes=1 << 30, open_files=4096)
 """Scorers that run no text of a response may start processes and keep files."""
 _MOST_NOISE = 1 << 14
 """Bytes of standard error, its last, that are looked at for why a process died."""
@@ -183,7 +183,7 @@ class _Worker:
             self._received += part
             if not part:
                 self._finish(self._died())
-            elif len(self._received) > _LONGEST_VERDICT:
+            elif len(self._received) > LONGEST_VERDICT:
                 self._finish(self._died("the scorer wrote without end"))
             elif part.endswith(b"\n"):
                 self._finish(self._verdict())
@@ -206,7 +206,7 @@ class _Worker:
         self._process: Confined = start(
             [sys.executable, "-P", "-m", "rpg.rewards.worker", *self._job()],
             sealed=sealed,
-            limits=None if sealed else _UNSEALED,
+            limits=self._limits(sealed),
             readable=code_of(self._reward),
             variables=[name for part in self._reward.parts() for name in part.environment],
             stdin=subprocess.PIPE,
@@ -216,10 +216,15 @@ class _Worker:
         self.input = self._process.stdin.fileno()
         os.set_blocking(self.input, False)
 
-    def _job(self) -> tuple[str, str]:
-        """The reward's class as `module:class`, and its fields as JSON."""
-        variant = type(self._reward)
-        return f"{variant.__module__}:{variant.__qualname__}", self._reward.model_dump_json()
+    def _limits(self, sealed: bool) -> Limits | None:
+        if not sealed:
+            return _UNSEALED
+        return _RUNNING_CODE if runs_code(self._reward) else None
+
+    def _job(self) -> tuple[str, str, str]:
+        """The reward's class as `module:class`, its fields as JSON, and whether a response may be run."""
+        variant, alone = type(self._reward), "runs code" if runs_code(self._reward) else ""
+        return f"{variant.__module__}:{variant.__qualname__}", self._reward.model_dump_json(), alone
 
     def _verdict(self) -> Score | None:
         """The verdict that the worker sent; None for the line by which it says that it is ready.

@@ -15,6 +15,8 @@ from specs.schema.reward import Reward
 
 FULL_MARK = 1.0
 """The value from which a response counts as correct, under every scorer."""
+LONGEST_VERDICT = 16 << 20
+"""Bytes. A verdict has the answer that was extracted, at most a whole response."""
 
 
 @message

@@ -10,16 +10,33 @@ from specs.schema.reward import Reward
 
 
 def refusal(reward: Reward) -> Issue | None:
-    """Why this machine may not score with the reward: it may run what a response says, and cannot be sealed here."""
-    kinds = [part.type for part in reward.parts() if part.sealed == "always"]
-    if not kinds or (lack := sandbox.missing()) is None:
+    """Why this machine may not score with the reward: it may run what a response says, and cannot be sealed here, or
+    not together with a part that needs the machine.
+    """
+    if not runs_code(reward):
         return None
-    return Issue(
-        f"{kinds[0]} may run what a response says, and is scored in a sandbox alone: {lack.reason}",
-        path=("reward",),
-        given=reward.type,
-        hint=f"{lack.hint}; or take a reward that compares: exact_match, math_dapo, math_verify",
-    )
+    running = next(part.type for part in reward.parts() if part.sealed == "always")
+    if lack := sandbox.missing():
+        return Issue(
+            f"{running} may run what a response says, and is scored in a sandbox alone: {lack.reason}",
+            path=("reward",),
+            given=reward.type,
+            hint=f"{lack.hint}; or take a reward that compares: exact_match, math_dapo, math_verify",
+        )
+    if opened := [part.type for part in reward.parts() if part.sealed == "never" and not part.in_process]:
+        return Issue(
+            f"{running} may run what a response says, and {opened[0]} cannot be scored in its sandbox",
+            path=("reward",),
+            given=reward.type,
+            hint=f'take one of the two, or have the class of {opened[0]} say `sealed = "if possible"`, if it needs'
+            " no network, no file of its own and no variable of the environment",
+        )
+    return None
+
+
+def runs_code(reward: Reward) -> bool:
+    """Whether a text of a response may be run as code."""
+    return any(part.sealed == "always" for part in reward.parts())
 
 
 def is_sealed(reward: Reward) -> bool:

@@ -1,37 +1,47 @@
 """The process in which a scorer runs that may raise, hang, crash or eat the memory. Started by rpg.rewards.pool.
 
 Speaks JSON lines: {"problem": {...}, "response": "..."} in, a Score's fields out; an empty object once it is ready.
+Where a response may be run as code, a child scores it and ends with it: what a response has changed in its process
+would change the scores of all later ones.
 """
 
+import ctypes
 import dataclasses
+import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import sys
+import traceback
+from contextlib import suppress
 from types import FrameType
+from typing import IO
 
 from rpg.data import metadata
-from rpg.rewards.score import Score, verdict
+from rpg.rewards.score import LONGEST_VERDICT, Score, verdict
 from rpg.types import Problem
 from specs.schema.reward import Reward
 
 _MOST_NOISE = 1 << 18
 """Bytes of standard error that are kept."""
+_PR_SET_DUMPABLE = 4
 
 
 class _OverTimeError(BaseException):
     """Not an Exception, so that a scorer's own `except Exception` does not swallow it."""
 
 
-def main(reward_class: str, options: str) -> None:
+def main(reward_class: str, options: str, runs_code: str) -> None:
     """Serves until its input ends.
 
     Args:
         reward_class: `module:class`, so that no installed package need be searched for.
         options: the reward's fields, JSON.
+        runs_code: not empty: a response may be run; this process is sealed.
     """
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a scorer prints must not mix with the verdicts
     signal.signal(signal.SIGALRM, _over_time)
     # Slurm sends the SIGTERM that asks a trainer to save its state to all that runs on a machine.
@@ -39,13 +49,66 @@ def main(reward_class: str, options: str) -> None:
     module, _, name = reward_class.partition(":")
     reward: Reward = getattr(importlib.import_module(module), name).model_validate_json(options)
     reward.prepare()
-    print("{}", file=answers, flush=True)
+    if runs_code:
+        gc.freeze()  # a child's collections would copy the pages of what the library has made
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # so that no child may write in this process's memory
+    _answer(answers, b"{}")
     for line in sys.stdin:
-        request = json.loads(line)
-        problem = Problem(**{**request["problem"], "metadata": metadata.load(request["problem"]["metadata"])})
-        score = _in_time(reward, problem, request["response"])
+        _answer(answers, _in_child(reward, line, answers) if runs_code else _judged(reward, line))
         _forget_noise()
-        print(json.dumps(dataclasses.asdict(score)), file=answers, flush=True)
+
+
+def _answer(answers: IO[bytes], verdict: bytes) -> None:
+    """Sends one line, whatever a response has put into its verdict."""
+    answers.write(verdict.replace(b"\n", b" ") + b"\n")
+    answers.flush()
+
+
+def _judged(reward: Reward, line: str) -> bytes:
+    """The verdict on a request, JSON."""
+    request = json.loads(line)
+    problem = Problem(**{**request["problem"], "metadata": metadata.load(request["problem"]["metadata"])})
+    return json.dumps(dataclasses.asdict(_in_time(reward, problem, request["response"]))).encode()
+
+
+def _in_child(reward: Reward, line: str, answers: IO[bytes]) -> bytes:
+    """The verdict of a child of its own, once that has ended. As a child dies, so does this process."""
+    told, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with suppress(BaseException):
+            code = _score_alone(reward, line, tells, (told, answers.fileno()))
+        os._exit(code)
+    os.close(tells)
+    with os.fdopen(told, "rb") as pipe:
+        verdict = pipe.read(LONGEST_VERDICT + 1)
+    if len(verdict) <= LONGEST_VERDICT:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code or not verdict:
+            os._exit(code if code >= 0 else 128 - code)
+    return verdict
+
+
+def _score_alone(reward: Reward, line: str, tells: int, others: tuple[int, ...]) -> int:
+    """Writes the verdict. Returns the exit code.
+
+    Args:
+        others: descriptors of the process that serves; with them one response could answer for another.
+    """
+    try:
+        for descriptor in others:
+            os.close(descriptor)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        with os.fdopen(tells, "wb") as pipe:
+            pipe.write(_judged(reward, line))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 def _in_time(reward: Reward, problem: Problem, response: str) -> Score:
@@ -72,4 +135,4 @@ def _over_time(_signum: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

@@ -35,8 +35,9 @@ class Limits:
     memory_bytes: int = 8 << 30
     """Address space: what an answer such as 10^10^10 may ask for before it is a MemoryError."""
     processes: int = 1
-    """Processes and threads of a sealed command with itself; of another, those beyond what its user has already. Does
-    not bind root: a sealed process of root's becomes another user."""
+    """Processes and threads of a sealed command with itself; 0: as many as its user may have. Does not bind root: a
+    sealed process of root's becomes another user. Of a command that is not sealed the kernel would count all that its
+    user has, whatever else runs: it has no limit of ours."""
     file_bytes: int = 1 << 20
     """Length of a file that it writes."""
     open_files: int = 256
@@ -116,7 +117,7 @@ def start(
         inside = [*sealer, *enter.entered(command, _rlimits(limits, limits.processes), nobody=way.nobody)]
         names: Iterable[str] = _PASSED_ON
     else:
-        inside = enter.entered(command, _rlimits(limits, _tasks_of_user() + limits.processes))
+        inside = enter.entered(command, _rlimits(limits, 0))
         names = (*_PASSED_ON, *_OF_USER, *variables)
     environment = {"PATH": "/usr/bin:/bin", **_passed_on(names), **_FIXED}
     # bubblewrap too: one that is killed while it begins leaves a process behind.
@@ -127,7 +128,7 @@ def start(
 def _rlimits(limits: Limits, processes: int) -> dict[str, int]:
     return {
         "RLIMIT_AS": limits.memory_bytes,
-        "RLIMIT_NPROC": processes,
+        **({"RLIMIT_NPROC": processes} if processes else {}),
         "RLIMIT_FSIZE": limits.file_bytes,
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_CORE": 0,
@@ -139,16 +140,3 @@ def _passed_on(names: Iterable[str]) -> dict[str, str]:
     if site.ENABLE_USER_SITE:  # found through the home directory else
         environment["PYTHONUSERBASE"] = site.getuserbase()
     return environment
-
-
-def _tasks_of_user() -> int:
-    """Processes and threads that this user has."""
-    import psutil
-
-    me = os.getuid()
-    return sum(each.info["num_threads"] or 1 for each in psutil.process_iter(["uids", "num_threads"]) if _is(each, me))
-
-
-def _is(process: Any, user: int) -> bool:
-    uids = process.info["uids"]
-    return uids is not None and uids.real == user

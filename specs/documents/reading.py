@@ -18,7 +18,13 @@ _LARGEST = 2**63
 _SHOWN = 60
 """Characters of a text that a problem quotes; of a longer one it says that it is a text."""
 _NUMBER = re.compile(r"[0-9]{1,9}\.json")
+_PORTABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,254}")
 _MISFIT = object()
+
+
+def is_portable_name(text: str) -> bool:
+    """Whether a text can be the name of a file or a run in any home: no separator, no glob sign, no leading dot."""
+    return bool(_PORTABLE_NAME.fullmatch(text))
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -61,9 +67,11 @@ def numbered(directory: Path) -> list[Path]:
 
 def _text(path: Path) -> str:
     """The content of a regular file; a named pipe would keep its reader waiting."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("no regular file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)  # `open` refuses a directory, and leaves its descriptor open
+        raise ValueError("no regular file")
+    with open(descriptor, encoding="utf-8") as file:
         return file.read()
 
 

@@ -1,16 +1,10 @@
 """What the JSON documents of a record may hold. Keys that are not told here may hold anything."""
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Required, TypedDict
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,254}")
-
-
-def is_portable_name(text: str) -> bool:
-    """Whether a text can be the name of a file or a run in any home: no separator, no glob sign, no leading dot."""
-    return bool(_NAME.fullmatch(text))
+from specs.documents.reading import is_portable_name
 
 
 def _is_name(text: str) -> bool:
@@ -369,6 +363,7 @@ class LeaseDocument(TypedDict, total=False):
     at: str
     released: bool
     pid_namespace: str
+    settles: bool
 
 
 class Origins(TypedDict, total=False):

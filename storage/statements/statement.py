@@ -62,10 +62,12 @@ class Statement:
         inner = sql.rstrip("; \n\t")
         try:
             columns = self._connection.execute(f"DESCRIBE {inner}", params or None).fetchall()
+            text = written_by_duckdb(inner, [(name, kind) for name, kind, *_ in columns], form)
+            self._connection.extract_statements(text or "")  # a comment behind the semicolon breaks the outer query
         except duckdb.Error:
             return None  # no query that another can be made of, or a mistake, which is told when it runs by itself
         self.columns = tuple(name for name, *_ in columns)
-        return written_by_duckdb(inner, [(name, kind) for name, kind, *_ in columns], form)
+        return text
 
     @property
     def stuck(self) -> bool:

@@ -6,9 +6,9 @@ import urllib.request
 from typing import Any
 
 from pipelines.home import Home
-from pipelines.launchers.network import free_port
+from pipelines.launchers.network import bound_port
 from pipelines.processes.supervisor import start
-from pipelines.server.api import server_command, wait_until_healthy
+from pipelines.server.api import SERVER_COMMAND, wait_until_healthy
 from pipelines.server.settings import embedded_environment
 
 PASSWORD = "admin:correct horse"
@@ -18,18 +18,20 @@ class Server:
     """One process of the API, over the Prefect database of a home."""
 
     def __init__(self, home: Home) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}/api"
+        listener, self.held = bound_port()
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         self.home = home
         home.prefect.mkdir(parents=True, exist_ok=True)
         settings = embedded_environment(home, self.url) | {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD}
         self.log = home.logs / "server.log"
-        self.process = start(server_command("127.0.0.1", port), self.log, environment=settings)
+        with listener:
+            self.process = start(SERVER_COMMAND, self.log, environment=settings, standard_input=listener)
         wait_until_healthy(self.url, self.process, self.log)
 
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
+        self.held.close()
 
     def call(self, path: str, body: Any = None, method: str | None = None) -> Any:
         """What the API answers; None where it answers with nothing."""

@@ -33,8 +33,9 @@ from pipelines.processes.stop import (
 )
 from pipelines.running.flow import execute_run
 from pipelines.running.outbox import stop_request
+from pipelines.server.api import is_healthy
 from pipelines.state import RunState
-from pipelines.submission import cancel
+from pipelines.submission import cancel, stop
 from pipelines.submission.cancel import cancel_experiment, cancel_run
 from pipelines.submission.stop import NotStoppedError
 from pipelines.workers import flow_process
@@ -262,11 +263,58 @@ def test_a_run_whose_host_fell_silent_is_taken_from_it_and_marked(tmp_path, monk
         cancel_run(home, "run-1", 5.0)
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_run_on_a_host_whose_clock_is_off_is_asked_to_stop(tmp_path, monkeypatch, answers):
+    home = Home(tmp_path)
+    monkeypatch.setattr(leases, "STILL_SECONDS", 1.0)
+    monkeypatch.setattr(leases, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(liveness, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(cancel, "CLOSING_SECONDS", 1.0)
+    executing(home, "run-1", host="elsewhere").release()
+    asked, over = threading.Event(), threading.Event()
+
+    def holder() -> None:
+        path = lease_file(home.run("run-1"), 1)
+        for beat in range(2**16):
+            at = (datetime.now(UTC) - timedelta(minutes=1)).isoformat()
+            if (home.run("run-1") / "cancel.json").exists():
+                asked.set()
+            if asked.is_set() and answers:
+                RunState(home, "run-1").update(status="cancelled")
+            write_json(path, read_json(path) | {"beat": beat, "at": at, "released": asked.is_set() and answers})
+            if over.wait(0.1) or (asked.is_set() and answers):
+                return
+
+    thread = threading.Thread(target=holder)
+    thread.start()
+    wait_for(lambda: not read_json(lease_file(home.run("run-1"), 1))["released"], timeout=10, what="a heartbeat")
+    try:
+        if answers:
+            assert cancel_run(home, "run-1", 0.0).startswith("run-1 is cancelled")
+        else:
+            with pytest.raises(NotStoppedError, match="run-1 did not answer; the clock of the node elsewhere, which"):
+                cancel_run(home, "run-1", 0.0)
+            assert (home.run("run-1") / "cancel.json").exists(), "it stops when it sees that"
+        assert asked.is_set()
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_request_that_meets_another_command_which_just_ends_the_run_is_none_for_the_next_execution(tmp_path):
+    home = Home(tmp_path)
+    lease = acquire(home.run("run-1"), settles=True)
+    ends = answering(home, "run-1", lease, status="cancelled")
+    cancel_run(home, "run-1", 0.0)
+    ends.join()
+    assert not (home.run("run-1") / "cancel.json").exists()
+
+
 def test_no_end_is_claimed_of_a_run_whose_host_lives_and_does_not_answer(tmp_path, monkeypatch):
     home = Home(tmp_path)
     monkeypatch.setattr(leases, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(liveness, "LEASE_SECONDS", 1.0)
-    monkeypatch.setattr(cancel, "_CLOSING_SECONDS", 0.1)
+    monkeypatch.setattr(cancel, "CLOSING_SECONDS", 0.1)
     with executing(home, "run-1", host="elsewhere"):
         expected = r"run-1 did not answer; the node elsewhere, .* its lease ends at \d\d:\d\d:\d\d UTC unless"
         with pytest.raises(NotStoppedError, match=expected):
@@ -287,6 +335,19 @@ def test_an_experiments_runs_are_all_asked_at_once(tmp_path):
     assert not any(flow.is_alive() for flow in flows)
     with pytest.raises(SpecError, match="no run of the experiment is running or waits on a server"):
         next(cancel_experiment(home, "sums", 0.0))
+
+
+def test_a_server_that_does_not_answer_is_waited_for_once_not_for_each_run(tmp_path, monkeypatch):
+    home, asked = Home(tmp_path), []
+    run_ids = ["sums-1", "sums-2", "sums-3"]
+    write_json(home.experiment("sums") / "experiment.json", {"current": run_ids})
+    for run_id in run_ids:
+        gone = {"pid": 2**22 - 1, "pid_started": "boot:1", "api_url": "http://127.0.0.1:1/api"}
+        RunState(home, run_id).update(status="running", flow_run_id=str(uuid4()), **gone)
+    monkeypatch.setattr(stop, "is_healthy", lambda url, timeout: asked.append(url) or is_healthy(url, timeout))
+    lines = list(cancel_experiment(home, "sums", 0.0))
+    assert lines == [f"{run_id} had crashed; it is marked cancelled" for run_id in run_ids]
+    assert asked == ["http://127.0.0.1:1/api"]
 
 
 def test_a_request_for_one_version_of_an_experiment_is_none_for_another(tmp_path):

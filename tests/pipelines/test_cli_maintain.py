@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,20 @@ def test_gc_keeps_the_base_model_that_a_used_one_links_to(call: Call, home: Path
     write_json(home / "runs" / "measured" / "run.json", {"fingerprints": {"base": "7" * 64}})
     assert call("gc", "--yes")[2] == "removed 1 artifact, 1.0 MiB\n"
     assert (linking / "config.json").resolve().is_file()
+
+
+def test_rm_frees_the_disk_though_it_takes_no_new_index(call: Call, home: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))  # as little as a full disk takes
+    try:
+        code, _, err = call("rm", "aaaa", "--yes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, "deleted 1 run, " in err) == (0, True)
+    assert "the index could not be written" in err
+    assert not list(home.glob("runs/*aaaa*"))
+    assert not (home / ".removed").exists()
+    assert json.loads(call("sql", "select count(*) as n from metrics", "--format", "json")[1]) == [{"n": 0}]
 
 
 def test_rm_deletes_a_run_with_its_rows_when_told_and_gc_then_frees_what_it_alone_used(call: Call, home: Path) -> None:

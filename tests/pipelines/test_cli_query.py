@@ -233,7 +233,9 @@ def test_duckdb_writes_rows_as_python_does(home: Path, form: Literal["csv", "jso
             ]
 
 
-@pytest.mark.parametrize("query", ["SELECT 1 AS a, 2 AS a", "SELECT [1, 2] AS a", "SELECT 1.5 AS a", "SHOW TABLES"])
+@pytest.mark.parametrize(
+    "query", ["SELECT 1 AS a, 2 AS a", "SELECT [1, 2] AS a", "SELECT 1.5 AS a", "SHOW TABLES", "SELECT 1 AS a; -- done"]
+)
 def test_what_duckdb_would_write_otherwise_is_left_to_python(home: Path, query: str) -> None:
     with Store.open(home) as store, store.stream(query, form="json") as answer:
         assert answer.texts() is None

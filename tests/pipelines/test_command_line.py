@@ -46,6 +46,20 @@ def test_a_shell_completes_verbs_options_and_what_is_recorded(tmp_path: Path, wo
     assert shown.split() == completed
 
 
+@pytest.mark.parametrize("stuck", ["", "limits._stuck.append(Future())"])
+@pytest.mark.parametrize(("code", "expected"), [("'no such run'", (1, "no such run\n")), ("3", (3, "")), ("", (0, ""))])
+def test_an_exit_code_and_its_message_survive_a_query_that_goes_on(
+    code: str, expected: tuple[int, str], stuck: str
+) -> None:
+    program = (
+        "import sys; from concurrent.futures import Future; from pipelines import cli\n"
+        f"from storage.statements import limits\n{stuck}\n"
+        f"cli.app = lambda **_: sys.exit({code})\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == expected
+
+
 @pytest.mark.parametrize("words", [("validate", "spec.yaml"), ("schema",)])
 def test_an_output_that_takes_nothing_is_named(words: tuple[str, ...], tmp_path: Path) -> None:
     """A few bytes are refused when the command ends, many while it writes."""

@@ -1,5 +1,6 @@
 """Whatever a run's record and its flow run say: after `rpg cancel` nothing of it runs again, and both say the same."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from guarded import PASSWORD, Server
@@ -33,12 +34,12 @@ from prefect.states import (
 from pipelines.home import Home
 from pipelines.processes.lease import acquire
 from pipelines.running import flow
-from pipelines.running.outbox import Outbox
+from pipelines.running.outbox import Outbox, schedule_again
 from pipelines.server.api import client_settings
 from pipelines.server.client import prefect_client
 from pipelines.server.deployments import EXPERIMENTS, POOL, ensure_deployment
-from pipelines.server.flow_runs import is_called_off
-from pipelines.state import FINAL, RunState
+from pipelines.server.flow_runs import OPEN, flow_runs, is_called_off, run_id_of
+from pipelines.state import RunState
 from pipelines.submission import cancel, stop
 from pipelines.submission.cancel import cancel_run
 from pipelines.submission.stop import NotStoppedError
@@ -46,7 +47,7 @@ from pipelines.workers import reconciliation
 from pipelines.workers.reconciliation import Reconciliation
 from rpg.files import now, read_json, write_json
 from specs.errors import SpecError
-from storage.liveness import newest_lease, start_of, status_of
+from storage.liveness import FINAL, newest_lease, start_of, status_of
 
 BOOT = start_of(os.getpid()).partition(":")[0]
 GONE = {"host": socket.gethostname(), "pid": 2**22 - 1, "pid_started": f"{BOOT}:1"}
@@ -133,7 +134,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_API_AUTH_STRING", PASSWORD)
         for module, name, seconds in (
-            (stop, "_CLOSING_SECONDS", 0.2),
+            (stop, "CLOSING_SECONDS", 0.2),
             (stop, "_NOTICE_SECONDS", 0.2),
             (stop, "_TELLING_SECONDS", 0.2),
             (stop, "_LOOK_SECONDS", 0.05),
@@ -268,6 +269,182 @@ def test_a_run_that_is_cancelled_while_its_worker_gives_it_back_is_not_scheduled
         assert ending.close(20.0, schedule=True)
     assert flow_run_id is not None
     assert site.kind(flow_run_id) == "CANCELLED"
+
+
+class Meanwhile:
+    """A client beside which something happens: once, right after its first answer to one of the calls."""
+
+    def __init__(self, client: SyncPrefectClient, call: str, happens: Callable[[], object]) -> None:
+        self._client, self._call, self._happens = client, call, [happens]
+
+    def __getattr__(self, name: str) -> Any:
+        answer = getattr(self._client, name)
+        return self._then(answer) if name == self._call and self._happens else answer
+
+    def _then(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            result = answer(*arguments, **options)
+            for happens in self._happens[:]:
+                self._happens.clear()
+                happens()
+            return result
+
+        return called
+
+
+@pytest.mark.parametrize("record", ["given back", "dead"])
+@pytest.mark.parametrize("call", ["read_flow_run", "read_task_runs"])
+def test_a_run_that_is_cancelled_while_a_worker_gives_it_back_to_the_queue_stays_so(
+    site: Site, record: str, call: str
+) -> None:
+    run_id, flow_run_id = site.run(record, Crashed())
+    assert flow_run_id is not None
+    flow_run = site.client.read_flow_run(flow_run_id)
+    cancels = threading.Thread(target=cancelling, args=(site, run_id))
+
+    def begin() -> None:
+        cancels.start()
+        cancels.join(1.0)
+
+    between: Any = Meanwhile(site.client, call, begin)
+    Reconciliation(site.home, POOL)._schedule_again(between, flow_run, False)
+    cancels.join()
+    assert (site.status(run_id), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
+
+
+def cancelling(site: Site, run_id: str) -> None:
+    """`rpg cancel` in a process of its own, which has connections of its own."""
+    with contextlib.suppress(SpecError):
+        cancel_run(site.home, run_id, 0.0)
+
+
+def test_a_run_that_is_submitted_again_while_its_flow_run_is_settled_keeps_its_new_flow_run(site: Site) -> None:
+    run_id, flow_run_id = site.run("dead", Running())
+    assert flow_run_id is not None
+    other = site.flow_run(run_id, Scheduled())
+    for status, state in (("running", Cancelling()), ("cancelled", Crashed())):
+        fields = {"status": status, "flow_run_id": str(flow_run_id)}
+        write_json(site.home.run(run_id) / "state.json", read_json(site.home.run(run_id) / "state.json") | fields)
+        site.client.set_flow_run_state(flow_run_id, state, force=True)
+        rounds = Reconciliation(site.home, POOL)
+        ending = rounds._ending
+
+        def submitted(*arguments: Any, decided: Callable[..., Any] = ending) -> Any:
+            answer = decided(*arguments)
+            RunState(site.home, run_id).submitted(str(other), site.server.url)
+            return answer
+
+        rounds._ending = submitted  # type: ignore[method-assign]
+        rounds._settle_run(site.client, site.client.read_flow_run(flow_run_id), None)
+        state_now = read_json(site.home.run(run_id) / "state.json")
+        assert (state_now["status"], state_now["flow_run_id"]) == ("pending", str(other))
+        assert site.kind(other) == "SCHEDULED"
+
+
+def test_a_run_that_is_submitted_again_while_what_waits_of_it_is_taken_back_keeps_its_record(
+    site: Site, monkeypatch
+) -> None:
+    run_id, _ = site.run("failed", Scheduled())
+    again = site.flow_run(run_id, Scheduled())
+    live = stop._live
+
+    def submitted(*arguments: Any, **options: Any) -> bool:
+        answer = live(*arguments, **options)
+        monkeypatch.setattr(stop, "_live", live)
+        RunState(site.home, run_id).submitted(str(again), site.server.url)
+        return answer
+
+    monkeypatch.setattr(stop, "_live", submitted)
+    site.cancel(run_id)
+    record = read_json(site.home.run(run_id) / "state.json")
+    assert (record["status"], record["reason"]) == ("pending", "submitted")
+
+
+def test_a_run_that_is_cancelled_while_its_worker_sends_what_is_left_is_not_scheduled_again(
+    site: Site, monkeypatch
+) -> None:
+    _, flow_run_id = site.run("given back", Running())
+    assert flow_run_id is not None
+    send_all = Outbox._send_all
+
+    def cancelled_meanwhile(ending: Outbox, client: SyncPrefectClient) -> None:
+        client.set_flow_run_state(flow_run_id, Cancelling(), force=True)
+        send_all(ending, client)
+
+    monkeypatch.setattr(Outbox, "_send_all", cancelled_meanwhile)
+    with client_settings(site.home, site.server.url):
+        ending = Outbox(site.home, str(flow_run_id))
+        ending.start()
+        assert ending.close(20.0, schedule=True)
+    assert site.kind(flow_run_id) == "CANCELLING"
+
+
+def test_a_flow_run_that_is_cancelled_just_before_it_is_scheduled_again_is_not(site: Site) -> None:
+    _, flow_run_id = site.run("given back", Running())
+    assert flow_run_id is not None
+    flow_run = site.client.read_flow_run(flow_run_id)
+    client: Any = Meanwhile(
+        site.client, "read_flow_run_states", lambda: site.client.set_flow_run_state(flow_run_id, Cancelling())
+    )
+    schedule_again(client, flow_run, "given back")
+    assert site.kind(flow_run_id) == "CANCELLING"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_flow_run_that_is_given_back_although_it_was_to_be_cancelled_is_cancelled(
+    site: Site, is_known: bool, tmp_path: Path, monkeypatch
+) -> None:
+    run_id, flow_run_id = site.run("submitted", Running())
+    assert flow_run_id is not None
+    ask = stop.ask_to_stop
+
+    def given_back(client: SyncPrefectClient, *arguments: Any) -> None:
+        ask(client, *arguments)
+        client.set_flow_run_state(flow_run_id, Scheduled(), force=True)
+
+    monkeypatch.setattr(stop, "ask_to_stop", given_back)
+    if is_known:
+        stopped, words = site.cancel(run_id)
+        assert stopped, words
+        assert site.status(run_id) == "cancelled"
+    else:
+        found = [site.client.read_flow_run(flow_run_id)]
+        stop.stop_flow_runs(Home(tmp_path), site.client, found, 0.0)
+    assert site.kind(flow_run_id) == "CANCELLED"
+
+
+def test_a_run_that_was_submitted_to_a_server_and_is_executed_by_a_command_here_is_stopped_here_too(
+    site: Site, call: Callable[..., tuple[int, str, str]], monkeypatch
+) -> None:
+    monkeypatch.setenv("RPG_HOME", str(site.home.root))
+    run_id, flow_run_id = site.run("alive", Scheduled())
+    assert flow_run_id is not None
+    own = {"flow_run_id": str(uuid4())}  # of the command's own server
+    write_json(site.home.run(run_id) / "state.json", read_json(site.home.run(run_id) / "state.json") | own)
+    holder = executing(site, run_id)
+    code, _, err = call("cancel", run_id, "--profile", site.server.url, "--grace", "0")
+    holder.join(5.0)
+    asked = not holder.is_alive()
+    write_json(site.home.run(run_id) / "cancel.json", {})
+    holder.join()
+    assert (code, asked) == (0, True), err
+    assert (site.status(run_id), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
+
+
+def test_a_run_whose_own_server_does_not_answer_keeps_no_other_from_being_cancelled(
+    site: Site, call: Callable[..., tuple[int, str, str]], monkeypatch
+) -> None:
+    monkeypatch.setenv("RPG_HOME", str(site.home.root))
+    runs = dict(site.run("given back", Scheduled(), experiment="apart") for _ in range(2))
+    first, last = (run_id_of(found) for found in flow_runs(site.client, OPEN, experiment="apart"))
+    elsewhere = {"api_url": "http://127.0.0.1:1/api"}
+    write_json(site.home.run(first) / "state.json", read_json(site.home.run(first) / "state.json") | elsewhere)
+    code, _, err = call("cancel", "apart", "--profile", site.server.url)
+    assert code == 2
+    assert "the Prefect server at http://127.0.0.1:1/api, which has the run, does not answer" in err
+    flow_run_id = runs[last]
+    assert flow_run_id is not None
+    assert (site.status(last), site.kind(flow_run_id)) == ("cancelled", "CANCELLED")
 
 
 def test_runs_of_a_server_are_cancelled_by_whoever_may_enter(

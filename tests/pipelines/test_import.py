@@ -207,6 +207,14 @@ def test_a_document_of_another_shape_does_not_arrive(
     assert not (tmp_path / "home" / ".import").exists()
 
 
+def test_documents_are_looked_into_also_where_the_home_lies_below_a_directory_called_weights(
+    exported: Path, tmp_path: Path, call: Call
+) -> None:
+    seal(exported, "state.json", json.dumps(json.loads((exported / "state.json").read_text()) | {"stages": [1, 2]}))
+    code, _, err = call(tmp_path / "weights" / "home", "import", str(exported))
+    assert (code, "state.json: stages: a list; expected an object" in err) == (1, True)
+
+
 @pytest.mark.parametrize("run_id", ["../outside", "a/b", ".hidden", "a*", "a[1]", "a\nb", "\x1b]0;x", "", 5])
 def test_an_export_whose_run_has_no_name_for_a_run_is_refused(
     exported: Path, tmp_path: Path, call: Call, run_id: object

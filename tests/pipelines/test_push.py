@@ -1,10 +1,13 @@
 """`rpg push`: a run's model with its card, sent to a Hub on this machine by huggingface_hub, and read back there."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -90,6 +93,27 @@ def test_the_hub_is_the_one_that_the_environment_names(place: Path, hub: LocalHu
     command = [sys.executable, "-c", "from pipelines.cli import main; main()", "push", RUN, "--to", "alice/sums"]
     result = subprocess.run(command, env=os.environ | named, capture_output=True, text=True, check=False)
     assert (result.returncode, list(hub.repositories)) == (0, ["alice/sums"]), result.stderr
+
+
+def test_no_progress_bar_is_spelt_out_on_a_terminal(place: Path, hub: LocalHub) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "RPG_HOME": str(place / "home")}
+    environment.pop("HF_HUB_DISABLE_PROGRESS_BARS", None)
+    command = [sys.executable, "-c", "from pipelines.cli import main; main()", "push", RUN, "--checkpoint", "2"]
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, 80))
+    with subprocess.Popen(
+        [*command, "--to", "bars"], stderr=end, stdout=subprocess.DEVNULL, env=environment
+    ) as process:
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # how the last of it ends
+            while part := os.read(terminal, 4096):
+                shown += part
+    os.close(terminal)
+    assert process.returncode == 0, shown
+    assert b"is alice/bars now" in shown
+    assert b"\\r" not in shown
+    assert b"\n\r\n" not in shown  # nor an empty line in its place
 
 
 def test_a_later_push_leaves_no_weights_of_the_one_before(hub: LocalHub, call: Call) -> None:

@@ -465,6 +465,29 @@ def test_a_stopped_flow_is_killed_once_its_run_is_lost_and_its_worker_takes_anot
         flow.wait()
 
 
+def test_a_stopped_flow_that_makes_no_sense_does_not_keep_others_from_being_settled(site: Site) -> None:
+    _, senseless = site.flow_run(Running(), "../../etc")
+    run_id, flow_run_id = site.flow_run(Running())
+    site.dead_lease(site.record(run_id, "finished", flow_run_id))
+    flow = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    notes = [site.home.prefect / "flows" / f"{name}.json" for name in (senseless, "notes")]
+    try:
+        record = ProcessRecord.of(flow.pid, "flow")
+        write_json(notes[0], asdict(record) | {"host": socket.gethostname()})
+        write_json(
+            notes[1], asdict(ProcessRecord.of(os.getpid(), "flow")) | {"host": socket.gethostname(), "started": "0"}
+        )
+        flow.send_signal(signal.SIGSTOP)
+        wait_for(lambda: not FlowProcess("0", record, "").is_at_work, timeout=10, what="the stop")
+        site.compare()
+        assert site.state(flow_run_id) == "COMPLETED"
+    finally:
+        flow.kill()
+        flow.wait()
+        for note in notes:
+            note.unlink()
+
+
 def test_workers_of_one_host_have_names_of_their_own_and_one_that_is_started_again_has_its_old_one() -> None:
     pool = f"pool-{os.getpid()}"
     host = socket.gethostname()

@@ -2,16 +2,22 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import ThreadingTCPServer
 
 import psutil
 import pytest
+from live import Lab
 
 from pipelines.home import Home
 from pipelines.processes.reap import ProcessRecord, reap
@@ -22,15 +28,19 @@ from pipelines.server.api import (
     EmbeddedServer,
     ServiceError,
     Services,
+    auth_string_for,
+    client_settings,
     is_healthy,
+    renew_passwords,
     running_services,
     services_file,
     wait_until_healthy,
 )
 from pipelines.server.client import prefect_client
+from pipelines.server.credentials import make_passwords, own_string, password
 from pipelines.services.backends import _let_in
 from pipelines.services.stack import _cancel_runs, down
-from pipelines.services.supervisord import Supervisor
+from pipelines.services.supervisord import Program, Supervisor
 from rpg.files import read_json, write_json
 from storage.liveness import is_alive
 
@@ -159,3 +169,167 @@ def test_a_server_that_takes_long_to_answer_is_named(tmp_path, monkeypatch, caps
         server.shutdown()
     said = [f"waiting for the Prefect server at {url}: no answer for {seconds} s" for seconds in ("0.2", "0.4")]
     assert capsys.readouterr().err.splitlines()[:2] == said
+
+
+@contextmanager
+def as_another_user() -> Iterator[Callable[[Callable[[], None]], int]]:
+    """What runs a function in a process of another user's, and that process' number; it ends with the block."""
+    children: list[int] = []
+
+    def run(what: Callable[[], None]) -> int:
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                what()
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+        return child
+
+    try:
+        yield run
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+@pytest.fixture
+def taken(tmp_path) -> Iterator[tuple[int, Path]]:
+    """A port at which another user says to everybody that all is well, and what has been asked of him there."""
+    asked = tmp_path / "asked"
+    asked.touch()
+    asked.chmod(0o666)
+    tmp_path.chmod(0o755)
+    read, write = os.pipe()
+    log = os.open(asked, os.O_WRONLY | os.O_APPEND)
+
+    class Welcoming(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            os.write(log, f"{self.path} {dict(self.headers)}\n".encode())
+            self.send_response(200)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    def listen() -> None:
+        with ThreadingTCPServer(("127.0.0.1", 0), Welcoming) as server:
+            os.write(write, str(server.server_address[1]).encode())
+            server.serve_forever()
+
+    with as_another_user() as run:
+        run(listen)
+        os.close(write)
+        yield int(os.read(read, 5)), asked
+    os.close(read)
+    os.close(log)
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can start a process as another user")
+
+
+@as_root
+def test_who_has_taken_the_port_of_a_server_of_ours_is_shown_no_password(tmp_path, taken):
+    (port, asked), home = taken, Home(tmp_path / "home")
+    url = f"http://127.0.0.1:{port}/api"
+    record = asdict(ProcessRecord.of(os.getpid(), "server")) | {"url": url}
+    write_json(home.prefect / "embedded-1.json", record)
+    for ours in (url, url + "/", url.replace("127.0.0.1", "localhost")):
+        with pytest.raises(ServiceError, match=f"port {port} of this machine has been taken by another user"):
+            auth_string_for(home, ours)
+    with pytest.raises(ServiceError, match="taken by another user"), client_settings(home, url):
+        pass
+    process = start([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log")
+    try:
+        with pytest.raises(ServiceError, match="taken by another user"):
+            wait_until_healthy(url, process, tmp_path / "log")
+    finally:
+        process.kill()
+        process.wait()
+    assert "Authorization" not in asked.read_text()
+
+
+class WithoutWorkers(Supervisor):
+    """A supervisord whose programs do not end."""
+
+    def pids(self, _program: str) -> list[int]:
+        return [1]
+
+
+@as_root
+def test_rpg_up_takes_no_other_users_answer_for_its_own_program(tmp_path, taken):
+    (port, asked), home = taken, Home(tmp_path / "home")
+    assert not Supervisor(home, port).answers()
+    with pytest.raises(ServiceError, match="taken by another user"):
+        WithoutWorkers(home, 9).wait_for_address(Program("api", [], address=f"http://127.0.0.1:{port}/api/ready"))
+    assert "Authorization" not in asked.read_text()
+
+
+@as_root
+def test_no_other_user_can_take_the_port_of_a_command_while_it_lasts(tmp_path):
+    server = EmbeddedServer(Home(tmp_path))
+    port = int(server.url.split(":")[2].removesuffix("/api"))
+
+    def bind() -> None:
+        with socket.socket() as attempt:
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            attempt.bind(("", port))
+            attempt.listen()
+
+    with as_another_user() as run:
+        assert os.waitpid(run(bind), 0)[1] != 0
+        server.start()
+        try:
+            server._process.kill()
+            server._process.wait()
+            assert os.waitpid(run(bind), 0)[1] != 0
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=10)
+        finally:
+            server.stop()
+        assert os.waitpid(run(bind), 0)[1] == 0
+
+
+def test_localhost_is_the_machine_that_a_server_of_this_home_is_on(tmp_path):
+    home = Home(tmp_path)
+    record = asdict(ProcessRecord.of(os.getpid(), "server")) | {"url": "http://127.0.0.1:9/api"}
+    write_json(home.prefect / "embedded-1.json", record)
+    for name in ("127.0.0.1", "localhost", "LOCALHOST", "[::1]"):
+        assert auth_string_for(home, f"http://{name}:9/api") == own_string(home), name
+    for other in ("http://localhost:10/api", "http://localhost:9/other", "http://localhost.example:9/api"):
+        assert auth_string_for(home, other) == "", other
+
+
+def test_new_passwords_are_for_the_homes_processes_too_unless_a_server_is_up(tmp_path):
+    home = Home(tmp_path)
+    make_passwords(home)
+    former = {name: password(home, name) for name in ("auth", "reader", "own")}
+    record = asdict(ProcessRecord.of(os.getpid(), "server")) | {"url": "http://127.0.0.1:9/api"}
+    write_json(home.prefect / "embedded-1.json", record)
+    renew_passwords(home)
+    assert [name for name in former if password(home, name) == former[name]] == ["own"]
+    (home.prefect / "embedded-1.json").unlink()
+    renew_passwords(home)
+    assert password(home, "own") != former["own"]
+
+
+def test_new_passwords_take_effect_where_what_is_up_does_not_answer(tmp_path):
+    lab = Lab(tmp_path / "home", tmp_path / "none.yaml")
+    make_passwords(lab.home)
+    former = [password(lab.home, name) for name in ("auth", "reader")]
+    with subprocess.Popen(["sleep", "60"]) as deaf:
+        Services("http://127.0.0.1:9/api", ProcessRecord.of(deaf.pid, "supervisord"), 9).write(lab.home)
+        result = lab.rpg("up", "--new-password")
+        deaf.kill()
+    assert (result.code, "does not answer" in result.err) == (1, True), result.err
+    assert not {password(lab.home, name) for name in ("auth", "reader")} & {*former}

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,9 +23,10 @@ from pipelines.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.remote.mirror import SMALL, Mirror, mirror_home
 from pipelines.remote.record_files import FileVersion, Listing
-from pipelines.remote.sources import SourceError, WebSource
+from pipelines.remote.sources import Changes, SourceError, WebSource
 from pipelines.server.api import answers
 from pipelines.server.deployments import EXPERIMENTS
+from pipelines.server.waiting import waiting_runs
 from rpg.files import read_json
 from specs.records import TABLES
 from storage import Record, Store, open_record
@@ -217,6 +218,31 @@ def test_a_password_is_asked_for_and_sent(served) -> None:
         web.process.wait()
 
 
+@pytest.mark.parametrize("name", ["base", "train", "manifest", "sums"])
+def test_an_experiment_of_any_name_is_read_once_by_a_mirror(tmp_path: Path, name: str) -> None:
+    unit = f"experiments/{name}"
+    path = f"{unit}/experiment.json"
+    reads: list[str] = []
+
+    class Record:
+        """One experiment that does not change."""
+
+        def changes(self, known: Mapping[str, str], only: Collection[str] = ()) -> Changes:
+            listing = Listing.of({path: FileVersion(2, "1")})
+            assert not only
+            return Changes({} if known.get(unit) == listing.digest else {unit: listing}, [])
+
+        def read(self, path: str, start: int = 0) -> tuple[bytes, str]:
+            reads.append(path)
+            return b"{}"[start:], "1"
+
+        def close(self) -> None: ...
+
+    for _ in range(2):
+        Mirror(Home(tmp_path), Record()).pull()
+    assert reads == [path]
+
+
 def test_mirrors_of_two_records_do_not_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first, second = mirror_home("http://a:4200/api http://a:4202"), mirror_home("http://a:4200/api http://a/4202")
@@ -271,6 +297,36 @@ def test_a_record_behind_a_password_is_read_and_a_run_that_was_cancelled_before_
     finally:
         web.process.kill()
         web.process.wait()
+
+
+def test_a_run_that_was_cancelled_before_it_began_and_submitted_again_waits() -> None:
+    def post(_path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        return [
+            told(kind, 0) for kind in body["flow_runs"]["state"]["type"]["any_"] if kind in ("SCHEDULED", "CANCELLED")
+        ]
+
+    assert [(run.run_id, run.state["status"]) for run in waiting_runs(post)] == [("sums-s0", "pending")]
+
+
+def test_of_flow_runs_that_were_cancelled_the_latest_are_looked_at() -> None:
+    asked = []
+
+    def post(_path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        if body["flow_runs"]["state"]["type"]["any_"] != ["CANCELLED"]:
+            return []
+        asked.append(body)
+        return [told("CANCELLED", 1)] * body["limit"]
+
+    assert waiting_runs(post) == []
+    assert {body["sort"] for body in asked} == {"END_TIME_DESC"}
+    assert sum(body["limit"] for body in asked) == 1000
+
+
+def told(kind: str, run_count: int) -> dict[str, Any]:
+    """A flow run as a server tells of it."""
+    state = {"type": kind, "name": kind, "timestamp": "2026-01-01T00:00:00Z"}
+    of_run = {"parameters": {"run_id": "sums-s0"}, "name": "sums: seed 0", "created": "2026-01-01T00:00:00Z"}
+    return of_run | {"id": kind, "tags": [], "state": state, "run_count": run_count}
 
 
 @pytest.fixture

@@ -57,6 +57,53 @@ def test_an_outage_is_one_line_once_a_minute_and_another_error_keeps_its_traceba
     assert done.returncode == 1
 
 
+FAULTS = """
+import logging
+from pipelines.server import terse
+
+terse.install()
+try:
+    open("/no/such/file")
+except OSError:
+    logging.getLogger("a file").exception("failed")
+try:
+    try:
+        raise ConnectionRefusedError("away")
+    except OSError:
+        {}["missing"]
+except KeyError:
+    logging.getLogger("a handler").exception("failed")
+try:
+    try:
+        raise ConnectionRefusedError("away")
+    except OSError as error:
+        raise RuntimeError("the server is away") from error
+except RuntimeError:
+    logging.getLogger("a client").exception("failed")
+try:
+    raise OSError(113, "No route to host")
+except OSError:
+    logging.getLogger("a network").exception("failed")
+try:
+    raise OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] Connect call failed")
+except OSError:
+    logging.getLogger("two addresses").exception("called")
+text = "Traceback (most recent call last):\\n  File ...\\nFileNotFoundError: no such file\\nDiskOSError: full"
+logging.getLogger("a text").error("failed\\n" + text)
+"""
+
+
+def test_a_fault_keeps_its_traceback_though_it_is_of_a_file_or_came_while_an_outage_was_handled() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'" in lines
+    assert "KeyError: 'missing'" in lines
+    assert lines.count("Traceback (most recent call last):") == 4  # the file, the handler and what it handled, the text
+    assert "failed: RuntimeError: the server is away" in lines
+    called = "called: OSError: Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] Connect call failed"
+    assert lines[-7:-4] == ["failed: OSError: [Errno 113] No route to host", called, "failed"]
+
+
 def test_a_server_whose_database_is_lost_says_so_in_one_line(tmp_path: Path) -> None:
     server = Server(Home(tmp_path))
     try:

@@ -48,6 +48,8 @@ evidence = {
     "forked": tried(fork),
     "shell": tried(lambda: os.system("true")),
     "thread": tried(lambda: threading.Thread(target=int).start()),
+    "attached to its parent": tried(lambda: ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)),
+    "read the next request": tried(lambda: os.read(0, 1)),
 }
 os.write(2, json.dumps(evidence).encode())
 os._exit(3)
@@ -121,7 +123,12 @@ MISBEHAVIOUR = {
 # The pipe of verdicts: the one descriptor above standard error that can be written.
 ANSWERS = """
 import fcntl, os
-ANSWERS = next(fd for fd in range(3, 64) if not os.get_inheritable(fd) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_WRONLY)
+def writes(fd):
+    try:
+        return not os.get_inheritable(fd) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_WRONLY
+    except OSError:
+        return False
+ANSWERS = next(fd for fd in range(3, 64) if writes(fd))
 """
 
 

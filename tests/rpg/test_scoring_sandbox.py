@@ -15,9 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
+from scoring_attacks import code, item
 
 from rpg import sandbox
+from rpg.rewards import Score
+from rpg.rewards.pool import WorkerPool
 from rpg.sandbox.process import Limits, start
+from specs.schema.reward import Reward
 
 ATTACKS = Path(__file__).with_name("scoring_attacks.py")
 ROOT = Path(__file__).parents[2]
@@ -94,6 +98,8 @@ def test_an_answer_that_is_code_reaches_nothing(user: str, open_directory: Path)
             "connected": "ConnectionRefusedError",  # to a loopback of its own
             "forked": "BlockingIOError",
             "thread": "RuntimeError",
+            "attached to its parent": "-1",
+            "read the next request": "b''",
         }, task
     assert not (open_directory / "written").exists()
 
@@ -103,6 +109,7 @@ def test_an_answer_that_misbehaves_costs_its_own_reward_alone(user: str, open_di
     found = attacked("misbehaviour", user, open_directory)
     late, killed = "no verdict after 1 s", "no verdict after 1 s; the scorer was killed"
     endless, nonsense = "the scorer wrote without end", "the scorer wrote what is no verdict"
+    died = "the scorer's process died (SIGKILL)"
     expected = {
         "loops": {late},
         "takes memory": {None, late, killed},
@@ -118,12 +125,25 @@ def test_an_answer_that_misbehaves_costs_its_own_reward_alone(user: str, open_di
         "is nested": {nonsense},
         "says it twice": {nonsense},
         "closes its output": {killed, "the scorer's process died (exit 1) OSError: [Errno 9] Bad file descriptor"},
-        "kills": {None},
+        "kills": {died},
     }
     assert found.keys() == expected.keys()
+    found["kills"]["error"] = found["kills"]["error"][: len(died)]  # a library's last words follow
     for name, each in found.items():
         assert each["error"] in expected[name], name
         assert (each["value"], each["next"]) == (0.0, 1.0), name
+
+
+def test_a_response_that_changes_its_scorer_changes_no_later_score() -> None:
+    every_mark_is_full = (
+        "import rpg.rewards.score as score\n"
+        "score.Score.of = classmethod(lambda cls, value, extracted: cls(1.0, True, extracted))"
+    )
+    problem = item("string_insertion")
+    with WorkerPool(Reward.model_validate({"type": "reasoning_gym"}), workers=1) as pool:
+        _, wrong, right = pool.score([problem] * 3, [code(every_mark_is_full), "wrong", problem.answer])
+    assert wrong == Score(0.0, False, "wrong")
+    assert right == Score(1.0, True, problem.answer)
 
 
 def test_what_a_sealed_process_started_ends_with_it() -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from specs.documents.reading import read_checked
 from storage import Store, check, rebuild, units
 from storage.database import database_path
 from storage.ingest import ingest
-from storage.liveness import start_of
+from storage.liveness import newest_lease, start_of
 from tests.storage.recording import RecordedRun, write_json
 
 EVERYTHING = ("runs", "stages", "attempts", "metrics", "rollouts", "tokens", "events", "checkpoints", "evaluations")
@@ -183,6 +184,113 @@ def test_a_run_that_crashed_is_looked_at_once_and_again_when_it_is_taken_up(
     assert Store.open(home).query("select status from runs where run_id = 'c-0'").rows == [("running",)]
     ingest(home)
     assert looked_at(home, monkeypatch) == ["runs/c-0"], "one that is executed is looked at each time"
+
+
+def test_of_a_run_that_has_ended_a_reader_looks_at_its_attempts_and_at_the_tables_that_it_reads(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    time_of = units._time_of
+    monkeypatch.setattr(units, "_time_of", lambda path: (looked.append(path), time_of(path))[1])
+
+    def looked_at_for(sql: str) -> list[str]:
+        looked.clear()
+        with Store.open(home) as store:
+            store.query(sql)
+        return sorted(path.removeprefix(f"{home}/runs/a-0/") for path in looked if "/a-0/" in path)
+
+    assert looked_at_for("from runs") == ["attempts"]
+    assert looked_at_for("from tokens") == ["attempts", "segments", "segments/tokens"]
+    assert looked_at_for("from run_summary") == ["attempts", "evaluate", "segments", "segments/evaluations"]
+    write_json(home / "runs/a-0/attempts/0002.json", {"attempt": 2, "resumed_from_step": 3})
+    assert looked_at(home, monkeypatch) == ["runs/a-0"]
+
+
+def test_a_segment_that_is_gone_from_a_copied_home_is_named(home: Path) -> None:
+    (lost, *_) = sorted(home.glob("runs/a-0/segments/tokens/*.parquet"))
+    lost.unlink()
+    later = time.time() + 60
+    os.utime(home / "runs/a-0/run.json", (later, later))  # as `cp -r` without `-p` leaves it
+    with Store.open(home) as store:
+        assert store.query("from tokens").warnings == (f"skipped {lost.relative_to(home)}: the file is gone",)
+
+
+def test_a_document_that_is_restored_in_place_counts_again(home: Path) -> None:
+    path = home / "runs/a-0/state.json"
+    whole = path.read_text()
+    write_json(path, json.loads(whole) | {"stages": [1, 2]})
+    age(home / "runs/a-0")
+    ingest(home)
+    path.write_text(whole)  # as `cp` does: the directory's time stays
+    with Store.open(home) as store:
+        result = store.query("select count(*) from stages where run_id = 'a-0'")
+    assert (result.rows, result.warnings) == ([(2,)], ())
+
+
+def test_an_evaluation_that_was_gone_and_is_restored_counts_again(home: Path) -> None:
+    (file, *_) = sorted(home.glob("runs/a-0/evaluate/*/segments/evaluations/*.parquet"))
+    write_json(file.parents[2] / "manifest.json", {"files": {f"segments/evaluations/{file.name}": "0" * 64}})
+    kept = file.read_bytes()
+    file.unlink()
+    write_json(home / "runs/a-0/attempts/0002.json", {"attempt": 2, "resumed_from_step": 3})
+    age(home / "runs/a-0")
+    ingest(home)
+    count = "select count(*) from evaluations where run_id = 'a-0'"
+    with Store.open(home) as store:
+        before = store.query(count)
+    assert before.warnings == (f"skipped {file.relative_to(home)}: the file is gone",)
+    file.write_bytes(kept)
+    with Store.open(home) as store:
+        after = store.query(count)
+    assert after.rows[0][0] > before.rows[0][0]
+    assert after.warnings == ()
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"a*", b"a[-]0"])
+def test_a_run_whose_name_is_none_is_passed_over_and_named(home: Path, name: bytes) -> None:
+    os.mkdir(bytes(home / "runs") + b"/" + name)
+    shutil.copytree(home / "runs/a-0", home / "runs" / os.fsdecode(name), dirs_exist_ok=True)
+    with Store.open(home) as store:
+        assert store.query(STEPS).rows == [("a-0", 3), ("a-1", 3)]
+    ingest(home)
+    rebuild(home)
+    with Store.open(home) as store:
+        assert store.query(STEPS).rows == [("a-0", 3), ("a-1", 3)]
+    (line,) = check(home)
+    assert line.startswith("runs/")
+    assert line.endswith(": no name of a run; it is not read")
+    line.encode()
+
+
+@pytest.mark.parametrize("name", [b"\xff.parquet", b"*.parquet"])
+def test_an_evaluation_file_whose_name_is_none_is_passed_over_and_named(home: Path, name: bytes) -> None:
+    (file, *_) = sorted(home.glob("runs/a-0/evaluate/*/segments/evaluations/*.parquet"))
+    shutil.copyfile(file, file.with_name(os.fsdecode(name)))
+    with Store.open(home) as store:
+        before = store.query("select count(*) from evaluations").rows
+    rebuild(home)
+    with Store.open(home) as store:
+        assert store.query("select count(*) from evaluations").rows == before
+    (line,) = check(home)
+    assert line.endswith(": not named like a segment; it is not read")
+    line.encode()
+
+
+def test_a_directory_in_the_place_of_a_document_leaves_no_file_open(home: Path) -> None:
+    (home / "runs/a-0/spec.json").unlink()
+    (home / "runs/a-0/spec.json").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert read_checked(home / "runs/a-0/spec.json") == ({}, ["no JSON object"])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_lease_that_says_in_words_whether_it_only_settles_was_to_execute_the_run(home: Path) -> None:
+    run = home / "runs/a-0"
+    write_json(run / "leases/0007.json", {"number": 7, "settles": "no"})
+    lease = newest_lease(run)
+    assert lease is not None
+    assert (lease.number, lease.settles) == (7, False)
 
 
 def test_documents_of_another_shape_are_named_by_queries_and_by_check(home: Path) -> None:

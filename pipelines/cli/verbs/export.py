@@ -22,12 +22,12 @@ def export(
     from pipelines.home import Home
     from pipelines.runs import find_runs, status_of
     from pipelines.versions import is_experiment
-    from storage.units import ENDED
+    from storage.liveness import FINAL
 
     home = Home.from_environment()
     for run_id in find_runs(home, name):
         place = directory / run_id if is_experiment(home, name) else directory
         counts = write_export(home, run_id, place)
         typer.echo(f"{place}: " + ", ".join(f"{count} {table}" for table, count in counts.items()))
-        if (status := status_of(home, run_id)) not in ENDED:
+        if (status := status_of(home, run_id)) not in FINAL:
             typer.echo(f"{run_id} is {status}: `rpg import` takes it when it was exported after its end", err=True)

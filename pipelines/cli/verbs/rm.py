@@ -38,8 +38,10 @@ def rm(name: RunsName, yes: Yes = False) -> None:
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"Delete {what}?", err=True)):
         typer.echo("nothing was deleted" + ("" if sys.stdin.isatty() else "; --yes deletes without asking"), err=True)
         return
-    remove(home, removal)
+    is_indexed = remove(home, removal)
     typer.echo(f"deleted {what}", err=True)
+    if not is_indexed:
+        typer.echo("the index could not be written; `rpg db rebuild` makes it again when there is room", err=True)
     if freed := unreferenced(home):
         typer.echo(f"`rpg gc` frees {len(freed)} artifacts that no run needs any more", err=True)
 

@@ -45,8 +45,8 @@ def up(
     import sys
 
     from pipelines.home import Home
-    from pipelines.server.api import ServiceError
-    from pipelines.server.credentials import login_files, renew
+    from pipelines.server.api import ServiceError, renew_passwords
+    from pipelines.server.credentials import login_files
     from pipelines.services.at_boot import install
     from pipelines.services.stack import Wanted
     from pipelines.services.stack import up as start_services
@@ -55,13 +55,13 @@ def up(
     home, wanted = Home.from_environment(), Wanted(port, profile, workers)
     unit = Unit(home)
     is_unit = systemd or (unit.is_installed and unit.is_managed())
+    if new_password:
+        renew_passwords(home)  # first: it takes effect where a program does not come up, too
     try:
         services = (install if is_unit else start_services)(home, wanted, say=lambda line: print(line, file=sys.stderr))
     except ServiceError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None
-    if new_password:
-        renew(home)
     logins = {name: str(path) for name, path in login_files(home).items()}
     if services is None:
         print("no systemd answers here; what enables the unit and starts it:", file=sys.stderr)

@@ -85,17 +85,7 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
     figures = not tables
     scores = tables or [_values(arm) for arm in arms]
     worst = 0.0 if goal.worst is None else goal.worst
-    whole = [np.where(np.isnan(table), worst, table) for table in scores]
-    if figures:
-        finished = [[unit.value for unit in arm.finished if unit.value is not None] for arm in arms]
-        rows = finished if goal.worst is None else [table[:, 0] for table in whole]
-        means = [seed_mean(row, confidence=level) for row in rows]
-    else:
-        spread = spread_of([table for table, arm in zip(whole, arms, strict=True) if not arm.failed])
-        means = [
-            mean_interval(table, confidence=level, clusters=labels, spread=None if arm.failed else spread)
-            for table, arm in zip(whole, arms, strict=True)
-        ]
+    means = _means(arms, scores, goal, labels, level, figures=figures)
     broken = [tuple(record.broken(arm)) for arm in arms]
     held = {
         arm.label: table
@@ -130,6 +120,26 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
         ),
         said,
     )
+
+
+def _means(
+    arms: Sequence[Arm],
+    scores: Sequence[NDArray[np.float64]],
+    goal: Goal,
+    labels: Sequence[object] | None,
+    level: float,
+    *,
+    figures: bool,
+) -> list[Interval]:
+    """Of each arm, failed seeds at the goal's worst value; of a training metric without them."""
+    whole = [table if goal.worst is None else np.where(np.isnan(table), goal.worst, table) for table in scores]
+    if figures:
+        return [seed_mean(table[~np.isnan(table)], confidence=level) for table in whole]
+    spread = spread_of([table for table, arm in zip(whole, arms, strict=True) if not arm.failed])
+    return [
+        mean_interval(table, confidence=level, clusters=labels, spread=None if arm.failed else spread)
+        for table, arm in zip(whole, arms, strict=True)
+    ]
 
 
 def standing(home: Home, record: StudyRecord, best: Best) -> str:
