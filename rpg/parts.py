@@ -18,7 +18,6 @@ from rpg.evaluation.records import Answered
 from rpg.guards import Guards
 from rpg.learner.deepspeed import Learner
 from rpg.pretrained import config_of, tokenizer_of
-from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.reference import ReferencePolicy, ReferenceSchedule, reference_policy
 from rpg.rewards import Scorer, open_scorer, refusal
@@ -170,15 +169,6 @@ def _check(spec: Experiment, base: Path, max_length: int) -> None:
                 given=f"{longest} + {spec.rollout.max_response_length} tokens",
                 allowed=f"{context} tokens",
                 hint="lower rollout.max_response_length or data.max_prompt_length",
-            )
-        )
-    if ranks.world_size() > spec.training.prompts_per_step:
-        issues.append(
-            Issue(
-                "more ranks than prompts in a step",
-                path=("training", "ranks"),
-                given=str(ranks.world_size()),
-                allowed=f"at most {spec.training.prompts_per_step}",
             )
         )
     if issues:

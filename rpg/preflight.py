@@ -5,23 +5,27 @@ What is wrong here a stage would say in the same words, minutes later. Nothing i
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from rpg.base.check import check_scratch, tokenizer_of
+from rpg.base.check import check_scratch, check_training, downloaded, tokenizer_of
 from rpg.data.loading import encode_prompts, rendered
 from rpg.data.problems import StagedProblem
 from rpg.data.prompts import check_template
-from rpg.data.staging import SPLITS, first_problems
-from specs.errors import Issue, SpecError
-from specs.schema.data import Data
+from rpg.data.sources.hub import HubSource
+from rpg.data.staging import SPLITS, check_overlap, first_problems
+from specs.errors import Issue, Path, SpecError
+from specs.schema.data import Data, Source
 from specs.schema.experiment import Experiment
-from specs.schema.model import ScratchModel
+from specs.schema.model import PretrainedModel, ScratchModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FIRST_ROWS = 64
 """Problems of a set that are looked at."""
+MOST_ROWS = 5000
+"""Problems of a set that is read whole, to be compared with others: a second or two."""
 
 
 @dataclass(slots=True)
@@ -30,6 +34,8 @@ class Findings:
 
     errors: list[Issue] = field(default_factory=list)
     """A stage would end with each of them."""
+    absent: list[Issue] = field(default_factory=list)
+    """So it would on this machine."""
     warnings: list[Issue] = field(default_factory=list)
 
 
@@ -48,9 +54,55 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
         tokenizer = tokenizer_of(experiment.model)
         if tokenizer is not None:
             _check_lengths(sets, tokenizer, experiment.data, findings)
+        if experiment.trains:
+            check_training(experiment)
     except SpecError as error:
         findings.errors += error.issues
+    if not findings.errors:
+        findings.errors += _overlap(experiment.data)
+    findings.absent += _not_here(experiment)
     return findings
+
+
+def _overlap(data: Data) -> list[Issue]:
+    """What training and evaluation sets share that are read whole in a moment: those of at most MOST_ROWS problems."""
+    if not (data.train and data.evaluation):
+        return []
+    sets: dict[str, list[tuple[Path, Source, list[StagedProblem]]]] = {split: [] for split in SPLITS}
+    for split in SPLITS:
+        for index, source in enumerate(getattr(data, split)):
+            path = ("data", split, index)
+            problems = first_problems(source, data, path, MOST_ROWS + 1) if not source.generated else []
+            if not problems or len(problems) > MOST_ROWS:  # not known, or only in part
+                if split == "train":
+                    return []
+                continue
+            kept = list({problem.problem_id: problem for problem in problems}.values())
+            sets[split].append((path, source, kept if data.deduplicate else problems))
+    try:
+        check_overlap(sets, drop=data.overlap == "drop")
+    except SpecError as error:
+        return list(error.issues)
+    return []
+
+
+def _not_here(experiment: Experiment) -> list[Issue]:
+    """What would have to be downloaded where HF_HUB_OFFLINE forbids it."""
+    from huggingface_hub import is_offline_mode
+
+    if not is_offline_mode():
+        return []
+    model, issues = experiment.model, list[Issue]()
+    hint = "download it where there is a network, or give the directory of a copy"
+    if isinstance(model, PretrainedModel) and not FilePath(model.path).is_dir() and downloaded(model) is None:
+        message = "the model is not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
+        issues.append(Issue(message, ("model", "path"), model.path, hint=hint))
+    message = "the dataset is not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
+    for split in SPLITS:
+        for index, source in enumerate(getattr(experiment.data, split)):
+            if isinstance(source, HubSource) and not source.is_here():
+                issues.append(Issue(message, ("data", split, index, "path"), source.path, hint=hint))
+    return issues
 
 
 def _first_rows(data: Data, split: str, findings: Findings) -> Iterator[list[StagedProblem]]:

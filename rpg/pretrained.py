@@ -4,12 +4,13 @@ A setting that names code is refused by its name: transformers would run it, ask
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from torch import nn
+    from transformers import Conv1D, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 class ModelCodeError(ValueError):
@@ -43,6 +44,37 @@ def model_of(directory: Path, **settings: Any) -> "PreTrainedModel":
         directory, trust_remote_code=False, use_safetensors=True, **settings
     )
     return model
+
+
+def config_of_settings(settings: Mapping[str, Any]) -> "PretrainedConfig":
+    """The config that a config.json with these settings gives. ModelCodeError where one names code, as below."""
+    from transformers import AutoConfig
+
+    if found := list(code_settings(dict(settings))):
+        raise ModelCodeError(f"the settings name code to run, which is never run: {', '.join(found)}")
+    config: PretrainedConfig = AutoConfig.for_model(**settings)
+    return config
+
+
+def model_without_weights(config: "PretrainedConfig") -> "PreTrainedModel":
+    """The config's decoder on the meta device, where every weight has its shape and no values."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    return model
+
+
+def linear_modules(model: "PreTrainedModel") -> "Iterator[tuple[str, nn.Linear | Conv1D]]":
+    """The linear modules between the embeddings and the output head, each by the last part of its name."""
+    from torch import nn
+    from transformers import Conv1D
+
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, Conv1D)) and module is not head:
+            yield name.rpartition(".")[2], module
 
 
 def settings_with_code(directory: Path) -> list[str]:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from specs.errors import Issue, SpecError, in_file_order, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from pipelines.home import Home
     from pipelines.planning.plan import RunPlan
     from specs.document import Cell, Document
+    from specs.schema.experiment import Experiment
 
 
 _READERS = ("data", "base", "train")
@@ -35,7 +36,7 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
         home.check_space()
     if to_do:
         print("looking at the data and the model", file=sys.stderr)
-    errors, warnings = examined(document, to_do)
+    errors, warnings = examined(document, to_do, here=home is not None)
     if errors := in_file_order([*missing, *errors]):
         raise SpecError(*errors)
     if warnings:
@@ -73,21 +74,33 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
     return in_file_order(document.locate(issue, values) for issue, values in refused if issue)
 
 
-def examined(document: Document, runs: Sequence[RunPlan] | Sequence[Cell]) -> tuple[list[Issue], list[Issue]]:
-    """The errors and warnings of a look at the data and models of a document's runs, each at its place, each once."""
+def examined(
+    document: Document, runs: Sequence[RunPlan] | Sequence[Cell], *, here: bool = True
+) -> tuple[list[Issue], list[Issue]]:
+    """The errors and warnings of a look at the data and models of a document's runs, each at its place, each once.
+
+    Args:
+        here: whether this machine is to fetch what is not on it.
+    """
     if not runs:
         return [], []
     from rpg.preflight import examine
 
     # Most cells of a matrix have the same data and model.
-    distinct = {
-        (run.experiment.model.model_dump_json(), run.experiment.data.model_dump_json(), _is_made(run)): run
-        for run in runs
-    }
+    distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
     findings = [(run.values, examine(run.experiment, model=not _is_made(run))) for run in distinct.values()]
     errors = [document.locate(issue, values) for values, each in findings for issue in each.errors]
+    if here:
+        errors += [document.locate(issue, values) for values, each in findings for issue in each.absent]
     warnings = [document.locate(issue, values) for values, each in findings for issue in each.warnings]
     return in_file_order(errors), in_file_order(warnings)
+
+
+def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:
+    """What the findings depend on."""
+    training = experiment.training
+    data, model = experiment.data.model_dump_json(), experiment.model.model_dump_json()
+    return model, data, training.lora, training.sequence_parallel_size
 
 
 def _is_made(run: RunPlan | Cell) -> bool:

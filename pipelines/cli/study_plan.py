@@ -103,7 +103,11 @@ def _cost_table(data: dict[str, Any]) -> Any:
 def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
     study = document.study
     seeds = f"seed {data['seeds'][0]}" if len(data["seeds"]) == 1 else f"seeds {', '.join(map(str, data['seeds']))}"
-    lines = ["bounds    tokens and GPU hours are the most there can be: every response at its full length"]
+    lines = [
+        "bounds    tokens are the most that training can sample: every response at its full length, every group that"
+        " may be sampled again counted",
+        "          GPU hours are about those of training at that length; evaluation and such groups come on top",
+    ]
     lines += [f"search    {data['trials']} trials, each with {seeds}; sampler {data['sampler']}, {_pruner(data)}"]
     if study.confirm:
         number = study.confirm.candidates

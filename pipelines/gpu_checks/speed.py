@@ -14,7 +14,7 @@ from pipelines.gpu_checks.models import MIDDLE, SMALL, BatchShape, random_step, 
 from pipelines.gpu_checks.numerics import add_gradient, training
 from pipelines.planning.device import peak_flops
 from pipelines.planning.memory import memory_estimate
-from pipelines.planning.model_shape import ModelShape, shape_of_config
+from rpg.base.shape import ModelShape, shape_of_config
 from rpg.batches.minibatches import cut, plan_step
 from rpg.learner.deepspeed import Learner
 from rpg.processes import ranks
@@ -108,7 +108,6 @@ def measure_updates(
     }
     if device.type == "cuda":
         model = shape_of_config(config)
-        assert model is not None
         length = shape.prompt_length + shape.response_length
         flops = useful_flops(model, tokens, sampled, length)
         figures |= {"tflops": flops * rate / 1e12}

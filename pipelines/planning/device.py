@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from pipelines.planning.model_shape import ModelShape
+from rpg.base.shape import ModelShape
 from specs.schema.experiment import Experiment
 
 LARGE = 50_000_000

@@ -1,9 +1,9 @@
-"""The most GPU hours that a run will take, from the arithmetic of training and the memory traffic of sampling."""
+"""About how many GPU hours a run will take, from the arithmetic of training and the memory traffic of sampling."""
 
 from dataclasses import dataclass
 
 from pipelines.planning.memory import engine_memory
-from pipelines.planning.model_shape import ModelShape
+from rpg.base.shape import ModelShape
 from rpg.processes.gpu_slots import slots_here
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
@@ -89,6 +89,6 @@ def _sampling_seconds(experiment: Experiment, shape: ModelShape) -> float:
     gpus = rollout.gpus_per_sampler
     if engine := engine_memory(experiment):
         in_flight = max(1, min(in_flight, int((engine * gpus - shape.parameters * size) / cache)))
-    traffic = (shape.matrix_parameters * size + in_flight * cache) / (BANDWIDTH * SAMPLING_SHARE)
+    traffic = (shape.read_parameters * size + in_flight * cache) / (BANDWIDTH * SAMPLING_SHARE)
     arithmetic = in_flight * 2 * shape.matrix_parameters / (PEAK_FLOPS * TRAINING_SHARE)
     return responses / in_flight * rollout.max_response_length * max(traffic, arithmetic) / gpus

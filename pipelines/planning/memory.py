@@ -1,12 +1,14 @@
 """What a run will need, estimated before it starts: its batch algebra, its tokens, and the memory of one rank.
 
-These are upper bounds from the spec alone; nothing is loaded. Sizes are in bytes unless a name says otherwise.
+From the spec alone; nothing is loaded. Counts of tokens are upper bounds, memory is known to a tenth.
+Sizes are in bytes unless a name says otherwise.
 """
 
 from dataclasses import dataclass, replace
 
 from pipelines.planning.device import KNOWN_GPUS, NAMED_BY_SPEC, Device, device_of, on_device
-from pipelines.planning.model_shape import ModelShape, model_shape
+from pipelines.planning.model_shape import model_shape
+from rpg.base.shape import ModelShape
 from specs.errors import Issue
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import Rollout
@@ -39,14 +41,15 @@ class BatchAlgebra:
     updates_per_step: int
     updates: int
     tokens_to_sample: int
-    """Most tokens of the whole run: every response at its full length."""
+    """Most response tokens of the whole run's training: every response at its full length, every group that may be
+    thrown away and sampled again counted."""
     tokens_to_train: int
     """Most prompt and response tokens of all forward-backward passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Most bytes on one rank's device, by what they hold."""
+    """Bytes on one rank's device where they are most, to a tenth, by what they hold."""
 
     weights: int
     gradients: int
@@ -87,7 +90,7 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
     training = experiment.training
     rollouts = training.prompts_per_step * training.group_size
     updates_per_step = training.minibatches * training.epochs
-    response = experiment.rollout.max_response_length
+    response, dynamic = experiment.rollout.max_response_length, experiment.rollout.dynamic_sampling
     length = experiment.data.max_prompt_length + response
     return BatchAlgebra(
         prompts_per_step=training.prompts_per_step,
@@ -97,7 +100,7 @@ def batch_algebra(experiment: Experiment) -> BatchAlgebra:
         rollouts_per_update=rollouts // training.minibatches,
         updates_per_step=updates_per_step,
         updates=updates_per_step * training.steps,
-        tokens_to_sample=training.steps * rollouts * response,
+        tokens_to_sample=training.steps * rollouts * response * (dynamic.max_batches if dynamic else 1),
         tokens_to_train=training.steps * rollouts * training.epochs * length,
     )
 
@@ -152,17 +155,9 @@ def engine_memory(experiment: Experiment) -> int:
 
 
 def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
-    """Weights of the adapters: rank x (inputs + outputs) of each adapted module, by the module names of Llama models.
-
-    A module of another name counts like one of the MLP.
-    """
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    widths = {
-        **dict.fromkeys(("q_proj", "o_proj"), hidden + shape.attention_size),
-        **dict.fromkeys(("k_proj", "v_proj"), hidden + shape.key_value_size),
-        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner),
-    }
-    return shape.layers * lora.rank * sum(widths.get(name, hidden + inner) for name in lora.target_modules or widths)
+    """Weights of the adapters: rank x (inputs + outputs) of each adapted module."""
+    widths = shape.linear_widths
+    return lora.rank * sum(widths.get(name, 0) for name in lora.target_modules or widths)
 
 
 def memory_warnings(experiment: Experiment) -> list[Issue]:
@@ -236,7 +231,7 @@ def _staged(shape: ModelShape, training: Training) -> int:
         return 0
     if training.lora:
         return training.lora.rank * max(shape.hidden_size, shape.attention_size, shape.intermediate_size)
-    return shape.hidden_size * max(shape.vocab_size, shape.intermediate_size)
+    return shape.largest_weight
 
 
 def _shard(size: int, training: Training, from_stage: int) -> int:
@@ -291,7 +286,9 @@ def _layer_activations(shape: ModelShape, size: int, *, fused: bool) -> int:
     attention = size * (width + 2 * keys + 2 * width)
     # With a gate: both products, the gate's activation (not if fused) and what is made of the two. Else GELU, in steps.
     mlp = (4 - fused if shape.is_gated else 5) * shape.intermediate_size * size
-    return norms + attention + mlp
+    # What enters each of a token's experts, and what comes out, which is weighted.
+    experts = shape.experts_per_token * shape.hidden_size * (4 + size)
+    return norms + attention + mlp + experts
 
 
 def _product_activations(shape: ModelShape, size: int, *, fused: bool) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """What a study will cost before anything runs: at worst, at best, and the confirmation.
 
-At worst every trial is trained to its end; at best pruning lets no more go on than it has to. Response tokens are at
-most those of full responses, so that both are upper bounds. What the parameters of a trial change in a run's cost is
+At worst every trial is trained to its end; at best pruning lets no more go on than it has to. Response tokens are upper
+bounds in both; GPU hours are not: evaluation and groups that are sampled again come on top.
+What the parameters of a trial change in a run's cost is
 not counted: the experiment's own values stand for all.
 """
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from rpg import pretrained
 from rpg.base.stage import cannot_build, existing_model, refuse_code, scratch_config, scratch_model
 from rpg.base.tokenization import make_tokenizer
+from specs.schema.experiment import Experiment
 from specs.schema.model import ByteTokenizer, Model, PretrainedModel, ScratchModel, TrainedTokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 SMALL = 50_000_000
 """Parameters up to which a model from scratch is made to see that it computes: that takes a second."""
@@ -21,15 +22,11 @@ def check_scratch(model: ScratchModel) -> None:
 
     Of a model with more than SMALL parameters only the layers are made, without their weights.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
     # A tokenizer that the data trains is not there yet; the number of its tokens contradicts no setting.
     tokenizer = make_tokenizer(ByteTokenizer(), ())
     config = scratch_config(model, tokenizer)
     try:
-        with torch.device("meta"):
-            parameters = AutoModelForCausalLM.from_config(config).num_parameters()  # type: ignore[no-untyped-call]
+        parameters = pretrained.model_without_weights(config).num_parameters()
     except Exception as error:
         raise cannot_build(model, error) from error
     if parameters <= SMALL:
@@ -47,14 +44,56 @@ def tokenizer_of(model: Model) -> "PreTrainedTokenizerBase | None":
         return None if isinstance(model.tokenizer, TrainedTokenizer) else make_tokenizer(model.tokenizer, ())
     if Path(model.path).is_dir():
         return existing_model(model)[2]
-    from huggingface_hub import snapshot_download
-
-    try:
-        directory = Path(snapshot_download(model.path, revision=model.revision, local_files_only=True))
-    except Exception:  # a dozen classes of three libraries say that it has not been downloaded
+    directory = downloaded(model)
+    if directory is None:
         return None
     refuse_code(model, directory)
     try:
         return pretrained.tokenizer_of(directory)
     except Exception:  # downloaded without it
+        return None
+
+
+def downloaded(model: PretrainedModel) -> Path | None:
+    """The directory of a model of the Hub that is on this machine; None where it is not."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model.path, revision=model.revision, local_files_only=True))
+    except Exception:  # a dozen classes of three libraries say that it has not been downloaded
+        return None
+
+
+def check_training(experiment: Experiment) -> None:
+    """Raises SpecError for what a rank would refuse of the model, as far as its config shows it.
+
+    That is logits that are scaled, heads that ranks cannot share out, and modules for adapters that there are not.
+
+    A model that is not on this machine, or whose config builds no model, is passed over.
+    """
+    from rpg.learner.adapters import check_targets
+    from rpg.learner.policy import check_logits
+    from rpg.learner.sequence_parallel import check_heads
+
+    config, training = _config(experiment.model), experiment.training
+    if config is None:
+        return
+    check_logits(config)
+    text = config.get_text_config()
+    if training.sequence_parallel_size > 1:
+        heads = text.num_attention_heads
+        check_heads(
+            training.sequence_parallel_size, heads=heads, key_heads=getattr(text, "num_key_value_heads", None) or heads
+        )
+    if training.lora and training.lora.target_modules:
+        check_targets(pretrained.model_without_weights(config), training.lora)
+
+
+def _config(model: Model) -> "PretrainedConfig | None":
+    if not isinstance(model, PretrainedModel):
+        return scratch_config(model, make_tokenizer(ByteTokenizer(), ()))
+    directory = Path(model.path) if Path(model.path).is_dir() else downloaded(model)
+    try:
+        return pretrained.config_of(directory) if directory else None
+    except Exception:  # whoever reads the tokenizer says what is wrong with the directory
         return None

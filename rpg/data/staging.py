@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 
@@ -76,7 +76,7 @@ def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
         seen[item.problem_id] = item.answer
         result.problems.append(item)
     if not result.read:
-        raise SpecError(Issue("the set holds no problems", path=path, given=getattr(source, "path", "")))
+        raise _no_problems(source, path)
     # Cut only now: the counts are of the whole set.
     if source.limit:
         result.problems = result.problems[: source.limit]
@@ -88,6 +88,10 @@ def _read_set(source: Source, data: Data, path: Path) -> StagedSet:
     return result
 
 
+def _no_problems(source: Source, path: Path) -> SpecError:
+    return SpecError(Issue("the set holds no problems", path=path, given=getattr(source, "path", "")))
+
+
 def first_problems(source: Source, data: Data, path: Path, count: int) -> list[StagedProblem]:
     """The first problems of a set, at most `count` and none that its limit leaves out. SpecError as of `stage`.
 
@@ -95,7 +99,10 @@ def first_problems(source: Source, data: Data, path: Path, count: int) -> list[S
         path: the set's place in the spec.
     """
     wanted = min(count, source.limit or count)
-    return [staged(problem, data.prompt) for problem in _read(source.peek(wanted), path)]
+    problems = [staged(problem, data.prompt) for problem in _read(source.peek(wanted), path)]
+    if not problems and type(source).peek is Source.peek:  # another's gives none where it would take long to read them
+        raise _no_problems(source, path)
+    return problems
 
 
 def _read(problems: Iterator[SourceProblem], path: Path) -> Iterator[SourceProblem]:
@@ -127,13 +134,10 @@ def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool
     held_out = _HeldOut(evaluation)
     errors: list[Issue] = []
     for each in train:
-        shared = held_out.shared_by(each)
-        if shared and not drop:
+        if shared := held_out.shared_by(each):
             errors.append(_overlap(each, shared))
         each.overlapping = len(shared)
         each.problems = [problem for index, problem in enumerate(each.problems) if index not in shared]
-    if errors:
-        raise SpecError(*errors)
     if train and not any(each.problems for each in train):
         total = sum(each.overlapping for each in train)
         raise SpecError(
@@ -143,6 +147,17 @@ def _separate(train: list[StagedSet], evaluation: list[StagedSet], *, drop: bool
                 hint="give training and evaluation sets that differ",
             )
         )
+    if errors and not drop:
+        raise SpecError(*errors)
+
+
+def check_overlap(sets: Mapping[str, Sequence[tuple[Path, Source, Sequence[StagedProblem]]]], *, drop: bool) -> None:
+    """Raises SpecError as `stage` does, where the problems of sets in whole, each with its place, overlap."""
+    train, evaluation = (
+        [StagedSet(path, list(problems), generated=source.generated) for path, source, problems in sets[split]]
+        for split in SPLITS
+    )
+    _separate(train, evaluation, drop=drop)
 
 
 class _HeldOut:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import Conv1D, PreTrainedModel
+from transformers import PreTrainedModel
 
+from rpg.pretrained import linear_modules
 from specs.errors import Issue, SpecError
 from specs.schema.training import Lora
 
@@ -34,7 +35,7 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     """
     from peft import inject_adapter_in_model
 
-    _check_targets(model, lora)
+    check_targets(model, lora)
     inject_adapter_in_model(_config(lora), model)
 
 
@@ -46,13 +47,9 @@ def _config(lora: Lora) -> "LoraConfig":
     return LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
 
 
-def _check_targets(model: PreTrainedModel, lora: Lora) -> None:
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D)) and module is not head
-    }
+def check_targets(model: PreTrainedModel, lora: Lora) -> None:
+    """Raises SpecError where the model has no such target module, or it is no linear layer between the embeddings."""
+    linear = {name for name, _ in linear_modules(model)}
     issues = [
         Issue(
             "the model has no such linear module",

@@ -75,6 +75,19 @@ def best_by_accuracy(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
+def ranks(experiment: Experiment) -> Iterator[Issue]:
+    """Each rank samples for prompts of its own."""
+    training = experiment.training
+    if training.ranks > training.prompts_per_step:
+        yield Issue(
+            "more ranks than prompts in a step",
+            ("training", "ranks"),
+            given=str(training.ranks),
+            allowed=f"at most {training.prompts_per_step}",
+            hint="lower ranks, or raise training.prompts_per_step",
+        )
+
+
 def sequence_parallel(experiment: Experiment) -> Iterator[Issue]:
     """Ranks share packed rows, in groups of equal size."""
     training = experiment.training
@@ -170,5 +183,5 @@ def steep_rate(experiment: Experiment) -> Iterator[Issue]:
         )
 
 
-RULES = (offload, offload_while_sampling, best_by_accuracy, sequence_parallel, kernels, schedule_free)
+RULES = (ranks, offload, offload_while_sampling, best_by_accuracy, sequence_parallel, kernels, schedule_free)
 IDLE_KNOBS = (idle_offloading, idle_skipping, steep_rate)

@@ -2,12 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, JsonValue, field_validator
 
 from specs.errors import Issue, IssueError
 from specs.schema.base import Spec, names_path
 
-ConfigValue = str | int | float | bool | None | list[str] | list[int] | list[float]
+ConfigValue = JsonValue
+"""Whatever a library's settings take."""
 _SIZES = {
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "max_position_embeddings"),
@@ -50,8 +51,8 @@ class ScratchModel(Spec):
     model_type: str = "qwen3"
     """A causal language model that transformers has the code of: qwen3, llama, gpt2 (tried), ..."""
     config: dict[str, ConfigValue] = Field(default_factory=dict)
-    """Fields of that architecture's transformers config (hidden_size, num_hidden_layers, ...), vocab_size excepted:
-    it comes from the tokenizer."""
+    """Fields of that architecture's transformers config (hidden_size, rope_parameters, ...), whatever it takes,
+    vocab_size excepted: it comes from the tokenizer."""
     tokenizer: Tokenizer = ByteTokenizer()
     """How text becomes tokens."""
     seed: int = Field(0, ge=0)

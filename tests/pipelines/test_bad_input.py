@@ -108,8 +108,8 @@ spec.yaml:24: not UTF-8 text
         BOMB,
         [],
         """\
-spec.yaml:7: too many values
-    7 | g: &g [*f, *f, *f, *f, *f]
+spec.yaml:6: too many values
+    6 | f: &f [*e, *e, *e, *e, *e]
   allowed: at most 10000
   hint: aliases count as often as they are used
 1 error; nothing was run

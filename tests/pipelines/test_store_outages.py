@@ -245,8 +245,8 @@ def test_two_machines_list_the_runs_of_both_in_their_experiment(tmp_path: Path, 
         assert isinstance(document, dict)
         return document
 
-    record(first_home, "a", "2026-01-02")
-    record(second_home, "b", "2026-01-01")
+    record(first_home, "a", "2026-01-02T00:00:00+00:00")
+    record(second_home, "b", "2026-01-01T00:00:00+00:00")
     together = send(first, second)
     assert together["runs"] == together["current"] == ["a", "b"]
     assert together["labels"] == {"a": "label of a", "b": "label of b"}
@@ -254,7 +254,7 @@ def test_two_machines_list_the_runs_of_both_in_their_experiment(tmp_path: Path, 
     assert send(first, second, first, second) == together
     assert ObjectStore(url).tokens() == tokens  # nobody sends it back and forth
     # Another spec: its runs are the current ones, and the older ones stay listed.
-    record(second_home, "c", "2026-01-03", "g")
+    record(second_home, "c", "2026-01-03T00:00:00+00:00", "g")
     changed = send(second, first, second)
     assert (changed["runs"], changed["current"]) == (["a", "b", "c"], ["c"])
 
@@ -269,8 +269,8 @@ def test_versions_of_the_same_cells_on_two_machines_are_one(tmp_path: Path, url:
         about = {"name": "sums", "runs": runs, "current": runs[-1:], "versions": plain, "updated_at": at}
         write(home.root / unit / "experiment.json", about | {"fingerprint": at})
 
-    record(first_home, "2026-01-02", (1, "short", "short-s0"), (2, "long", "long-s0"))
-    record(second_home, "2026-01-03", (1, "wide", "wide-s0"), (2, "short", "short-s1"))
+    record(first_home, "2026-01-02T00:00:00+00:00", (1, "short", "short-s0"), (2, "long", "long-s0"))
+    record(second_home, "2026-01-03T00:00:00+00:00", (1, "wide", "wide-s0"), (2, "short", "short-s1"))
     for run in (first, second, first, second):
         run._send_unit(unit)
     together = stored(url, f"{unit}/experiment.json")

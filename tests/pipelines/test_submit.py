@@ -234,6 +234,7 @@ def test_submitting_without_a_server_says_what_to_do(lab):
     result = lab.rpg("submit", str(lab.spec))
     assert result.code == 2
     assert "no Prefect server" in result.err
+    assert "looking at the data" not in result.err, "its server comes first"
     assert "hint: start one with `rpg up`, or name one with --profile" in result.err
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,15 @@ NO_ROOM = (
     "the sampler ran out of memory; lower rollout.max_concurrent or training.microbatch_tokens:"
     " no room for the responses"
 )
-LIBRARY = Path(__file__).parent / "scorer_library"
+PACKAGES = Path(__file__).parents[1] / "packages"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> Iterator[None]:
+    """The package with the reward that hangs is installed here too, where specs are read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PACKAGES))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,7 @@ def runs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
         "sleeping": ("sleeping",),
     }
     starts = [f"{trouble}:{found[name]}" for name, met in troubles.items() for trouble in met]
-    finish(start([sys.executable, "-m", "tests.rpg.troubled_runs", *starts], with_library()))
+    finish(start([sys.executable, "-m", "tests.rpg.troubled_runs", *starts], with_package()))
     return found
 
 
@@ -86,20 +94,20 @@ def hanging_run(inputs: Path, where: Path, hangs: dict[str, str], **training: An
         {"answer": row["answer"], "hangs": hangs.get(row["prompt"], ""), "pids": str(where / "pids")}
         for row in table.to_pylist()
     ]
-    scored = [metadata.dump({"task": "echo", "config": {}, "entry": entry}) for entry in entries]
+    scored = [metadata.dump({"entry": entry}) for entry in entries]
     at = table.schema.get_field_index("metadata")
     pq.write_table(table.set_column(at, "metadata", pa.array(scored)), where / "data/train.parquet")
     return make_run(
         where,
         where / "run",
-        reward={"type": "reasoning_gym", "timeout_seconds": 0.3},
+        reward={"type": "hangs", "timeout_seconds": 0.3},
         training={"steps": 2, "group_size": 2, **training},
     )
 
 
-def with_library() -> dict[str, str]:
-    """An environment in which scorers find the library that hangs."""
-    return {"PYTHONPATH": os.pathsep.join([str(LIBRARY), os.environ.get("PYTHONPATH", "")])}
+def with_package() -> dict[str, str]:
+    """An environment in which the package with the reward that hangs is installed."""
+    return {"PYTHONPATH": os.pathsep.join([str(PACKAGES), os.environ.get("PYTHONPATH", "")])}
 
 
 def scorers(run_dir: Path) -> list[int]:
@@ -237,7 +245,7 @@ def test_what_goes_wrong_in_sampling_on_one_rank_ends_all(inputs: Path, tmp_path
 @pytest.mark.long
 def test_a_scorer_that_hears_no_signal_is_killed_and_the_run_goes_on(inputs: Path, tmp_path: Path) -> None:
     run_dir = hanging_run(inputs, tmp_path / "deaf", {"0=": "deaf to signals"})
-    finish(start([sys.executable, "-m", "rpg.train", str(run_dir)], with_library()))
+    finish(start([sys.executable, "-m", "rpg.train", str(run_dir)], with_package()))
     errors = [row["reward_error"] for row in rows(run_dir, "rollouts") if row["prompt"] == "0="]
     assert errors == ["no verdict after 0.3 s; the scorer was killed"] * 2
     assert len(scorers(run_dir)) > 2
@@ -250,7 +258,7 @@ def test_a_trainer_that_is_ended_over_scorers_that_hang_leaves_none(
     inputs: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     run_dir = hanging_run(inputs, tmp_path / "ended", dict.fromkeys(PROBLEMS, "deaf to signals"))
-    process = start([sys.executable, "-m", "rpg.train", str(run_dir)], with_library())
+    process = start([sys.executable, "-m", "rpg.train", str(run_dir)], with_package())
     until(lambda: bool(scorers(run_dir)))
     process.send_signal(number)
     finish(process, expect=143 if number == signal.SIGTERM else -number)

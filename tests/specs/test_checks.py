@@ -45,6 +45,7 @@ def test_the_good_spec_warns_of_nothing():
         ("name: held_out, ", "", "data.evaluation.0.name: missing"),
         (EVALUATION, EVALUATION + EVALUATION, "data.evaluation.1.name: the name is taken"),
         ("seed: 1000", "seed: 99", "data.evaluation.0.seed: shares problems with a training set"),
+        ("group_size: 4", "group_size: 4\n  ranks: 1000", "training.ranks: more ranks than prompts in a step"),
         ("group_size: 4", "group_size: 4\n  offload: {optimizer: true}", "training.offload.optimizer: needs ZeRO"),
         (
             "group_size: 4",

@@ -22,7 +22,11 @@ def test_ssh_has_the_hosts_that_training_leaves_over():
     assert isinstance(spec.launcher, SshLauncher)
     assert [host.host for host in spec.launcher.hosts] == ["two", "three"]
     assert spec.training.ranks == 2
-    full = EXPORTING.replace("ranks: 4", "ranks: 6") + HOSTS + EVALUATION.replace("ranks: 2", "ranks: 3")
+    full = (
+        EXPORTING.replace("ranks: 4", "ranks: 6").replace("prompts_per_step: 4", "prompts_per_step: 6")
+        + HOSTS
+        + EVALUATION.replace("ranks: 2", "ranks: 3")
+    )
     assert message(full) == (
         "spec.yaml:27: evaluation.concurrent_ranks: training leaves too few hosts over\n"
         "    27 | evaluation: {checkpoints: all, concurrent_ranks: 3}\n"

@@ -62,7 +62,7 @@ def test_an_unknown_type_lists_the_types():
     assert message(changed("type: dual", "type: duel")) == (
         "spec.yaml:17: objective.clip.type: unknown type\n"
         "    17 |     type: duel\n"
-        '  given: "duel"    allowed: none, dual, truncate\n'
+        '  given: "duel"    allowed: none, dual, truncate, value\n'
         "  hint: did you mean `dual`?\n"
         "1 error; nothing was run"
     )

@@ -14,6 +14,7 @@ from pipelines.cli.options import AsJson, Overrides, SpecFile
 if TYPE_CHECKING:
     from pipelines.planning.device import Device
     from pipelines.planning.plan import Plan
+    from rpg.base.shape import ModelShape
     from specs.schema.experiment import Experiment
 
 MOST_RUNS = 8
@@ -154,7 +155,9 @@ def _memory(experiment: Experiment) -> dict[str, Any] | None:
     device = device_of(experiment, shape)
     estimate = memory_estimate(on_device(experiment, device), shape)
     held_against = {"device": asdict(device) if device else None}
-    return {**asdict(estimate), "total": estimate.total, "parameters": shape.parameters, **held_against}
+    counted = ("parameters", "active_parameters", "expert_parameters", "router_parameters")
+    counts = {name: getattr(shape, name) for name in counted}
+    return {**asdict(estimate), "total": estimate.total, **counts, **held_against}
 
 
 def _gpu_hours(experiment: Experiment) -> dict[str, float] | None:
@@ -235,7 +238,7 @@ def _algebra(made: Plan) -> list[str]:
         how = "in rounds" if dynamic.refill == "rounds" else f"as a stream that begins with {at_once} prompts"
         lines.append(
             f"refill  groups without signal are replaced {how} (rollout.dynamic_sampling.refill); "
-            f"at most {dynamic.max_batches} times the prompts and tokens are then sampled"
+            f"the tokens to sample are those of {dynamic.max_batches} times the prompts"
         )
     shape = model_shape(experiment)
     if shape is None:
@@ -247,16 +250,18 @@ def _algebra(made: Plan) -> list[str]:
         named += [name for name in ("sampler", "gathered", "buckets") if getattr(parts, name)]
         listed = ", ".join(f"{name.replace('_', ' ')} {_size(getattr(parts, name))}" for name in named)
         lines.append(
-            f"memory  at most {parts.total / GIB:.2f} GiB a rank{_of(device)} for "
-            f"{_count(shape.parameters)} parameters: {listed}"
+            f"memory  about {parts.total / GIB:.2f} GiB a rank{_of(device)} for "
+            f"{_count(shape.parameters)} parameters{_experts(shape)}: {listed}"
             + (f"; {_size(parts.away)} of it in host memory while rollouts are sampled" if parts.away else "")
         )
         if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
             hours = gpu_hours(experiment, shape)
             lines.append(
-                f"time    at most about {hours.total:,.0f} GPU hours a run: {hours.sampling:,.0f} to sample, "
-                f"{hours.training:,.0f} to train, on H100s at {SAMPLING_SHARE:.0%} of their bandwidth and "
-                f"{TRAINING_SHARE:.0%} of their bfloat16 peak; {hours.total * len(made.runs):,.0f} for all runs"
+                f"time    about {hours.total:,.0f} GPU hours a run, all responses at full length: "
+                f"{hours.sampling:,.0f} to sample, {hours.training:,.0f} to train, "
+                f"on H100s at {SAMPLING_SHARE:.0%} of their bandwidth and "
+                f"{TRAINING_SHARE:.0%} of their bfloat16 peak; {hours.total * len(made.runs):,.0f} for all runs; "
+                f"{'evaluation and groups that are sampled again come' if dynamic else 'evaluation comes'} on top"
             )
     changing = dict.fromkeys(entry for run in made.runs for entry in _schedules(run.experiment).items())
     lines += [f"changes {path} {schedule}" for path, schedule in changing]
@@ -275,6 +280,14 @@ def _asked(experiment: Experiment) -> str:
         f"samples {evaluation.samples_per_problem} responses a problem of {sets}, at most {length} tokens each, "
         f"temperature {evaluation.temperature:g}, top_p {evaluation.top_p:g}"
     )
+
+
+def _experts(shape: ModelShape) -> str:
+    """Of a mixture of experts what a token meets, and what chooses."""
+    if not shape.expert_parameters:
+        return ""
+    parts = f"experts {_count(shape.expert_parameters)}, router {_count(shape.router_parameters)}"
+    return f" ({_count(shape.active_parameters)} active; {parts})"
 
 
 def _of(device: Device | None) -> str:

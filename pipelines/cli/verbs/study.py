@@ -66,10 +66,12 @@ def submit(
     from pipelines.cli.preflight import refuse_what_a_stage_would
     from pipelines.home import Home
     from pipelines.planning.plan import make_plan
+    from pipelines.server.client import api_url
     from pipelines.studies.flow import submit_study
     from specs.loader import load_study_document
 
     document, home = load_study_document(file, overrides or ()), Home.from_environment()
+    api_url(home, profile)  # before the look at the data, which takes long
     refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, None)
     workers = parallel or document.study.parallel
     links = submit_study(

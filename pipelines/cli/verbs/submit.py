@@ -37,12 +37,13 @@ def submit(
     from pipelines.home import Home
     from pipelines.planning.plan import make_plan
     from pipelines.planning.weights import weights_in
+    from pipelines.server.client import api_url
     from pipelines.submission.submit import submit_document
     from specs.loader import load_runs
 
     home = Home.from_environment()
     document = load_runs(file, tuple(overrides or ()), weights_of=weights_in(home))
-
+    api_url(home, profile)  # before the look at the data, which takes long
     refuse_what_a_stage_would(document, make_plan(document, home).runs, None)
 
     def say(note: str) -> None:

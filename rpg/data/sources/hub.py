@@ -37,6 +37,18 @@ class HubSource(TableSource):
         for number, row in enumerate(islice(self._load(streaming=True), count), 1):
             yield self.problem(row, name, f"{name}, row {number}")
 
+    def is_here(self) -> bool:
+        """Whether a directory or an earlier download has it; asks no network where HF_HUB_OFFLINE is set."""
+        if os.path.isdir(self.path):
+            return True
+        import datasets
+
+        try:
+            datasets.load_dataset_builder(self.path, revision=self.revision)
+        except Exception:  # each of its readers says in its own class that there is nothing
+            return False
+        return True
+
     def _load(self, *, streaming: bool = False) -> Any:
         """The dataset, or its rows as they are read from its files."""
         import datasets

@@ -1,0 +1,188 @@
+"""The figures of a decoder that memory and time depend on, from the model itself, built without values.
+
+`python -m rpg.base.shape` reads the settings of a config.json from its input and prints the figures, so that who plans
+needs no torch.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rpg.processes.parent import die_with_parent
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The figures of a decoder that memory and time depend on."""
+
+    parameters: int
+    active_parameters: int
+    """Parameters without those of the experts that a token is not routed to."""
+    matrix_parameters: int
+    """Parameters that every token is multiplied with: the active ones, of the embeddings only the output head."""
+    expert_parameters: int
+    """Of all experts that tokens are routed to."""
+    router_parameters: int
+    """Of what chooses the experts."""
+    largest_weight: int
+    """Elements of the largest parameter."""
+    linear_widths: dict[str, int]
+    """Name of linear modules -> sum of their inputs and outputs; without the output head."""
+    hidden_size: int
+    layers: int
+    key_value_size: int
+    """Size of a token's key, of one layer, over all its heads."""
+    attention_size: int
+    """Size of a token's query, of one layer, over all its heads."""
+    intermediate_size: int
+    """Of the MLP; of experts those of one token together."""
+    experts_per_token: int
+    """Experts of a layer that a token is routed to; 0: the model has none."""
+    vocab_size: int
+    context: int
+    is_gated: bool
+    """Whether the MLP has a gate, as in Llama's descendants; GPT-2's has none."""
+    norms_queries: bool
+    """Whether queries and keys are normalised, as in Qwen3."""
+
+    @property
+    def read_parameters(self) -> int:
+        """Parameters that many tokens together are multiplied with: those of all experts."""
+        return self.matrix_parameters + self.parameters - self.active_parameters
+
+
+def shape_of_config(settings: Mapping[str, Any]) -> ModelShape:
+    """The figures of the model that transformers makes of the settings of a config.json; raises what it raises."""
+    from rpg.pretrained import config_of_settings, model_without_weights
+
+    return shape_of(model_without_weights(config_of_settings(settings)))
+
+
+def shape_of(model: "PreTrainedModel") -> ModelShape:
+    """The figures of a model."""
+    from rpg.pretrained import linear_modules
+
+    text = model.config.get_text_config()
+    parameters = sum(weight.numel() for weight in model.parameters())
+    experts = {name: module for name, module in model.named_modules() if _holds_experts(name, module)}
+    of_experts = sum(_size(module) for module in experts.values())
+    chosen = min(_first(text, *_CHOSEN_EXPERTS), *map(_number_of_experts, experts.values()), 10**9) if experts else 0
+    active: float = parameters
+    if chosen:
+        active -= sum(_size(module) * (1 - chosen / _number_of_experts(module)) for module in experts.values())
+    widths = Counter[str]()
+    for name, module in linear_modules(model):
+        widths[name] += sum(module.weight.shape)
+    hidden, heads = _first(text, "hidden_size"), _first(text, "num_attention_heads")
+    # Where keys are made of a compressed part and a turned one, each head has its own.
+    compressed = _first(text, "qk_nope_head_dim") + _first(text, "qk_rope_head_dim")
+    head_size = compressed or _first(text, "head_dim") or (hidden // heads if heads else 0)
+    key_heads = heads if compressed else (_first(text, "num_key_value_heads") or heads)
+    names = {part for name, _ in model.named_parameters() for part in name.split(".")}
+    gated = not names.isdisjoint(_GATES)
+    inner = _first(text, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
+    return ModelShape(
+        parameters=parameters,
+        active_parameters=round(active),
+        matrix_parameters=round(active) - _looked_up(model),
+        expert_parameters=of_experts,
+        router_parameters=sum(_size(module) for module in _routers(model, experts)),
+        largest_weight=max(weight.numel() for weight in model.parameters()),
+        linear_widths=dict(widths),
+        hidden_size=hidden,
+        layers=_first(text, "num_hidden_layers"),
+        key_value_size=head_size * key_heads,
+        attention_size=head_size * heads,
+        intermediate_size=max(inner, _experts_width(model, experts, chosen, hidden, gated=gated)),
+        experts_per_token=chosen,
+        vocab_size=_first(text, "vocab_size"),
+        context=_first(text, "max_position_embeddings"),
+        is_gated=gated,
+        norms_queries=not names.isdisjoint(_QUERY_NORMS),
+    )
+
+
+_CHOSEN_EXPERTS = (
+    *("num_experts_per_tok", "num_experts_per_token", "num_selected_experts", "experts_per_token"),
+    *("top_k_experts", "moe_topk", "moe_top_k", "moe_k", "top_k"),
+)
+"""Fields of transformers' configs for the experts that a token is routed to."""
+_GATES = ("gate_proj", "gate_up_proj", "up_gate_proj", "w3", "v1", "input_linear")
+"""Parts of the names of the matrices by which architectures with a gated MLP are known."""
+_QUERY_NORMS = ("q_norm", "query_layernorm", "q_layernorm")
+"""Names of what normalises queries."""
+
+
+def _first(config: Any, *names: str) -> int:
+    """The first size that the config has under one of the names, of a list for the layers the largest; else 0."""
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except AttributeError:  # where layers differ in it, each has its own config
+            value = [_first(layer, name) for layer in config.per_layer_config]
+        sizes = [size for size in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(size, int)]
+        if sizes and max(sizes) > 0:
+            return max(sizes)
+    return 0
+
+
+def _size(module: "nn.Module") -> int:
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def _holds_experts(name: str, module: "nn.Module") -> bool:
+    """Whether a module is all experts of a layer: a list of them, or of a class that has them in one tensor."""
+    is_stack = type(module).__name__.endswith("Experts") and "shared" not in name
+    is_list = name.rpartition(".")[2] == "experts"
+    return (is_stack or is_list) and _size(module) > 0 and not _holds_experts_within(module)
+
+
+def _holds_experts_within(module: "nn.Module") -> bool:
+    return any(_holds_experts(name, inside) for name, inside in module.named_modules() if name)
+
+
+def _number_of_experts(experts: "nn.Module") -> int:
+    """Experts of a layer: a list's length, or the first dimension of the tensor that has them all."""
+    stacked = [weight.shape[0] for weight in experts.parameters(recurse=False) if weight.dim() >= 2]
+    return max(stacked) if stacked else max(1, len(list(experts.children())))
+
+
+def _routers(model: "PreTrainedModel", experts: Mapping[str, "nn.Module"]) -> Iterator["nn.Module"]:
+    """What chooses the experts: it stands beside them."""
+    for beside in dict.fromkeys(name.rpartition(".")[0] for name in experts):
+        for name, module in model.get_submodule(beside).named_children():
+            if name in ("gate", "router") or "Router" in type(module).__name__:
+                yield module
+
+
+def _looked_up(model: "PreTrainedModel") -> int:
+    """Parameters of embeddings, of tokens and of positions, that are not the output head's."""
+    from torch import nn
+
+    head = getattr(model.get_output_embeddings(), "weight", None)  # type: ignore[no-untyped-call]
+    tables = {id(module.weight): module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    return sum(weight.numel() for weight in tables.values() if weight is not head)
+
+
+def _experts_width(
+    model: "PreTrainedModel", experts: Mapping[str, "nn.Module"], chosen: int, hidden: int, *, gated: bool
+) -> int:
+    """What one token's experts of a layer have together as an MLP's intermediate size, shared ones included."""
+    if not (chosen and hidden):
+        return 0
+    routed = max(_size(module) * chosen // _number_of_experts(module) for module in experts.values())
+    layers = len({name.rpartition(".")[0] for name in experts})
+    shared = sum(weight.numel() for name, weight in model.named_parameters() if "shared_" in name and "mlp" in name)
+    return (routed + shared // layers) // ((3 if gated else 2) * hidden)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    print(json.dumps(asdict(shape_of_config(json.load(sys.stdin)))))

@@ -1,0 +1,87 @@
+"""The look at what a spec names: it finds what a stage or a rank would end with, minutes later."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rpg.preflight import Findings, examine
+from specs.loader import load_experiment
+
+SPEC = """\
+name: looked-at
+model: {source: scratch, model_type: llama, config: {hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
+  intermediate_size: 64}}
+data:
+  train: [{source: jsonl, path: train.jsonl, columns: {answer: answer}}]
+  evaluation: [{source: jsonl, path: held_out.jsonl, name: held_out, columns: {answer: answer}}]
+reward: {type: exact_match}
+objective: {type: rpg, kl_coef: 1.0e-2}
+training: {steps: 3, prompts_per_step: 4, group_size: 2, minibatches: 2}
+"""
+
+
+def rows(first: int, last: int) -> str:
+    return "".join(
+        json.dumps({"prompt": f"What is the sum of {number} and {number + 1}, in words?", "answer": "odd"}) + "\n"
+        for number in range(first, last)
+    )
+
+
+def looked_at(directory: Path, train: str, held_out: str, *overrides: str) -> Findings:
+    (directory / "train.jsonl").write_text(train)
+    (directory / "held_out.jsonl").write_text(held_out)
+    (directory / "spec.yaml").write_text(SPEC)
+    return examine(load_experiment(directory / "spec.yaml", overrides))
+
+
+def test_sets_that_differ_and_modules_that_there_are_give_no_finding(tmp_path: Path) -> None:
+    lora = "training.lora={rank: 2, target_modules: [q_proj, down_proj]}"
+    assert looked_at(tmp_path, rows(0, 20), rows(20, 40), lora) == Findings()
+
+
+def test_target_modules_of_adapters_are_held_against_the_model(tmp_path: Path) -> None:
+    lora = "training.lora={rank: 2, target_modules: [q_proj, c_attn]}"
+    (error,) = looked_at(tmp_path, rows(0, 20), rows(20, 40), lora).errors
+    assert (error.message, error.given) == ("the model has no such linear module", "c_attn")
+    assert error.path == ("training", "lora", "target_modules", 1)
+    assert error.allowed == "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+
+
+def test_heads_that_ranks_cannot_share_out_are_found(tmp_path: Path) -> None:
+    shared = ("training.ranks=3", "training.sequence_parallel_size=3")
+    (error,) = looked_at(tmp_path, rows(0, 20), rows(20, 40), *shared).errors
+    assert error.path == ("training", "sequence_parallel_size")
+    assert error.allowed == "1, 2, 4"
+
+
+def test_an_empty_file_is_found(tmp_path: Path) -> None:
+    (error,) = looked_at(tmp_path, "\n", rows(0, 20)).errors
+    assert (error.message, error.path) == ("the set holds no problems", ("data", "train", 0))
+
+
+@pytest.mark.parametrize("overlap", ["error", "drop"])
+def test_sets_that_overlap_wholly_are_told_to_differ(tmp_path: Path, overlap: str) -> None:
+    """To drop the shared problems would leave none."""
+    (error,) = looked_at(tmp_path, rows(5, 20), rows(0, 20), f"data.overlap={overlap}").errors
+    assert error.message == "no training problem is left: all 15 are in the evaluation sets too"
+    assert error.hint == "give training and evaluation sets that differ"
+
+
+def test_an_overlap_in_part_is_an_error_only_where_it_is_not_dropped(tmp_path: Path) -> None:
+    (error,) = looked_at(tmp_path, rows(5, 25), rows(0, 20)).errors
+    assert error.message == "15 of 20 training problems are in the evaluation sets too"
+    assert error.hint.startswith("write `data.overlap: drop`")
+    assert looked_at(tmp_path, rows(5, 25), rows(0, 20), "data.overlap=drop") == Findings()
+
+
+def test_what_would_have_to_be_fetched_is_named_while_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    of_the_hub = ("model={source: pretrained, path: nobody/model}", "data.train=[{source: hub, path: nobody/data}]")
+    findings = looked_at(tmp_path, "", rows(0, 20), *of_the_hub)
+    assert [(issue.path, issue.given) for issue in findings.absent] == [
+        (("model", "path"), "nobody/model"),
+        (("data", "train", 0, "path"), "nobody/data"),
+    ]
+    assert findings.errors == []
