@@ -135,8 +135,11 @@ def find_program(kind: str, program: str) -> Finding:
 
 
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH", "OMP_", "MKL_", "HF_", "TRANSFORMERS_", "VLLM_", "RPG_", "CUDA_", "DS_", "LD_")
-_NOT_PASSED_ON = ("CUDA_VISIBLE_DEVICES", "RPG_SLOTS", "RPG_SLOT_DIR", "RPG_GPUS", "RPG_STUDIES_URL")
-"""All but the last name GPUs of this machine, and mean nothing on another; the last holds a password."""
+_NOT_PASSED_ON = (
+    *("CUDA_VISIBLE_DEVICES", "RPG_SLOTS", "RPG_SLOT_DIR", "RPG_GPUS"),
+    *("RPG_READER_AUTH_STRING", "RPG_STUDIES_URL"),
+)
+"""The first four name GPUs of this machine, and mean nothing on another; the others hold passwords."""
 
 
 def passed_on(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -8,7 +8,6 @@ waited for, so that the next command can end what a `kill -9` of this one left b
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +25,11 @@ from rpg.processes.parent import die_with_parent
 from rpg.processes.redacted_log import redacted_log
 
 _POLL_SECONDS = 0.1
-SERVER_PASSWORDS = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
-"""Variables that stages and sinks do not get: what they run needs no server."""
+SERVER_PASSWORDS = (
+    *("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"),
+    *("RPG_READER_AUTH_STRING", "RPG_STUDIES_URL"),
+)
+"""Variables that stages and sinks do not get: what they run needs no server and no database of studies."""
 TIMEOUT_GRACE_SECONDS = 5.0
 """Between the request to stop and the kill, for a child whose time is up."""
 TAIL_LINES = 15
@@ -89,7 +91,7 @@ def start(
     attached: bool = True,
     directory: Path | None = None,
     withheld: Sequence[str] = (),
-    standard_input: int | socket.socket = subprocess.DEVNULL,
+    standard_input: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own.
 
@@ -99,7 +101,7 @@ def start(
         attached: it dies with the thread that calls this.
         directory: where it works; None: where this process does.
         withheld: variables of this process's environment that it does not get.
-        standard_input: what it has as that: nothing, or the socket of its port.
+        standard_input: what it has as that: nothing, or the descriptor of the socket of its port.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as output:
@@ -122,7 +124,7 @@ def _start(
     attached: bool,
     directory: Path | None = None,
     withheld: Sequence[str] = (),
-    standard_input: int | socket.socket = subprocess.DEVNULL,
+    standard_input: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name not in withheld}
     return subprocess.Popen(

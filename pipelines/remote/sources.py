@@ -13,6 +13,8 @@ READY = "record ready\n"
 """What the web application answers at /ready."""
 _SECONDS = 60.0
 """Patience with one request."""
+_READY_SECONDS = 5.0
+"""Patience with the answer to whether a record is there at all: it may be a server's address, which is asked next."""
 
 
 class SourceError(RpgError):
@@ -100,7 +102,7 @@ class WebSource:
     def is_record(self) -> bool:
         """Whether a web application of ours answers there."""
         try:
-            return self._client.get(f"{self._url}/ready").text == READY
+            return self._client.get(f"{self._url}/ready", timeout=_READY_SECONDS).text == READY
         except httpx.HTTPError:
             return False
 

@@ -197,7 +197,7 @@ class EmbeddedServer:
         make_passwords(self._home)
         settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
         with self._listener as listener:
-            self._process = start(SERVER_COMMAND, self._log, environment=settings, standard_input=listener)
+            self._process = start(SERVER_COMMAND, self._log, environment=settings, standard_input=listener.fileno())
         parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
         process = asdict(ProcessRecord.of(self._process.pid, "server"))
         write_json(self._record, process | parent | {"url": self.url})

@@ -181,16 +181,22 @@ def _is_free(port: int) -> bool:
 
 
 def down(home: Home) -> bool:
-    """Cancels the workers' runs, then ends everything that `up` has started. Returns whether anything was up."""
+    """Cancels the workers' runs, then ends everything that `up` has started. Returns whether anything was up.
+
+    Raises:
+        ServiceError: systemd does not stop the unit. All has ended.
+    """
     services = running_services(home)
     if services is not None:
         with contextlib.suppress(ServiceError):
             _cancel_runs(home, Supervisor(home, services.control_port))
     unit = Unit(home)
-    if unit.is_installed and unit.is_managed():
-        unit.stop()  # else systemd might take supervisord's end for a failure, and start it again
-    was_up = _end_recorded(home) or services is not None
-    reap(home)
+    try:
+        if unit.is_installed and unit.is_managed():
+            unit.stop()  # else systemd might take supervisord's end for a failure, and start it again
+    finally:  # what it refuses to stop, such as a unit that it has never read, ends all the same
+        was_up = _end_recorded(home) or services is not None
+        reap(home)
     return was_up
 
 

@@ -62,7 +62,7 @@ class Unit:
         return f"""\
 [Unit]
 Description=rpg: experiments of {_literal(root)}
-RequiresMountsFor={_quoted(root)}
+RequiresMountsFor={_quoted(root, of_command=False)}
 {online}StartLimitIntervalSec=0
 
 [Service]
@@ -127,7 +127,9 @@ WantedBy={"multi-user.target" if self.is_system else "default.target"}
         self._order("stop", self.name)
 
     def remove(self) -> None:
-        """Deletes it, so that nothing starts at boot any more."""
+        """Deletes it where it has been written, so that nothing starts at boot any more."""
+        if not self.is_installed:
+            return
         if self.is_managed():
             self._order("disable", self.name)
         self.path.unlink(missing_ok=True)
@@ -158,10 +160,10 @@ def _literal(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _quoted(word: str) -> str:
-    """A word of a command line or of a list."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
-    return f'"{_literal(escaped)}"'
+def _quoted(word: str, *, of_command: bool = True) -> str:
+    """A word of a command line, where `$` means something, or of a list."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{_literal(escaped.replace("$", "$$") if of_command else escaped)}"'
 
 
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:

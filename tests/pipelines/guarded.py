@@ -25,7 +25,7 @@ class Server:
         settings = embedded_environment(home, self.url) | {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD}
         self.log = home.logs / "server.log"
         with listener:
-            self.process = start(SERVER_COMMAND, self.log, environment=settings, standard_input=listener)
+            self.process = start(SERVER_COMMAND, self.log, environment=settings, standard_input=listener.fileno())
         wait_until_healthy(self.url, self.process, self.log)
 
     def stop(self) -> None:

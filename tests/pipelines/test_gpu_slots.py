@@ -137,12 +137,13 @@ def pinned(command: list[str]) -> list[str]:
     return json.loads(base64.urlsafe_b64decode(world))["localhost"]
 
 
-def test_what_is_said_of_this_machines_gpus_or_opens_the_database_of_studies_is_not_passed_on():
+def test_what_is_said_of_this_machines_gpus_or_opens_a_server_or_a_database_is_not_passed_on():
     given = {
         "CUDA_VISIBLE_DEVICES": "1",
         "CUDA_LAUNCH_BLOCKING": "1",
         "RPG_SLOTS": "0",
         "RPG_STUDIES_URL": "postgresql://rpg:password@db/studies",
+        "RPG_READER_AUTH_STRING": "reader:password",
         "HF_HOME": "/hf",
         "SECRET": "x",
     }

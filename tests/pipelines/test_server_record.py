@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -390,3 +391,12 @@ def assert_seen_alike(lab: Lab, looking: Lab, api: str, run_ids: list[str]) -> N
     here = Path(lab.rpg("report", "tiny").out.strip()).read_text()
     assert page.rpartition("Written ")[0] == here.rpartition("Written ")[0]
     assert not looking.root.exists()
+
+
+def test_whether_a_record_is_there_is_not_waited_for_as_long_as_for_the_record() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # takes the connection and says nothing
+        source, began = WebSource(f"http://127.0.0.1:{silent.getsockname()[1]}"), time.monotonic()
+        assert not source.is_record()
+    assert time.monotonic() - began < 30

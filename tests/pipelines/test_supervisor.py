@@ -135,3 +135,11 @@ def test_a_failure_shows_the_exit_and_the_last_lines_of_this_attempt(tmp_path):
     assert "line 29" in str(error)
     assert "line 14" not in str(error)
     assert "old attempt" not in str(failure("base", 1, log, since=before))
+
+
+def test_a_stage_gets_no_password_of_a_server_or_of_the_database_of_studies(tmp_path, monkeypatch):
+    for name in ("PREFECT_API_AUTH_STRING", "RPG_READER_AUTH_STRING", "RPG_STUDIES_URL", "RPG_OTHER"):
+        monkeypatch.setenv(name, "said")
+    job = child(tmp_path, "import os; print(sorted(name for name in os.environ if os.environ[name] == 'said'))")
+    assert supervise(job, stop=never, tick=never) == 0
+    assert job.log.read_text().splitlines()[-1] == "['RPG_OTHER']"

@@ -19,7 +19,7 @@ from pipelines.launchers.network import free_port
 from pipelines.processes.reap import ProcessRecord
 from pipelines.server.api import ServiceError, Services, is_healthy, running_services
 from pipelines.services.at_boot import install
-from pipelines.services.stack import Wanted
+from pipelines.services.stack import Wanted, down
 from pipelines.services.systemd import Unit
 from rpg.files import read_json
 from specs.errors import RpgError
@@ -178,3 +178,36 @@ def test_with_a_manager_the_unit_is_started_and_stopped_through_it(lab, units, c
     lab.rpg("down", "--systemd")
     assert said() == [f"stop {name}", f"disable {name}", "daemon-reload"]
     assert not (units / name).exists()
+
+
+def test_down_ends_what_is_up_where_systemd_refuses_to_stop_its_unit(tmp_path, monkeypatch, calls):
+    monkeypatch.setenv("SYSTEMD_UNIT_PATH", str(tmp_path / "units"))
+    home = Home(tmp_path / "home")
+    Unit(home).write()
+    systemctl = (tmp_path / "systemctl").read_text()
+    refusing = systemctl.replace('if words[0] == "stop"', 'if words[0] == "stop":\n    sys.exit("not loaded")\nif True')
+    (tmp_path / "systemctl").write_text(refusing)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as left:
+        Services("http://127.0.0.1:9/api", ProcessRecord.of(left.pid, "supervisord"), 9).write(home)
+        with pytest.raises(ServiceError, match="not loaded"):
+            down(home)
+        try:
+            assert left.wait(10) == -signal.SIGTERM
+        finally:
+            left.kill()
+    assert "stop" in calls.read_text()
+    assert running_services(home) is None
+
+
+def test_a_unit_that_was_never_written_is_removed_without_a_word_to_systemd(tmp_path, monkeypatch, calls):
+    monkeypatch.setenv("SYSTEMD_UNIT_PATH", str(tmp_path / "units"))
+    Unit(Home(tmp_path / "home")).remove()
+    assert not calls.exists()
+
+
+def test_a_dollar_in_the_name_of_a_home_is_doubled_in_the_command_alone(tmp_path):
+    lines = Unit(Home(tmp_path / "$HOME")).text().splitlines()
+    (mounts,) = [line for line in lines if line.startswith("RequiresMountsFor=")]
+    (command,) = [line for line in lines if line.startswith("ExecStart=")]
+    assert mounts == f'RequiresMountsFor="{tmp_path}/$HOME"'
+    assert command.endswith(f'"{tmp_path}/$$HOME"')
