@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specs.documents.reading import is_portable_name
+from specs.documents.names import is_readable_name
 from specs.records import TABLES
 from specs.segment_names import SegmentName, parse_segment_name
 from storage.columns import EVALUATED
@@ -71,7 +71,7 @@ def _candidates(root: Path, run_id: str) -> Iterator[tuple[Segment, bool]]:
             continue  # a directory still being filled
         for table in EVALUATED:
             for entry in entries(Path(stage.path) / "segments" / table):
-                is_named = is_portable_name(entry.name) and entry.name.endswith(".parquet")
+                is_named = is_readable_name(entry.name) and entry.name.endswith(".parquet")
                 yield _segment(root, entry, table, run_id), is_named
 
 

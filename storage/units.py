@@ -15,7 +15,8 @@ from typing import Any
 
 import duckdb
 
-from specs.documents.reading import is_portable_name, read_document
+from specs.documents.names import is_readable_name
+from specs.documents.reading import read_document
 from specs.records import TABLES
 from storage.catalogue import Documents, Rows, read_unit
 from storage.columns import EVALUATED
@@ -138,7 +139,7 @@ def _read_unit(root: Path, path: str, stamp: str, known: dict[str, KnownSegment]
     # A damaged file that is restored in place changes no directory's time.
     is_whole = not documents.problems and not any(entry.problem for entry in segments)
     settled = stamp if is_whole and _is_settled(stamp) and _is_closed(root, path, rows, segments) else None
-    if settled and path.startswith("runs/") and rows["runs"][0]["status"] in ENDED:
+    if settled and path.startswith("runs/") and rows["runs"][0]["status"] in FINAL:
         settled += _HAS_ENDED
     return Unit(path, settled, rows, tuple(segments), bool(merged), tuple(documents.problems))
 
@@ -184,7 +185,7 @@ def _directories(root: Path, parent: str) -> Iterator[tuple[str, int]]:
     """
     for entry in entries(root / parent):
         with suppress(OSError):
-            if is_portable_name(entry.name) and entry.is_dir():
+            if is_readable_name(entry.name) and entry.is_dir():
                 yield f"{parent}/{entry.name}", entry.stat().st_mtime_ns
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import duckdb
 
-from specs.documents.reading import is_portable_name, numbered, read_checked, read_document
+from specs.documents.names import is_readable_name
+from specs.documents.reading import numbered, read_checked, read_document
 from storage import database
 from storage.columns import NATIVE
 from storage.contents import half_written, is_damaged, left_out, lost, merged_away, read
@@ -40,8 +41,8 @@ def check(home_root: Path, *, full: bool = False) -> list[str]:
     root = Path(home_root).absolute()
     known, obstacle = _index(root)
     runs = [entry.name for entry in entries(root / "runs") if entry.is_dir()]
-    lines = [f"{_shown(f'runs/{run}')}: no name of a run; it is not read" for run in runs if not is_portable_name(run)]
-    lines += [line for run in runs if is_portable_name(run) for line in _run(root, run, known, full=full)]
+    lines = [f"{_shown(f'runs/{run}')}: no name of a run; it is not read" for run in runs if not is_readable_name(run)]
+    lines += [line for run in runs if is_readable_name(run) for line in _run(root, run, known, full=full)]
     lines += [
         line for pattern in _OTHER_DOCUMENTS for path in sorted(root.glob(pattern)) for line in _document(root, path)
     ]

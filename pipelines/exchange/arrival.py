@@ -12,7 +12,8 @@ from pipelines.home import Home
 from pipelines.versions import versions_in, with_runs
 from rpg.files import files_under, now, read_json, sync, sync_tree, write_json
 from rpg.manifests import find_damage
-from specs.documents.reading import is_portable_name, read_checked
+from specs.documents.names import is_portable_name
+from specs.documents.reading import read_checked
 from specs.errors import RpgError
 from storage import Store
 from storage.liveness import FINAL

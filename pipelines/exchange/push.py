@@ -148,7 +148,7 @@ def send(model: Model, repo: str, *, private: bool) -> Pushed:
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()  # a terminal is shown spelt out what they write: each state would stand after the last
     api = HfApi(library_name="rpg-experiments")

@@ -18,13 +18,7 @@ _LARGEST = 2**63
 _SHOWN = 60
 """Characters of a text that a problem quotes; of a longer one it says that it is a text."""
 _NUMBER = re.compile(r"[0-9]{1,9}\.json")
-_PORTABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,254}")
 _MISFIT = object()
-
-
-def is_portable_name(text: str) -> bool:
-    """Whether a text can be the name of a file or a run in any home: no separator, no glob sign, no leading dot."""
-    return bool(_PORTABLE_NAME.fullmatch(text))
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Required, TypedDict
 
-from specs.documents.reading import is_portable_name
+from specs.documents.names import is_portable_name
 
 
 def _is_name(text: str) -> bool:

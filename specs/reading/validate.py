@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -78,6 +78,7 @@ class Place:
     def _chosen(self, parts: list[str | int]) -> bool:
         """Takes a union's tag off the front of the remaining loc; False where there is none."""
         alternatives = members(self.annotation)
+        self.in_plain_union = self.annotation is JsonValue
         if len(alternatives) < 2:
             return False
         model = choose(self.annotation, parts[0])

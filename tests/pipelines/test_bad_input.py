@@ -151,10 +151,15 @@ spec.yaml:11: rollout.max_response_length: prompt and response do not fit the mo
 
 LINE_7 = "    7 |     - {source: parquet, path: train.parquet, columns: {prompt: q, answer: a}}\n"
 OVERLAP = f"""\
-spec.yaml:7: data.train.0: 2 of 2 training problems are in the evaluation sets too
+spec.yaml:7: data.train.0: 2 of 3 training problems are in the evaluation sets too
 {LINE_7}\
   given: '1 + 1', in `held_out`
   hint: write `data.overlap: drop` to leave them out of training
+1 error; nothing was run"""
+WHOLE_OVERLAP = """\
+spec.yaml:6: data.train: no training problem is left: all 3 are in the evaluation sets too
+    6 |   train:
+  hint: give training and evaluation sets that differ
 1 error; nothing was run"""
 MISSING_COLUMN = f"""\
 spec.yaml:7: data.train.0.columns.answer: train.parquet has no column `a`
@@ -212,12 +217,14 @@ def plain(name: str, **columns: list[str]) -> str:
     return f"{{source: parquet, path: {name}, columns: {{prompt: q, answer: a}}}}"
 
 
-def test_overlapping_train_and_evaluation_data() -> None:
-    source = plain("train.parquet", q=["1 + 1", "2 + 2"], a=["2", "4"])
+@pytest.mark.parametrize(("held_out", "said"), [(["1 + 1", "2 + 2"], OVERLAP), (["1 + 1", "2 + 2", "3 + 3"], None)])
+def test_overlapping_train_and_evaluation_data(held_out: list[str], said: str | None) -> None:
+    source = plain("train.parquet", q=["1 + 1", "2 + 2", "3 + 3"], a=["2", "4", "6"])
+    plain("held_out.parquet", q=held_out, a=["2", "4", "6"][: len(held_out)])
     evaluation = (
-        "data.evaluation=[{name: held_out, source: parquet, path: train.parquet, columns: {prompt: q, answer: a}}]"
+        "data.evaluation=[{name: held_out, source: parquet, path: held_out.parquet, columns: {prompt: q, answer: a}}]"
     )
-    assert staged(source, evaluation) == OVERLAP
+    assert staged(source, evaluation) == (said or WHOLE_OVERLAP)
 
 
 def test_a_missing_column() -> None:

@@ -32,7 +32,7 @@ NO_ROOM = (
     "the sampler ran out of memory; lower rollout.max_concurrent or training.microbatch_tokens:"
     " no room for the responses"
 )
-PACKAGES = Path(__file__).parents[1] / "packages"
+PACKAGES = Path(__file__).with_name("hanging_package")
 
 
 @pytest.fixture(scope="module", autouse=True)

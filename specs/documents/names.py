@@ -1,0 +1,16 @@
+"""What can be a name: of a run or a file that a record is given, and of one that lies in it."""
+
+import re
+
+_PORTABLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+-]{0,254}")
+_GLOB_SIGNS = frozenset("*?[]")
+
+
+def is_portable_name(text: str) -> bool:
+    """Whether a text can be the name of a file or a run in any home: no separator, no glob sign, no leading dot."""
+    return bool(_PORTABLE.fullmatch(text))
+
+
+def is_readable_name(text: str) -> bool:
+    """Whether an entry of a directory can be read by its name: it is text, has no leading dot and no glob sign."""
+    return text.isprintable() and not text.startswith(".") and not _GLOB_SIGNS.intersection(text)
