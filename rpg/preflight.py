@@ -43,7 +43,8 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
     """Looks at what a spec names.
 
     Args:
-        model: whether a model from scratch is looked at too; the tokenizer is in any case, for the lengths of prompts.
+        model: whether the model itself is looked at too, which loads torch; the tokenizer is in any case, for the
+            lengths of prompts.
     """
     findings, sets = Findings(), dict[str, list[list[StagedProblem]]]()
     for split in SPLITS:
@@ -54,7 +55,7 @@ def examine(experiment: Experiment, *, model: bool = True) -> Findings:
         tokenizer = tokenizer_of(experiment.model)
         if tokenizer is not None:
             _check_lengths(sets, tokenizer, experiment.data, findings)
-        if experiment.trains:
+        if model and experiment.trains:
             check_training(experiment)
     except SpecError as error:
         findings.errors += error.issues
