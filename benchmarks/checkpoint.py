@@ -56,7 +56,7 @@ def shape(name: str) -> dict[str, Any]:
 
 def train(directory: Path, name: str, pairs: int) -> None:
     """The worker: leaves the steps' wall and CPU seconds, and the seconds that the loop waited, in result.json."""
-    from rpg.processes.parent import share_cores
+    from specs.machine.parent import share_cores
 
     share_cores()  # before anything imports torch
     from rpg import train as process

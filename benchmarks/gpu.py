@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 if TYPE_CHECKING:
-    from pipelines.gpu_checks.check import Bench
+    from pipelines.doctor.gpu_checks.check import Bench
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 Row = dict[str, Any]
@@ -51,7 +51,7 @@ def bench_on(device_type: str) -> Iterator["Bench"]:
     """A bench of its own, in a process group of one."""
     import torch
 
-    from pipelines.gpu_checks.check import Bench
+    from pipelines.doctor.gpu_checks.check import Bench
     from rpg.processes import ranks
     from rpg.processes.device import choose_device
     from specs.schema.execution import Resources
@@ -67,7 +67,7 @@ def bench_on(device_type: str) -> Iterator["Bench"]:
 
 def check(bench: "Bench", name: str) -> Row:
     """One of `rpg doctor --gpu`."""
-    from pipelines.gpu_checks.catalogue import CHECKS
+    from pipelines.doctor.gpu_checks.catalogue import CHECKS
 
     return dict(next(each for each in CHECKS if each.name == name).load()(bench))
 
@@ -97,9 +97,9 @@ def head(bench: "Bench", chunk: int, exact: bool) -> Row:
 
 def update(bench: "Bench", size: str, recomputes: bool | str, offloads: bool, kernels: str = "torch") -> Row:
     """Updates of a model of random weights; the figures of time by kind are of the passes of one, in milliseconds."""
-    from pipelines.gpu_checks.models import SMALL, BatchShape
-    from pipelines.gpu_checks.numerics import training
-    from pipelines.gpu_checks.speed import measure_updates
+    from pipelines.doctor.gpu_checks.models import SMALL, BatchShape
+    from pipelines.doctor.gpu_checks.numerics import training
+    from pipelines.doctor.gpu_checks.speed import measure_updates
     from pipelines.planning.model_shape import CONFIGS
     from specs.schema.training import Offload
 
@@ -124,8 +124,8 @@ def state_away(bench: "Bench", size: str) -> Row:
     import torch
 
     from benchmarks.logprobs import now
-    from pipelines.gpu_checks.models import SMALL, BatchShape, random_step, write_model
-    from pipelines.gpu_checks.numerics import add_gradient, training
+    from pipelines.doctor.gpu_checks.models import SMALL, BatchShape, random_step, write_model
+    from pipelines.doctor.gpu_checks.numerics import add_gradient, training
     from pipelines.planning.model_shape import CONFIGS
     from rpg.batches.minibatches import cut, plan_step
     from rpg.learner.deepspeed import Learner
@@ -187,8 +187,8 @@ def noise(bench: "Bench", size: str) -> Row:
     """Differences of the same responses' logprobs, nats: the mean, the 99th percentile and the largest."""
     import torch
 
-    from pipelines.gpu_checks.models import SMALL, BatchShape, make_model, random_step
-    from pipelines.gpu_checks.numerics import training
+    from pipelines.doctor.gpu_checks.models import SMALL, BatchShape, make_model, random_step
+    from pipelines.doctor.gpu_checks.numerics import training
     from pipelines.planning.model_shape import CONFIGS
     from rpg.batches.minibatches import cut, plan_step
     from rpg.learner import logprobs as chunks
@@ -240,7 +240,7 @@ def noise(bench: "Bench", size: str) -> Row:
 
 def trained(bench: "Bench", kills: bool, **changes: Any) -> Row:
     """Four steps of `rpg.train`. `kills`: the trainer is killed behind its first checkpoint, and started again."""
-    from pipelines.gpu_checks.training import recorded, started, train, write_inputs, write_run
+    from pipelines.doctor.gpu_checks.training import recorded, started, train, write_inputs, write_run
 
     write_inputs(bench.directory)
     run = write_run(bench, "run", **changes)
@@ -261,8 +261,8 @@ def pauses(bench: "Bench") -> Row:
     """Seconds that the loop waits for a checkpoint's copy, and waits for the device in a pass of the learner."""
     import torch
 
-    from pipelines.gpu_checks.models import MIDDLE, SMALL, BatchShape, random_step, write_model
-    from pipelines.gpu_checks.numerics import add_gradient, training
+    from pipelines.doctor.gpu_checks.models import MIDDLE, SMALL, BatchShape, random_step, write_model
+    from pipelines.doctor.gpu_checks.numerics import add_gradient, training
     from rpg.batches.minibatches import cut, plan_step
     from rpg.checkpoints.pieces import StateCopy
     from rpg.learner.deepspeed import Learner

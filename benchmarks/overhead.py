@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="counted steps")
     arguments = parser.parse_args()
 
-    from rpg.processes.parent import share_cores
+    from specs.machine.parent import share_cores
 
     share_cores()  # before anything imports torch
     from step_time_worker import make_base, make_run

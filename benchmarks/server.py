@@ -21,8 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipelines.home import Home
-from pipelines.server.client import api_url, prefect_client
+from pipelines.home.home import Home
+from pipelines.prefect_server.client import api_url, prefect_client
 from storage import Store
 
 SPEC = """\

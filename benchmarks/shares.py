@@ -24,11 +24,11 @@ from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import cut, plan_step
 from rpg.batches.shares import hand_over, without_contents
 from rpg.processes import ranks
-from rpg.processes.launch import KEY
 from rpg.recording.rows import write_rollouts, write_tokens
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards.score import Score
 from rpg.types import Problem
+from specs.machine.launch import KEY
 from specs.schema.training import Training
 
 GROUP_SIZE, PROMPT, VOCABULARY = 8, 200, 151_936

@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.runs import status_of
+from pipelines.home.unrecorded import why_incomplete
 from pipelines.launchers import launcher_of
+from pipelines.prefect_flows.cancel import frozen_document
 from pipelines.processes.supervisor import Child, failure, log_size, supervise
 from pipelines.running.gpu_slots import slot_environment, stage_slots
 from pipelines.running.run import RunExecution
-from pipelines.runs import status_of
-from pipelines.submission.cancel import frozen_document
-from pipelines.unrecorded import why_incomplete
 from rpg.checkpoints.checkpoint import MANIFEST, defect
-from rpg.files import digest, files_under, read_json, write_json
-from rpg.processes.exit_cause import STOPPED
 from specs.errors import Issue, SpecError
+from specs.machine.exit_cause import STOPPED
+from specs.machine.files import digest, files_under, read_json, write_json
 from specs.metrics import METRICS
 from storage import Store
 

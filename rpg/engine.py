@@ -7,9 +7,9 @@ this machine, at which the rank reaches it. In the environment: the launch's key
 import os
 import sys
 
-from rpg.processes.launch import KEY
-from rpg.processes.parent import die_with_parent, share_cores
-from rpg.processes.timed_output import time_output
+from specs.machine.launch import KEY
+from specs.machine.parent import die_with_parent, share_cores
+from specs.machine.timed_output import time_output
 
 
 def main(number: int, address: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rpg.files import write_json
+from specs.machine.files import write_json
 from specs.schema.guard import Guard
 
 _ALWAYS = Guard(metric="not_finite")

@@ -26,16 +26,16 @@ from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import StateCopy, load_values
 from rpg.checkpoints.retention import Means, accuracy_on
 from rpg.evaluation.records import Answered, Recorder
-from rpg.files import DiskError, files_under, publish_directory, versions_of, write_json
-from rpg.manifests import list_files
 from rpg.parts import Parts
 from rpg.processes import ranks
-from rpg.processes.fence import Fence
 from rpg.recording.provenance import provenance_of
 from rpg.recording.rows import chosen_responses, write_metrics, write_rollouts, write_tokens
 from rpg.recording.run_directory import Accuracies, RunDirectory, best_step
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.source import RolloutSource
+from specs.machine.fence import Fence
+from specs.machine.files import DiskError, files_under, publish_directory, versions_of, write_json
+from specs.machine.manifests import list_files
 from specs.records import CheckpointRow, Int32
 from specs.schema.experiment import Experiment
 

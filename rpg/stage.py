@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rpg.processes.exit_cause import USER_ERROR, leave_issues
-from rpg.processes.fence import Fence
-from rpg.processes.parent import die_with_parent, share_cores
-from rpg.processes.standstill import watch_for_standstill
-from rpg.processes.timed_output import time_output
 from specs.document import experiment_of
 from specs.errors import SpecError
+from specs.machine.exit_cause import USER_ERROR, leave_issues
+from specs.machine.fence import Fence
+from specs.machine.parent import die_with_parent, share_cores
+from specs.machine.standstill import watch_for_standstill
+from specs.machine.timed_output import time_output
 
 
 def main(job_file: str) -> int:

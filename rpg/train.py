@@ -11,13 +11,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rpg.processes.exit_cause import STOPPED, USER_ERROR, EarlyExit, cause_of, leave_issues, note_exit
-from rpg.processes.fence import SupersededError
-from rpg.processes.parent import die_with_parent, share_cores
-from rpg.processes.standstill import watch_for_standstill
 from rpg.processes.stopping import StopAfterStep
-from rpg.processes.timed_output import time_output
 from specs.errors import SpecError
+from specs.machine.exit_cause import STOPPED, USER_ERROR, EarlyExit, cause_of, leave_issues, note_exit
+from specs.machine.fence import SupersededError
+from specs.machine.parent import die_with_parent, share_cores
+from specs.machine.standstill import watch_for_standstill
+from specs.machine.timed_output import time_output
 
 if TYPE_CHECKING:
     from rpg.parts import Parts
@@ -32,8 +32,8 @@ def main(run_dir: Path) -> int:
     share_cores()
     stop = StopAfterStep()
     started = time.monotonic()
-    from rpg.files import DiskError, explained
     from rpg.recording.run_directory import RunDirectory
+    from specs.machine.files import DiskError, explained
 
     run = RunDirectory(run_dir.absolute())
     try:
@@ -100,11 +100,11 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: 
     from rpg.guards import GuardStoppedError
     from rpg.keeper import Keeper, TrainingState, open_writer
     from rpg.processes import ranks
-    from rpg.processes.fence import Fence
     from rpg.recording.progress import ProgressFile
     from rpg.samplers.out_of_memory import SamplerOutOfMemoryError
     from rpg.samplers.sentinel import StaleEngineError
     from rpg.trainer import DivergedError, Trainer
+    from specs.machine.fence import Fence
 
     run, first = parts.run, ranks.rank() == 0
     fence = Fence(run.path, inputs.get("lease", 0))

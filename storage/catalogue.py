@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specs.documents.reading import numbered, read_checked
+from specs.machine.liveness import status_of
 from specs.records import EVALUATION
-from storage.liveness import status_of
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]

@@ -18,6 +18,7 @@ from typing import Any
 
 import duckdb
 
+from specs.machine.files import sync
 from specs.records import TABLES
 from storage.columns import columns
 
@@ -150,24 +151,14 @@ def damage_of_index(root: Path) -> str:
 def publish(root: Path) -> None:
     """Makes the working copy, which is closed by now, the database."""
     working = working_path(root)
-    with open(working, "rb") as file:
-        os.fsync(file.fileno())
+    sync(working)
     # A log that another program left behind belongs to the file that is replaced here.
     database_path(root).with_name("experiments.duckdb.wal").unlink(missing_ok=True)
     if database_path(root).is_dir():  # somebody's: it is kept
         database_path(root).rename(aside := root / f"experiments.duckdb.{time.time_ns()}.directory")
         _log.warning("experiments.duckdb was a directory: it is %s now", aside)
     os.replace(working, database_path(root))
-    sync_directory(root)
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes the names in a directory survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(root)
 
 
 def discard_working_copy(root: Path) -> None:

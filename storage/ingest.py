@@ -9,11 +9,11 @@ import duckdb
 import pyarrow as pa
 from filelock import FileLock
 
+from specs.machine.liveness import FINAL
 from storage import catalogue, database
 from storage.columns import NATIVE, PARQUET, column_list
 from storage.contents import inspect, read
 from storage.documentation import comment
-from storage.liveness import FINAL
 from storage.merging import packs
 from storage.merging.compaction import KEEP_SECONDS, LARGEST_BYTES, Compacted, compact_run, delete_merged
 from storage.provenance import unit_provenance

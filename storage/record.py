@@ -1,9 +1,9 @@
 """The record as a notebook opens it: `open_record`, one snapshot until `refresh`."""
 
-import importlib
 import os
 import re
 from collections.abc import Collection
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -13,6 +13,9 @@ from specs.records import LARGE_TABLES, TABLES
 from storage.statements.limits import QUERY_LIMITS, Limits, parse_memory
 from storage.statements.statement import Params
 from storage.store import Result, Store
+
+SERVERS = "rpg.servers"
+"""Group of the entry point that opens a server's record: a function from the server's URL to a ServerRecord."""
 
 
 class ServerRecord(Protocol):
@@ -83,6 +86,21 @@ class Record:
             self.refresh()
 
 
+def _open_server(url: str) -> ServerRecord:
+    """The record of a Prefect server, by the entry point of whoever speaks to servers: this package does not.
+
+    Raises:
+        RpgError: no installed package offers one; or the server does not say where its record is.
+    """
+    openers = entry_points(group=SERVERS)
+    if not openers:
+        hint = "install rpg-experiments again (`make install`, or `pip install -e .`)"
+        raise RpgError(f"cannot open {url}: no installed package has an entry point in `{SERVERS}`\n  hint: {hint}")
+    (opener, *_) = openers
+    server: ServerRecord = opener.load()(url)
+    return server
+
+
 def open_record(
     place: str | Path | None = None, *, timeout: float = QUERY_LIMITS.seconds, memory: str | None = None
 ) -> Record:
@@ -98,8 +116,7 @@ def open_record(
     """
     limits = Limits(timeout, parse_memory(memory) if memory else 0)
     if isinstance(place, str) and "://" in place:
-        # Servers are the business of a package above this one, so it is looked up by name, and only for a URL.
-        server: ServerRecord = importlib.import_module("pipelines.cli.reading").open_server(place)
+        server = _open_server(place)
         record = Record(Store.open(server.root, limits), server)
         record.refresh()
         return record

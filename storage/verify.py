@@ -7,10 +7,10 @@ import duckdb
 
 from specs.documents.names import is_readable_name
 from specs.documents.reading import numbered, read_checked, read_document
+from specs.machine.liveness import FINAL, STATUSES
 from storage import database
 from storage.columns import NATIVE
 from storage.contents import half_written, is_damaged, left_out, lost, merged_away, read
-from storage.liveness import FINAL, STATUSES
 from storage.segments import BadSegmentError, Segment, entries, misnamed_files, run_segments
 from storage.units import GONE, KnownSegment, known_segments
 

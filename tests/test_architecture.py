@@ -4,11 +4,15 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+
+from storage.record import SERVERS
 
 ROOT = Path(__file__).parents[1]
 FORBIDDEN = {
@@ -27,7 +31,7 @@ FLOORS = {
         {"rules", "reading"},
         {"study_space", "model_evaluation"},
         {"schema"},
-        {"extensions"},
+        {"extensions", "machine"},
         {"secrets"},
         {"bounds", "documents", "errors", "labels", "metrics", "records", "segment_names"},
     ],
@@ -43,8 +47,7 @@ FLOORS = {
         {"batches", "checkpoints"},
         {"rewards"},
         {"data", "certificate", "advantages", "processes", "sandbox"},
-        {"manifests"},
-        {"objectives", "files", "messages", "types", "schedule", "statistics", "pretrained"},
+        {"objectives", "messages", "types", "schedule", "statistics", "pretrained"},
     ],
     "storage": [
         {"record"},
@@ -54,26 +57,25 @@ FLOORS = {
         {"merging", "relations", "units"},
         {"provenance", "contents"},
         {"catalogue", "database", "documentation", "segments"},
-        {"columns", "liveness", "errors"},
+        {"columns", "errors"},
     ],
     "pipelines": [
         {"cli"},
-        {"web"},
-        {"studies", "doctor", "gpu_checks", "proof", "exchange"},
-        {"services", "submission"},
-        {"workers"},
+        {"doctor", "web"},
+        {"proof", "services", "studies"},
+        {"exchange", "prefect_flows"},
         {"running"},
-        {"server"},
-        {"sinks"},
-        {"launchers", "report", "planning", "replay", "garbage", "removal"},
-        {"runs", "processes", "results", "remote", "unrecorded"},
-        {"versions"},
-        {"state"},
-        {"home", "console"},
-        {"terminal"},
+        {"prefect_server"},
+        {"launchers", "replay", "sinks"},
+        {"planning", "processes", "remote", "report"},
+        {"home", "terminal"},
     ],
 }
 """The rooms of each package, from the roof down: a room imports from its own floor or from one below, never upward."""
+GROUND = "specs.machine"
+"""What every package needs of a machine. `rpg` and `storage` share it, beside the schema and the rows."""
+BELOW_GROUND = {"bounds", "documents", "errors", "secrets"}
+"""The rooms of `specs` that it imports: they import no more than the standard library and each other."""
 MOST_MODULES = 18
 """In a folder. The command line has one a verb."""
 
@@ -89,19 +91,35 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for package in FORBIDDEN for path in sources(package)}
 
 
-def imported(path: Path) -> set[str]:
-    """What a module imports, inside functions too: modules of ours by their whole name, others as they are written."""
+def imported(text: str) -> set[str]:
+    """What a module imports, inside functions and by `import_module` too.
+
+    Modules of ours by their whole name, others as they are written.
+    """
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             whole = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= {name if name in MODULES else node.module for name in whole}
+        elif isinstance(node, ast.Call) and (name := named_in(node)):
+            names.add(name)
     return names
 
 
-IMPORTS = {name: imported(path) for name, path in MODULES.items()}
+def named_in(call: ast.Call) -> str:
+    """The module that `import_module` or `__import__` is given as a text; empty for any other call."""
+    match call:
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(module)), *_],
+        ):
+            return module
+    return ""
+
+
+IMPORTS = {name: imported(path.read_text()) for name, path in MODULES.items()}
 
 
 def room_of(module: str) -> tuple[str, str]:
@@ -125,6 +143,28 @@ def test_packages_import_one_way(package: str) -> None:
         if room_of(module)[0] == package:
             wrong = {name.partition(".")[0] for name in names} & FORBIDDEN[package]
             assert not wrong, f"{module} imports {', '.join(sorted(wrong))}"
+
+
+@pytest.mark.parametrize(
+    ("line", "module"),
+    [
+        ("import storage.record", "storage.record"),
+        ("from storage import record as r", "storage.record"),
+        ("def f():\n    from storage.record import open_record", "storage.record"),
+        ("importlib.import_module('pipelines.cli.reading').open_server", "pipelines.cli.reading"),
+        ("__import__('storage.record')", "storage.record"),
+    ],
+)
+def test_every_way_to_import_is_seen(line: str, module: str) -> None:
+    assert module in imported(line)
+
+
+def test_the_ground_floor_stands_on_rooms_that_need_nothing() -> None:
+    ground = {name for name in MODULES if name.startswith(f"{GROUND}.")}
+    below = {name for name in MODULES if room_of(name) in {("specs", room) for room in BELOW_GROUND}}
+    for module in ground | below:
+        others = {name for name in IMPORTS[module] & MODULES.keys() if name not in (ground if module in ground else ())}
+        assert others <= below, f"{module} imports {', '.join(sorted(others - below))}"
 
 
 @pytest.mark.parametrize("package", FLOORS)
@@ -171,6 +211,15 @@ def test_a_module_named_in_a_text_exists() -> None:
                     assert name in MODULES or parents & files, f"{module} names {name}"
 
 
+def test_what_the_package_registers_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    for group, entries in groups.items():
+        for name, value in entries.items():
+            assert callable(EntryPoint(name, value, group).load()), f"{group}: {name} = {value}"
+    assert list(groups) == ["console_scripts", SERVERS]
+
+
 def test_objectives_know_nothing_of_ours_but_the_schema() -> None:
     for module, names in IMPORTS.items():
         if room_of(module) == ("rpg", "objectives"):
@@ -188,9 +237,13 @@ def test_objectives_know_nothing_of_ours_but_the_schema() -> None:
             {"torch", "prefect", "duckdb", "optuna", "transformers"},
         ),
         ("import storage", {"torch", "prefect", "optuna", "transformers", "pyarrow", "numpy", "pandas"}),
+        (
+            f"import {', '.join(name for name in MODULES if name.startswith(GROUND))}",
+            {"torch", "prefect", "pydantic", "duckdb", "optuna", "transformers", "pyarrow", "numpy", "rpg", "storage"},
+        ),
         # What runs on the nodes of a cluster, beside the trainer.
-        ("import pipelines.launchers.ssh.node", {"torch", "prefect", "pydantic", "duckdb", "transformers"}),
-        ("import pipelines.launchers.slurm.node", {"torch", "prefect", "pydantic", "duckdb", "transformers"}),
+        ("import pipelines.launchers.ssh.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
+        ("import pipelines.launchers.slurm.node", {"torch", "prefect", "pydantic", "duckdb", "rpg", "storage"}),
     ],
 )
 def test_a_light_import_stays_light(statement: str, absent: set[str]) -> None:

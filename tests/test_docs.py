@@ -16,9 +16,9 @@ from documentation import PAGES, ROOT, Block, blocks, build_site
 from ruamel.yaml import YAML
 
 from pipelines.cli import app, main
-from rpg.processes.exit_cause import Cause
 from specs.errors import SpecError, render
 from specs.loader import load_evaluation, load_experiment, load_study_document
+from specs.machine.exit_cause import Cause
 from specs.metrics import METRICS
 from storage import Store
 from tests.pipelines.unpacked_home import unpack

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import specs
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
 from specs.document import Document, expand
 from specs.loader import load_any

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli import verbs
-from pipelines.terminal import shown_safely
+from pipelines.terminal.spelling import shown_safely
 
 app = typer.Typer(
     name="rpg",
@@ -75,8 +75,8 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _run() -> None:
-    from rpg.files import DiskError
     from specs.errors import RpgError, SpecError
+    from specs.machine.files import DiskError
 
     try:
         try:

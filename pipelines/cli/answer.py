@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipelines.home import Home
-from pipelines.running.experiment import RunOutcome
-from pipelines.versions import names_of_others
+from pipelines.home.home import Home
+from pipelines.home.versions import names_of_others
+from pipelines.prefect_flows.experiment import RunOutcome
 
 if TYPE_CHECKING:
     from pipelines.report.answer import Outcome

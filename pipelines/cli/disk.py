@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines.garbage import size_of
-from pipelines.home import Home
+from pipelines.home.garbage import size_of
+from pipelines.home.home import Home
 
 PARTS = ("weights", "checkpoints", "segments")
 """Directories of a run that grow with training; of the rest the page and the evaluations are most."""

@@ -9,9 +9,9 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.planning.plan import Plan
-    from pipelines.running.experiment import RunOutcome
+    from pipelines.prefect_flows.experiment import RunOutcome
     from specs.loader import Document
 
 
@@ -29,11 +29,11 @@ def execute(
     import sys
 
     from pipelines.cli.preflight import refuse_what_a_stage_would
-    from pipelines.home import Home
+    from pipelines.home.home import Home
+    from pipelines.prefect_flows.experiment import execute_plan, is_all_done, recall
+    from pipelines.prefect_server.api import Api, running_services
     from pipelines.processes.reap import reap
-    from pipelines.running.experiment import execute_plan, is_all_done, recall
     from pipelines.running.progress import ConsoleProgress
-    from pipelines.server.api import Api, running_services
 
     home = Home.from_environment()
     for orphan in reap(home):
@@ -69,8 +69,8 @@ def _count(plan: Plan, parallel: str) -> int:
 
 
 def _run_plan(plan: Plan, home: Home, only: str, at_once: int, api_url: str) -> tuple[RunOutcome, ...]:
-    from pipelines.running.experiment import execute_in_turn, execute_plan
-    from pipelines.running.parallel import execute_in_parallel
+    from pipelines.prefect_flows.experiment import execute_in_turn, execute_plan
+    from pipelines.prefect_flows.parallel import execute_in_parallel
     from pipelines.running.progress import ConsoleProgress, ParallelProgress
     from pipelines.running.time_left import TimeLeft
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.cli.reading import Reading, tell_where_they_wait
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.runs import log_files, log_stage, read_state, status_of
 from pipelines.running.progress import logged_line, training_line
-from pipelines.runs import log_files, log_stage, read_state, status_of
-from rpg.files import read_json
 from specs.errors import RpgError
+from specs.machine.files import read_json
 
 _LIVE = ("pending", "running")
 
@@ -39,7 +39,7 @@ def watch_runs(reading: Reading, run_ids: Sequence[str]) -> list[str]:
     """Shows stage and step of runs on stderr, one line each, until all have ended. Returns their last statuses."""
     from rich.text import Text
 
-    from pipelines.console import SafeConsole
+    from pipelines.terminal.console import SafeConsole
 
     console = SafeConsole(stderr=True, soft_wrap=True)
     home, shown, ended = reading.home, dict[str, str](), dict[str, str]()

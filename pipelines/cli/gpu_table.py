@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from pipelines.gpu_checks.catalogue import CHECKS
-from pipelines.gpu_checks.check import Figures, Result
+from pipelines.doctor.gpu_checks.catalogue import CHECKS
+from pipelines.doctor.gpu_checks.check import Figures, Result
 
 _SIGNS = {"ok": "ok     ", "failed": "FAILED ", "skipped": "skipped"}
 _REMEDIES = {check.name: check.remedy for check in CHECKS}

@@ -17,7 +17,7 @@ def _recorded(*folders: str) -> Callable[[str], list[str]]:
     """Completes names of what the home records in these of its folders."""
 
     def complete(incomplete: str) -> list[str]:
-        from pipelines.home import Home
+        from pipelines.home.home import Home
 
         root = Home.from_environment().root
         names = (path.name for folder in folders for path in root.glob(f"{folder}/*"))

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pipelines.terminal import beneath
+from pipelines.terminal.spelling import beneath
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def table_text(
     from rich.table import Table
     from rich.text import Text
 
-    from pipelines.console import SafeConsole
+    from pipelines.terminal.console import SafeConsole
 
     on_terminal = width is None and sys.stdout.isatty()
     shown = rows[:MOST_TABLE_ROWS]

@@ -10,7 +10,7 @@ from specs.errors import Issue, SpecError, in_file_order, render
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.planning.plan import RunPlan
     from specs.document import Cell, Document
     from specs.schema.experiment import Experiment

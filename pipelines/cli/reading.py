@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipelines.home import Home
-from pipelines.runs import read_state
+from pipelines.home.home import Home
+from pipelines.home.runs import read_state
 from specs.errors import RpgError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def open_server(profile: str) -> "ServerRecord":
 
 def tell_where_they_wait(reading: Reading, run_ids: Sequence[str]) -> None:
     """Says on stderr of runs that were submitted to another server that this home may never see them begin."""
-    from pipelines.server.api import running_services
+    from pipelines.prefect_server.api import running_services
 
     services = running_services(reading.home)
     states = [read_state(reading.home, run_id) for run_id in run_ids] if reading.record is None else []

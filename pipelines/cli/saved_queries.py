@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import specs
-from pipelines.home import Home
+from pipelines.home.home import Home
 from specs.errors import RpgError
 
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import httpx
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.prefect_server.api import auth_string_for
+from pipelines.prefect_server.client import api_url, prefect_client
+from pipelines.prefect_server.credentials import auth_string
+from pipelines.prefect_server.deployments import RECORD_VARIABLE
+from pipelines.prefect_server.settings import RECORD_PATH
+from pipelines.prefect_server.waiting import WaitingRun, waiting_runs
 from pipelines.remote.mirror import SMALL, Mirror, mirror_home, open_source
 from pipelines.remote.record_files import is_recorded
 from pipelines.remote.sources import Source, SourceError, WebSource
-from pipelines.server.api import auth_string_for
-from pipelines.server.client import api_url, prefect_client
-from pipelines.server.credentials import auth_string
-from pipelines.server.deployments import RECORD_VARIABLE
-from pipelines.server.settings import RECORD_PATH
-from pipelines.server.waiting import WaitingRun, waiting_runs
-from rpg.files import write_json
 from specs.errors import Issue, SpecError
+from specs.machine.files import write_json
 
 _SECONDS = 20.0
 """Patience with the server's answer to where the record is."""

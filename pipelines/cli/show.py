@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.cli.output import as_objects, cell_text, print_table
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.runs import log_files, status_of
 from pipelines.launchers import read_launch
 from pipelines.report.evidence import trouble_of
-from pipelines.runs import log_files, status_of
-from rpg.files import read_json
+from specs.machine.files import read_json
 from specs.records import EVALUATION
 from specs.secrets import HIDDEN, looks_secret
 

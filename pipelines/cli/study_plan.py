@@ -3,12 +3,12 @@
 from dataclasses import asdict
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import Plan
 from pipelines.studies import space
 from pipelines.studies.answers.results import StudyRecord, cost_words
 from pipelines.studies.cost import study_cost
-from rpg.files import read_json
+from specs.machine.files import read_json
 from specs.study_document import StudyDocument
 
 _COSTS = {
@@ -58,7 +58,7 @@ def print_study_plan(document: StudyDocument, data: dict[str, Any]) -> None:
 
     from rich.markup import escape
 
-    from pipelines.console import SafeConsole
+    from pipelines.terminal.console import SafeConsole
 
     # A pipe has no width to fit into.
     console = SafeConsole(soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)

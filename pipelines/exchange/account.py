@@ -8,14 +8,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipelines.exchange.spec_file import spec_text
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.versions import is_experiment, runs_of, versions_in
 from pipelines.report import evidence
 from pipelines.report.answer import Outcome, answers_of, has_ended, headline, outcomes_of, percent, points
 from pipelines.report.evidence import Group, Run
 from pipelines.report.statistics import Interval
-from pipelines.versions import is_experiment, runs_of, versions_in
-from rpg.files import read_json
 from rpg.statistics.wording import CHOSEN
+from specs.machine.files import read_json
 from storage import Store
 from storage.provenance import input_manifest
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.exchange.export import FORMAT, MANIFEST, is_of_run
-from pipelines.home import Home
-from pipelines.versions import versions_in, with_runs
-from rpg.files import files_under, now, read_json, sync, sync_tree, write_json
-from rpg.manifests import find_damage
+from pipelines.home.home import Home
+from pipelines.home.versions import versions_in, with_runs
 from specs.documents.names import is_portable_name
 from specs.documents.reading import read_checked
 from specs.errors import RpgError
+from specs.machine.files import files_under, now, read_json, sync, sync_tree, write_json
+from specs.machine.liveness import FINAL
+from specs.machine.manifests import find_damage
 from storage import Store
-from storage.liveness import FINAL
 
 _NEEDED = {"run.json", "state.json"}
 _MOST_NAMED = 3

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.exchange.account import account_of, render
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.remote.record_files import is_recorded, read_listings
 from pipelines.running.run import versions_known
-from rpg.files import digest, files_under, now, read_json, versions_of
 from specs.errors import RpgError
+from specs.machine.files import digest, files_under, now, read_json, versions_of
 from storage.export import export_run
 from storage.provenance import input_manifest
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipelines.exchange.account import Account, account_of, render
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.weights import most_accurate
-from rpg.files import files_under, read_json
-from rpg.manifests import find_damage
 from specs.errors import RpgError
+from specs.machine.files import files_under, read_json
+from specs.machine.manifests import find_damage
 from specs.records import EVALUATION
 
 if TYPE_CHECKING:

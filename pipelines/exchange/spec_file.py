@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rpg.files import read_json
 from specs.cells import cell_source
 from specs.document import Document
 from specs.errors import SpecError
 from specs.evaluation_document import evaluation_source
+from specs.machine.files import read_json
 from specs.reading.yaml import dump
 from specs.records import EVALUATION
 from specs.secrets import hide, masked

@@ -3,8 +3,8 @@
 
 A launcher is its section in `specs/schema/launchers.py` and the module here that has the name of its `type`, whose
 `LAUNCHER` keeps to `Launcher` below; that name is how `rpg run`, `doctor` and `cancel` find it. Imports processes;
-running, the services, the doctor, the proof and the command line import it. The processes on the nodes of a cluster
-do so too: no Prefect and no Pydantic here.
+running, the services, the doctor, the proof and the command line import it. So do the processes on the nodes of a
+cluster, with the ground floor (`specs.machine`) alone: no Prefect, no Pydantic and nothing of `rpg` here.
 """
 
 import os
@@ -15,11 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from rpg.files import now, read_json, write_json
+from specs.machine.files import now, read_json, write_json
 from specs.secrets import is_reference, masked, variable_of
 
 if TYPE_CHECKING:
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from specs.schema.experiment import Experiment
 
 
@@ -31,7 +31,7 @@ def rank_program(run_directory: Path, stage: LaunchedStage) -> list[str]:
     """The module that each rank of a stage runs, and its argument."""
     if stage == "train":
         return ["rpg.train", str(run_directory)]
-    module = "rpg.stage" if stage == "evaluate" else "pipelines.gpu_checks.rank"
+    module = "rpg.stage" if stage == "evaluate" else "pipelines.doctor.gpu_checks.rank"
     return [module, str(job_file(run_directory, stage))]
 
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers import Finding, LaunchedStage, Launcher, passed_on, rank_program, write_launch
 from pipelines.launchers.network import free_port
-from rpg.processes.launch import LOOPBACK
+from specs.machine.launch import LOOPBACK
 from specs.schema.experiment import Experiment
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 
 from pipelines.launchers import LaunchedStage, rank_program
-from rpg.processes.exit_cause import STOPPED
-from rpg.processes.gpu_slots import gpu_at, gpus_of_run, slots_here
-from rpg.processes.launch import LOOPBACK, ON_LOOPBACK
-from rpg.processes.parent import die_with_parent, own_threads
-from rpg.processes.redacted_log import redacted_log
-from rpg.processes.standstill import variables_to_show_work
+from specs.machine.exit_cause import STOPPED
+from specs.machine.gpu_slots import gpu_at, gpus_of_run, slots_here
+from specs.machine.launch import LOOPBACK, ON_LOOPBACK
+from specs.machine.parent import die_with_parent, own_threads
+from specs.machine.redacted_log import redacted_log
+from specs.machine.standstill import variables_to_show_work
 from specs.secrets import resolved
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from rpg.processes.launch import KEY, ON_LOOPBACK, new_key
+from specs.machine.launch import KEY, ON_LOOPBACK, new_key
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rpg.files import digest
-from rpg.manifests import NOTES
+from specs.machine.files import digest
+from specs.machine.manifests import NOTES
 from specs.schema.data import Source
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer

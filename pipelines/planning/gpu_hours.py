@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from pipelines.planning.memory import engine_memory
 from rpg.base.shape import ModelShape
-from rpg.processes.gpu_slots import slots_here
 from specs.errors import Issue
+from specs.machine.gpu_slots import slots_here
 from specs.schema.experiment import Experiment
 
 PEAK_FLOPS = 989e12

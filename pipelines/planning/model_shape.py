@@ -18,7 +18,7 @@ from typing import Any
 from rpg import pretrained
 from rpg.base import shape
 from rpg.base.shape import ModelShape
-from rpg.files import DiskError, read_json, write_json
+from specs.machine.files import DiskError, read_json, write_json
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel
 

@@ -1,6 +1,6 @@
 """Spec -> plan: the runs, the stages of each, what is done already, what will run, and why.
 
-Planning reads. All it may write is notes of digests that it had to compute (rpg/manifests.py).
+Planning reads. All it may write is notes of digests that it had to compute (specs/machine/manifests.py).
 """
 
 from dataclasses import dataclass, replace
@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.results import damage_of, is_report_current, manifest_of
 from pipelines.planning import fingerprint as fp
-from pipelines.results import damage_of, is_report_current, manifest_of
-from rpg.files import read_json
 from specs.errors import Issue, SpecError
+from specs.machine.files import read_json
 from specs.schema.experiment import Experiment
 
 if TYPE_CHECKING:

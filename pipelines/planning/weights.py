@@ -3,12 +3,12 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from pipelines.home import Home
-from pipelines.results import damage_of
-from pipelines.runs import find_runs
-from rpg.files import read_json
+from pipelines.home.home import Home
+from pipelines.home.results import damage_of
+from pipelines.home.runs import find_runs
 from specs.errors import Issue, RpgError, SpecError
 from specs.evaluation_document import WeightsOf
+from specs.machine.files import read_json
 from specs.model_evaluation import EvaluatedRun
 
 _MOST_ACCURATE = """

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from pipelines.home import Home
-from rpg.files import read_json, write_json
-from storage.liveness import began_with, has_holder, is_alive, is_visible, pid_namespace_here, start_of
+from pipelines.home.home import Home
+from specs.machine.files import read_json, write_json
+from specs.machine.liveness import began_with, has_holder, is_alive, is_visible, pid_namespace_here, start_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class ProcessRecord:
     pgid: int
     """Its process group; the group is ended with it."""
     started: str
-    """Tells it from others of that pid: `storage.liveness.start_of`."""
+    """Tells it from others of that pid: `specs.machine.liveness.start_of`."""
     stage: str = ""
     """What it is for: a stage's name, or server, worker."""
     pid_namespace: str = ""
-    """In which the numbers count: `storage.liveness.pid_namespace_here`; empty in records of earlier versions."""
+    """In which the numbers count: `specs.machine.liveness.pid_namespace_here`; empty in records of earlier versions."""
 
     @classmethod
     def of(cls, pid: int, stage: str = "") -> "ProcessRecord":

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from rpg.files import now, read_json, write_json
+from specs.machine.files import now, read_json, write_json
 
 GRACE_SECONDS = 5.0
 """Between the request and the kill, where nobody chose another grace."""

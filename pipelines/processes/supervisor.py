@@ -20,9 +20,9 @@ import psutil
 
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
-from rpg.processes.exit_cause import Cause
-from rpg.processes.parent import die_with_parent
-from rpg.processes.redacted_log import redacted_log
+from specs.machine.exit_cause import Cause
+from specs.machine.parent import die_with_parent
+from specs.machine.redacted_log import redacted_log
 
 _POLL_SECONDS = 0.1
 SERVER_PASSWORDS = (

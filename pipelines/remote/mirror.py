@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.remote.object_store import StoreSource
 from pipelines.remote.record_files import Listing
 from pipelines.remote.sources import FileGoneError, Source, SourceError, WebSource
-from rpg.files import replacing, write_json
+from specs.machine.files import replacing, write_json
 from specs.records import LARGE_TABLES, TABLES
 
 SMALL = frozenset(TABLES) - {*LARGE_TABLES}

@@ -17,8 +17,6 @@ import fsspec
 from pipelines.remote.record_files import FileVersion, Listing, is_recorded
 from pipelines.remote.sources import Changes, FileGoneError, SourceError
 
-VARIABLE = "RPG_STORE"
-"""Environment variable of a worker whose home nobody shares: the store's URL, as s3://bucket/prefix."""
 _WHOLE_BYTES = 8 * 2**20
 """Up to this size a file is read once, so that its digest is that of the very bytes that are sent."""
 

@@ -1,6 +1,6 @@
 """Sharing a run with workers on other machines through an object store: taking it, fetching it, sending its record.
 
-The store's leases have the numbering of the home's (`pipelines.processes.lease`). They are copied into the home as they
+The store's leases have the numbering of the home's (`specs.machine.lease`). They are copied into the home as they
 appear, so that whoever asks there whether a run was taken over (the fence of trainer and flow) learns of a worker on
 another machine too.
 """
@@ -16,16 +16,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.home import Home
-from pipelines.processes.lease import Lease, RunBusyError, acquire
-from pipelines.remote.object_store import VARIABLE, ObjectStore
+from pipelines.home.home import STORE, Home
+from pipelines.home.results import filling
+from pipelines.home.versions import merged_versions
+from pipelines.remote.object_store import ObjectStore
 from pipelines.remote.record_files import FileVersion
-from pipelines.results import filling
-from pipelines.versions import merged_versions
-from rpg.files import DiskError, digest, publish_directory, read_json, replacing, write_json
-from rpg.processes.fence import Fence, lease_file
 from specs.errors import RpgError
-from storage.liveness import newest_lease
+from specs.machine.fence import Fence, lease_file
+from specs.machine.files import DiskError, digest, publish_directory, read_json, replacing, write_json
+from specs.machine.lease import Lease, RunBusyError, acquire
+from specs.machine.liveness import newest_lease
 
 _log = logging.getLogger(__name__)
 _SECONDS = 5.0
@@ -50,7 +50,7 @@ def keep_sending(home: Home) -> None:
 
     Without RPG_STORE there is nothing to send.
     """
-    if os.environ.get(VARIABLE):
+    if os.environ.get(STORE):
         threading.Thread(target=_keep_sending, args=(home,), name="sharing", daemon=True).start()
 
 
@@ -81,7 +81,7 @@ def _unsent_file(home: Home, run_id: str) -> Path:
 
 def shared_run(home: Home, run_id: str) -> "SharedRun | None":
     """The run in the store of RPG_STORE; None without that variable, as where workers share a home."""
-    url = os.environ.get(VARIABLE, "")
+    url = os.environ.get(STORE, "")
     return SharedRun(_open(url), home, run_id) if url else None
 
 
@@ -219,7 +219,7 @@ class SharedRun:
             raise
         except Exception as error:
             raise StoreAwayError(
-                f"{self._directory.name} was not begun: the object store of {VARIABLE} does not answer: {error}"
+                f"{self._directory.name} was not begun: the object store of {STORE} does not answer: {error}"
             ) from error
 
     def _enter(self, lease: Lease) -> None:

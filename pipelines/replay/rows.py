@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipelines.home import Home
-from pipelines.unrecorded import why_incomplete
+from pipelines.home.home import Home
+from pipelines.home.unrecorded import why_incomplete
 from rpg.batches.batch import StepRollouts
 from rpg.replay.step import RecordedStep
 from rpg.rewards.score import Score

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.replay.gradients import Moment, StepGradients, objective_gradients, records_gradient_of
 from pipelines.replay.objectives import Alternative, own_objective
 from pipelines.replay.rows import ChosenSteps, RunRows
-from rpg.files import read_json
 from rpg.replay.comparison import Furthest, GradientComparison
 from rpg.replay.step import RecordedStep, ReplayedStep, replay_step, response_advantages
 from rpg.replay.tally import Tally
+from specs.machine.files import read_json
 from storage import Store
 
 

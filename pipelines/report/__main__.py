@@ -2,9 +2,9 @@
 
 import sys
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report import write_run_report
-from rpg.processes.parent import die_with_parent
+from specs.machine.parent import die_with_parent
 from storage.ingest import ingest
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.versions import looks_of
 from pipelines.report import evidence
 from pipelines.report.evidence import Group, Run, Scores
 from pipelines.report.statistics import (
@@ -23,7 +24,6 @@ from pipelines.report.statistics import (
     spread_of,
     verdict,
 )
-from pipelines.versions import looks_of
 from rpg.statistics.comparison import level
 from rpg.statistics.wording import CHOSEN, ONE_SEED
 from storage import Store

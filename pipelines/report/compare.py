@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.versions import is_experiment
 from pipelines.report import evidence
 from pipelines.report.answer import (
     Answer,
@@ -18,7 +19,6 @@ from pipelines.report.answer import (
 from pipelines.report.endings import Beside, FinalMetric, beside_literature, final_metrics, notes_of
 from pipelines.report.evidence import Group
 from pipelines.report.signal import incomplete, nothing_to_learn
-from pipelines.versions import is_experiment
 from storage import Store
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report.evidence import Curve, Curves, Group, Run
 from pipelines.report.statistics import Interval, seed_difference, seed_mean
-from rpg.files import read_json
 from specs.labels import is_called
+from specs.machine.files import read_json
 from specs.metrics import CHARTED, Metric
 from storage import Store
 

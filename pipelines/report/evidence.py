@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.home import Home
-from pipelines.runs import find_run, status_of
-from pipelines.versions import is_experiment, runs_of, split_name
+from pipelines.home.home import Home
+from pipelines.home.runs import find_run, status_of
+from pipelines.home.versions import is_experiment, runs_of, split_name
 from rpg.evaluation.measures import majority_at_k, pass_at_k, sizes
-from rpg.files import read_json
 from specs.errors import Issue, SpecError
+from specs.machine.files import read_json
 from specs.metrics import CHARTED
 from specs.records import EVALUATION
 from storage import Store

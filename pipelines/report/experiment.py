@@ -9,7 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.unrecorded import why_incomplete
+from pipelines.home.versions import names_of_others, split_name
 from pipelines.report import evidence
 from pipelines.report.answer import (
     Outcome,
@@ -39,8 +41,6 @@ from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
 from pipelines.report.signal import whole_answer
-from pipelines.unrecorded import why_incomplete
-from pipelines.versions import names_of_others, split_name
 from rpg.statistics.wording import CHOSEN
 from specs.metrics import BY_NAME
 from storage import Store

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from pipelines.report.answer import percent
 from pipelines.report.tokens import ENTROPY_LEVELS, RATIO_LEVELS
-from rpg.files import replacing
+from specs.machine.files import replacing
 
 _HERE = Path(__file__).parent
 _IN_NO_PAGE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")

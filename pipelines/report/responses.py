@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report.evidence import Run
 from pipelines.report.tokens import COLUMNS, ShownToken, advantage_class, shown_tokens, tokenizer_of
 from storage import Store

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.runs import status_of
+from pipelines.home.versions import is_experiment, runs_of
 from pipelines.report.answer import Answer, headline, percent
 from pipelines.report.evidence import Curves, Group
-from pipelines.runs import status_of
-from pipelines.versions import is_experiment, runs_of
 
 NO_SIGNAL = 0.99
 """Share of all groups whose rewards are all equal, from which a run counts as one that had nothing to learn from."""

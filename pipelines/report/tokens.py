@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.home import Home
-from rpg.files import read_json
+from pipelines.home.home import Home
+from specs.machine.files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,7 +1,6 @@
-"""Executing a plan here: an experiment's runs one after another, and the stages of a run as a Prefect flow.
+"""Executing a run: the work of its stages, and what is told of them while they work.
 
-`experiment` calls the flow for each run, `flow` a task for each stage, and `stages` does the work of one, without
-Prefect. `parallel` executes several runs at a time, a process each. `run` is what these share of a run under way; the
-others serve one of them each. Imports planning, launchers, report, processes and server; studies, submission, workers
-and the command line import it.
+`stages` does the work of each stage, without Prefect; the flow in `prefect_flows` calls it. `run` is what the stages
+share of a run under way; the others serve one of them each. Imports planning, launchers, report, processes and
+prefect_server's outbox; prefect_flows, studies, exchange, the doctor and the command line import it.
 """

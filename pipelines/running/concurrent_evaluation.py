@@ -28,10 +28,10 @@ from pipelines.processes.supervisor import (
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, slots_of_evaluation
 from pipelines.running.run import RunExecution
 from rpg.evaluation.results import ConcurrentResults
-from rpg.files import DiskError, write_json
-from rpg.processes.gpu_slots import TooFewSlotsError, leased, slots_here
-from rpg.processes.timed_output import TIMED
 from rpg.recording.run_directory import RunDirectory
+from specs.machine.files import DiskError, write_json
+from specs.machine.gpu_slots import TooFewSlotsError, leased, slots_here
+from specs.machine.timed_output import TIMED
 from specs.schema.launchers import Launcher as Section
 
 _LOOK_SECONDS = 2.0

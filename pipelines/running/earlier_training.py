@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.planning.plan import StagePlan
 from pipelines.running.sinks import SINK_FAILED
-from rpg.files import files_under, read_json, sync, write_json
 from rpg.recording.run_directory import accuracies_in, best_step
+from specs.machine.files import files_under, read_json, sync, write_json
 from specs.segment_names import DigestedFile
 from storage.catalogue import FREED
 

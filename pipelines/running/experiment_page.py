@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.home import Home
-from pipelines.runs import status_of
-from rpg.files import read_json
+from pipelines.home.home import Home
+from pipelines.home.runs import status_of
+from specs.machine.files import read_json
 from specs.records import EVALUATION
 from storage import Store
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pipelines.processes.supervisor import StageError, StageStoppedError
 from pipelines.running.run import RunExecution
-from rpg.processes.exit_cause import RETRIED, SIGNALLED, Cause, EarlyExit, cause_in, cause_of, noted_exits
 from specs.errors import RpgError
+from specs.machine.exit_cause import RETRIED, SIGNALLED, Cause, EarlyExit, cause_in, cause_of, noted_exits
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL, 256 - signal.SIGKILL)
 _TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM, 256 - signal.SIGTERM)

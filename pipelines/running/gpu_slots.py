@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.launchers import launcher_of
 from pipelines.processes.supervisor import StageError, StageStoppedError
-from rpg.processes.gpu_slots import OF_RUN, TooFewSlotsError, free_slots, leased, slots_here, slots_wanted
 from specs.errors import Issue, SpecError
+from specs.machine.gpu_slots import OF_RUN, TooFewSlotsError, free_slots, leased, slots_here, slots_wanted
 from specs.schema.experiment import Experiment
 from specs.schema.rollout import not_installed
 

@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
-from pipelines.console import SafeConsole
 from pipelines.processes.supervisor import log_tail
 from pipelines.running.time_left import TimeLeft, training_seconds_left
-from rpg.processes.timed_output import without_time
+from pipelines.terminal.console import SafeConsole
+from specs.machine.timed_output import without_time
 from specs.metrics import progress_text
 
 _PLAIN_SECONDS = 10.0

@@ -11,22 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.state import Record, RunState, write_once
+from pipelines.home.versions import Version, versions_in, with_runs
 from pipelines.planning.plan import RunPlan, plan_run, recipe_of
-from pipelines.processes.lease import Lease, acquire
+from pipelines.prefect_server.outbox import Outbox
 from pipelines.processes.reap import end_left_process
 from pipelines.processes.stop import Stop, StopRequest, clear_request
 from pipelines.remote.sharing import shared_run
-from pipelines.running.outbox import Outbox
 from pipelines.running.progress import ProgressReporter, Silent
 from pipelines.running.sinks import SinkProcesses
 from pipelines.sinks.sending import is_behind
-from pipelines.state import Record, RunState, write_once
-from pipelines.versions import Version, versions_in, with_runs
-from rpg.files import now, read_json, replacing, write_json
+from specs.machine.files import now, read_json, replacing, write_json
+from specs.machine.lease import Lease, acquire
+from specs.machine.liveness import start_of
 from specs.origins import origins_of
 from specs.records import EVALUATION
-from storage.liveness import start_of
 
 if TYPE_CHECKING:
     from specs.loader import Document

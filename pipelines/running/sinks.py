@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.processes.supervisor import SERVER_PASSWORDS, log_tail, start
 from pipelines.sinks.sending import noted
-from rpg.files import read_json
 from rpg.recording.segments import SegmentWriter
+from specs.machine.files import read_json
 from specs.schema.execution import Sink
 
 SINK_FAILED = "sink_failed"

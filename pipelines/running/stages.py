@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.home.results import damage_of, filling, is_report_current, manifest_of, publish
 from pipelines.launchers import LaunchedStage, job_file, launcher_of, problems_file
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.supervisor import (
@@ -25,18 +26,17 @@ from pipelines.processes.supervisor import (
     log_tail,
     supervise,
 )
-from pipelines.results import damage_of, filling, is_report_current, manifest_of, publish
 from pipelines.running.concurrent_evaluation import evaluating, forget_results
 from pipelines.running.earlier_training import take_training
 from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, stage_slots
 from pipelines.running.progress import logged_line
 from pipelines.running.run import RunExecution
-from rpg.files import is_within, now, read_json, write_json
-from rpg.manifests import find_damage
-from rpg.processes.exit_cause import forget_exits, read_issues
-from rpg.processes.timed_output import TIMED
 from specs.errors import SpecError
+from specs.machine.exit_cause import forget_exits, read_issues
+from specs.machine.files import is_within, now, read_json, write_json
+from specs.machine.manifests import find_damage
+from specs.machine.timed_output import TIMED
 
 _SHOWN_SECONDS = 0.5
 StageOutcome = Literal["cached", "done"]

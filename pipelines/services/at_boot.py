@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.server.api import ServiceError, Services, running_services
+from pipelines.prefect_server.api import ServiceError, Services, running_services
 from pipelines.services.stack import DEFAULT_PORT, Wanted, up
 from pipelines.services.supervisord import write_private
 from pipelines.services.systemd import Unit, lasting
-from rpg.files import read_json
 from specs.errors import RpgError
+from specs.machine.files import read_json
 
 
 def install(home: Home, wanted: Wanted, *, say: Callable[[str], None] = lambda _: None) -> Services | None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.server.api import ServiceError
-from pipelines.server.credentials import password
+from pipelines.prefect_server.api import ServiceError
+from pipelines.prefect_server.credentials import password
 from pipelines.services.supervisord import Program
 
 _DEBIAN = Path("/usr/lib/postgresql")

@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from rpg.processes.parent import die_with_parent
+from specs.machine.parent import die_with_parent
 
 
 def main() -> None:

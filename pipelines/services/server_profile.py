@@ -6,11 +6,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.prefect_server.api import ServiceError
+from pipelines.prefect_server.credentials import PASSWORDS_VARIABLE, own_string
+from pipelines.prefect_server.settings import server_environment
 from pipelines.processes.supervisor import log_tail
-from pipelines.server.api import ServiceError
-from pipelines.server.credentials import PASSWORDS_VARIABLE, own_string
-from pipelines.server.settings import server_environment
 from pipelines.services.backends import PREFECT_DATABASE, STUDIES_DATABASE, Postgres, Redis
 from pipelines.services.supervisord import Program, Supervisor
 
@@ -60,7 +60,7 @@ class ServerProfile:
         command = [
             sys.executable,
             "-c",
-            "from pipelines.server.api_process import prepare_database; prepare_database()",
+            "from pipelines.prefect_server.api_process import prepare_database; prepare_database()",
         ]
         with log.open("ab") as output:
             done = subprocess.run(command, env=os.environ | self.environment, stdout=output, stderr=output)
@@ -69,7 +69,7 @@ class ServerProfile:
 
     def background_services(self) -> Program:
         """Scheduling, late runs, events, automations: one process."""
-        command = [sys.executable, "-m", "pipelines.server.terse", "prefect", "server", "services", "start"]
+        command = [sys.executable, "-m", "pipelines.prefect_server.terse", "prefect", "server", "services", "start"]
         return Program("services", command, self.environment, log="prefect-services.log")
 
     def record_page(self, port: int) -> Program:

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.processes.reap import ProcessRecord, end, reap
-from pipelines.processes.stop import GRACE_SECONDS
-from pipelines.server.api import (
+from pipelines.prefect_flows.workers.flow_process import flow_processes, identity, stop_flows
+from pipelines.prefect_server.api import (
     SERVER_COMMAND,
     ServiceError,
     Services,
@@ -23,15 +22,16 @@ from pipelines.server.api import (
     running_services,
     services_file,
 )
-from pipelines.server.credentials import PASSWORDS_VARIABLE, make_passwords
-from pipelines.server.deployments import POOL, name_record, renew_deployments
-from pipelines.server.settings import API_ONLY, API_PROCESSES, Profile, embedded_environment
+from pipelines.prefect_server.credentials import PASSWORDS_VARIABLE, make_passwords
+from pipelines.prefect_server.deployments import POOL, name_record, renew_deployments
+from pipelines.prefect_server.settings import API_ONLY, API_PROCESSES, Profile, embedded_environment
+from pipelines.processes.reap import ProcessRecord, end, reap
+from pipelines.processes.stop import GRACE_SECONDS
 from pipelines.services.server_profile import ServerProfile
 from pipelines.services.supervisord import Program, Supervisor, end_supervisor
 from pipelines.services.systemd import Unit
-from pipelines.workers.flow_process import flow_processes, identity, stop_flows
-from rpg.files import read_json
 from specs.errors import RpgError
+from specs.machine.files import read_json
 
 DEFAULT_PORT = 4200
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import psutil
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
+from pipelines.prefect_server.api import START_SECONDS, ServiceError, answers, refuse_anothers
+from pipelines.prefect_server.credentials import password
 from pipelines.processes.reap import ProcessRecord, end
 from pipelines.processes.stop import give_back_grace
 from pipelines.processes.supervisor import log_tail, start
-from pipelines.server.api import START_SECONDS, ServiceError, answers, refuse_anothers
-from pipelines.server.credentials import password
-from rpg.files import replacing
-from storage.liveness import began_with, is_alive
+from specs.machine.files import replacing
+from specs.machine.liveness import began_with, is_alive
 
 _CLOSING_SECONDS = 30.0
 """How long a program has to end before it is killed, besides the time in which a worker's runs save a checkpoint."""

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines.home import Home
-from pipelines.server.api import START_SECONDS, ServiceError
+from pipelines.home.home import Home
+from pipelines.prefect_server.api import START_SECONDS, ServiceError
 from pipelines.services.supervisord import stop_seconds
 from specs.errors import RpgError
 

@@ -8,9 +8,9 @@ import sys
 
 from pydantic import TypeAdapter
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.sinks.sending import SinkError, send
-from rpg.processes.parent import die_with_parent
+from specs.machine.parent import die_with_parent
 from specs.schema.execution import Sink
 
 _NICENESS = 10

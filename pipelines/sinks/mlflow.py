@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from mlflow.entities import Metric, Param, Run
 from mlflow.tracking import MlflowClient
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report.evidence import flatten
 from pipelines.sinks.record import EVALUATION, Ending, Point, SentRun
 from specs.schema.execution import MlflowSink

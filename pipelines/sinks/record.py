@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pipelines.home import Home
-from pipelines.runs import read_state, status_of
-from rpg.files import read_json
+from pipelines.home.home import Home
+from pipelines.home.runs import read_state, status_of
+from specs.machine.files import read_json
 from specs.secrets import hide
 from storage import Store
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from pipelines.home import Home
-from pipelines.runs import read_state, status_of
+from pipelines.home.home import Home
+from pipelines.home.runs import read_state, status_of
 from pipelines.sinks.record import Ending, News, Point, describe, read_ending, read_news
 from pipelines.sinks.tracker import Session, open_session
-from rpg.files import now, read_json, write_json
 from specs.errors import RpgError
+from specs.machine.files import now, read_json, write_json
 from specs.schema.execution import Sink, not_installed
 from specs.secrets import hide
 from storage import Store

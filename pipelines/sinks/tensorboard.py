@@ -14,7 +14,7 @@ from tensorboard.plugins.text import metadata as text_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.sinks.record import Ending, Point, SentRun
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.sinks.record import Ending, Point, SentRun
 from specs.schema.execution import MlflowSink, Sink, TensorboardSink
 

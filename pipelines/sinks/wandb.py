@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import wandb
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.sinks.record import Ending, Point, SentRun
 from specs.schema.execution import WandbSink
 

@@ -11,21 +11,21 @@ from prefect.exceptions import Abort
 from prefect.runtime import flow_run as this_flow_run
 from prefect.states import Cancelled, Completed, Failed
 
-from pipelines.home import Home
-from pipelines.processes.lease import RunBusyError, acquire
+from pipelines.home.home import Home
+from pipelines.prefect_flows import frozen
+from pipelines.prefect_flows.flow import is_called_off_here
+from pipelines.prefect_flows.submit import flow_run_link, note_idle_pool
+from pipelines.prefect_server.client import api_url, prefect_client
+from pipelines.prefect_server.deployments import POOL, STUDIES, ensure_deployment
+from pipelines.prefect_server.outbox import Outbox
 from pipelines.processes.stop import GIVEN_BACK
-from pipelines.running import frozen
-from pipelines.running.flow import is_called_off_here
-from pipelines.running.outbox import Outbox
 from pipelines.running.run import WORKER
-from pipelines.server.client import api_url, prefect_client
-from pipelines.server.deployments import POOL, STUDIES, ensure_deployment
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.report import write_study_report
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.study import StudyInterruptedError
 from pipelines.studies.workers import StudyStop, work
-from pipelines.submission.submit import flow_run_link, note_idle_pool
+from specs.machine.lease import RunBusyError, acquire
 from specs.study_document import StudyDocument
 
 _CLOSE_SECONDS = 5.0

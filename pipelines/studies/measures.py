@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report.evidence import accuracies, clusters, load_run, other_measures
 from pipelines.report.statistics import Interval, mean_interval, seed_mean
 from pipelines.studies.trials import Score
-from rpg.files import read_json
+from specs.machine.files import read_json
 from specs.rules.study import EVALUATED
 from specs.schema.study import Goal, Study, measure_label
 from storage import Store

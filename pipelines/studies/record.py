@@ -8,7 +8,7 @@ from pipelines.studies import space
 from pipelines.studies.answers.results import COSTS
 from pipelines.studies.confirmation import Arm, is_feasible
 from pipelines.studies.trials import Trial
-from rpg.files import now
+from specs.machine.files import now
 from specs.schema.study import Study, measure_label
 from specs.study_document import StudyDocument
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from filelock import FileLock
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from specs.errors import Issue, RpgError, SpecError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from pipelines.home import Home
-from pipelines.running.experiment import RunOutcome
+from pipelines.home.home import Home
+from pipelines.prefect_flows.experiment import RunOutcome
 from pipelines.running.failures import cause_of_error
 from pipelines.running.time_left import duration
 from pipelines.studies import conditions, confirmation, measures, proposals, rungs, space
@@ -21,11 +21,11 @@ from pipelines.studies.record import study_record
 from pipelines.studies.storage import StudyStorage, open_storage
 from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial, seconds_left, signs_of_life
 from pipelines.studies.warm_start import foreign_results
-from rpg.files import now, write_json
-from rpg.processes.exit_cause import Cause
-from rpg.processes.gpu_slots import slots_wanted
 from specs.document import Document
 from specs.errors import SpecError
+from specs.machine.exit_cause import Cause
+from specs.machine.files import now, write_json
+from specs.machine.gpu_slots import slots_wanted
 from specs.schema.experiment import Experiment
 from specs.schema.study import Study, measure_label
 from specs.study_document import StudyDocument

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from rpg.files import now
-from storage.liveness import is_alive, start_of
+from specs.machine.files import now
+from specs.machine.liveness import is_alive, start_of
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.measures import constraint_values, score
 from pipelines.studies.proposals import Foreign
-from rpg.files import read_json
 from specs.errors import Issue, SpecError
+from specs.machine.files import read_json
 from specs.schema.fields import item_at, split
 from specs.schema.study import Cases
 from specs.study_document import StudyDocument

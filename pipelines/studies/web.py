@@ -22,10 +22,10 @@ from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 from optuna_dashboard import wsgi
 
-from pipelines.home import Home
-from pipelines.server.credentials import Accepts, asked_for, shown_in
-from pipelines.server.door import objection
-from pipelines.server.settings import origins_of
+from pipelines.home.home import Home
+from pipelines.prefect_server.credentials import Accepts, asked_for, shown_in
+from pipelines.prefect_server.door import objection
+from pipelines.prefect_server.settings import origins_of
 from pipelines.studies.storage import JOURNAL, URL, open_database
 from specs.errors import Issue, RpgError, SpecError
 

@@ -11,20 +11,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pipelines.home import Home
-from pipelines.processes.lease import Lease
+from pipelines.home.home import Home
+from pipelines.prefect_flows.experiment import RunOutcome, execute_experiment
+from pipelines.prefect_server.api import client_settings
+from pipelines.prefect_server.outbox import Outbox
 from pipelines.processes.stop import GIVEN_BACK, GRACE_SECONDS, Stop, StopRequest, give_back_grace
-from pipelines.running.experiment import RunOutcome, execute_experiment
-from pipelines.running.outbox import Outbox
 from pipelines.running.progress import RunsReporter
-from pipelines.server.api import client_settings
 from pipelines.studies.answers.dashboard import publish_study
 from pipelines.studies.answers.results import StudyRecord
 from pipelines.studies.study import StudyInterruptedError, run_study
-from rpg.files import now, read_json, write_json
-from rpg.processes.parent import die_with_parent
 from specs.document import Document
 from specs.errors import RpgError, SpecError, render
+from specs.machine.files import now, read_json, write_json
+from specs.machine.lease import Lease
+from specs.machine.parent import die_with_parent
 from specs.study_document import StudyDocument
 
 _NUMBER = "RPG_STUDY_WORKER"

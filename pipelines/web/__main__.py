@@ -3,7 +3,7 @@
 import os
 import sys
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.web.serve import DEFAULT_PORT, serve
 from specs.errors import SpecError, render
 

@@ -19,12 +19,12 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.prefect_server.api import server_of
+from pipelines.prefect_server.credentials import Accepts, header_with, shown_in
+from pipelines.prefect_server.waiting import waiting_runs
 from pipelines.remote.record_files import NotRecordedError, open_recorded, read_listings
 from pipelines.remote.sources import READY
-from pipelines.server.api import server_of
-from pipelines.server.credentials import Accepts, header_with, shown_in
-from pipelines.server.waiting import waiting_runs
 from pipelines.web.pages import KINDS, Pages, UnknownPageError
 from pipelines.web.tokens import Wanted, response_page, responses_page
 from specs.errors import RpgError

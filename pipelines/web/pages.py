@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.remote.record_files import read_listings
 from pipelines.report import write_experiment_report, write_run_report
 from pipelines.report.page import render
 from pipelines.studies.answers.report import write_study_report
-from rpg.files import read_json
+from specs.machine.files import read_json
 from storage import Store
 
 _EXPERIMENTS = """

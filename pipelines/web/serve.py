@@ -2,8 +2,8 @@
 
 import ipaddress
 
-from pipelines.home import Home
-from pipelines.server.credentials import SERVER_AUTH_VARIABLE, asked_for
+from pipelines.home.home import Home
+from pipelines.prefect_server.credentials import SERVER_AUTH_VARIABLE, asked_for
 from specs.errors import Issue, SpecError
 
 DEFAULT_PORT = 4202

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.unrecorded import why_incomplete
 from pipelines.report.page import render
 from pipelines.report.tokens import COLUMNS, advantage_class, shown_tokens, tokenizer_of
-from pipelines.unrecorded import why_incomplete
 from pipelines.web.pages import UnknownPageError
 from storage import Store
 

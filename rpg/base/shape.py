@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rpg.processes.parent import die_with_parent
+from specs.machine.parent import die_with_parent
 
 if TYPE_CHECKING:
     from torch import nn

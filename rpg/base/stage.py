@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from rpg.data.loading import load_problems
-from rpg.manifests import NOTES
 from rpg.pretrained import code_settings, config_of, model_of, settings_with_code, tokenizer_of
 from specs.errors import Issue, SpecError
+from specs.machine.manifests import NOTES
 from specs.schema.experiment import Experiment
 from specs.schema.fields import nearest
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer

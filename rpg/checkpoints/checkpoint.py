@@ -16,10 +16,10 @@ import torch
 
 from rpg.checkpoints.pieces import StateCopy
 from rpg.checkpoints.retention import Retention
-from rpg.files import DiskError, explained, read_json, sync, write_json
-from rpg.manifests import find_damage
 from rpg.processes import ranks
-from rpg.processes.fence import Fence
+from specs.machine.fence import Fence
+from specs.machine.files import DiskError, explained, read_json, sync, write_json
+from specs.machine.manifests import find_damage
 
 MANIFEST = "manifest.json"
 

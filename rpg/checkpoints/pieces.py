@@ -19,9 +19,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rpg.files import sync
 from rpg.processes import ranks
-from rpg.processes.standstill import show_work
+from specs.machine.files import sync
+from specs.machine.standstill import show_work
 
 _DTYPES = {
     torch.float64: "F64",

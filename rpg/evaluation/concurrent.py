@@ -11,8 +11,8 @@ from rpg.evaluation.policies import evaluating_ranks, policies_answers
 from rpg.evaluation.records import Recorder
 from rpg.evaluation.results import ConcurrentResults, MeasuredPolicy, digests_of
 from rpg.processes import ranks
-from rpg.processes.fence import Fence
 from rpg.recording.segments import SegmentWriter
+from specs.machine.fence import Fence
 from specs.schema.experiment import Experiment
 
 

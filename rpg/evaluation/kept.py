@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rpg.evaluation.records import Answered
 from rpg.evaluation.results import MeasuredPolicy
-from rpg.files import read_json, write_json
 from rpg.rewards import Score
 from rpg.types import Problem
+from specs.machine.files import read_json, write_json
 
 
 @dataclass(frozen=True, slots=True)

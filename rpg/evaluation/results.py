@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from rpg.files import digest, files_under, publish_directory, read_json, write_json
-from rpg.manifests import NOTES, find_damage, list_files
 from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
+from specs.machine.files import digest, files_under, publish_directory, read_json, write_json
+from specs.machine.manifests import NOTES, find_damage, list_files
 from specs.records import TABLES
 
 _SUMMARY = "result.json"

@@ -26,8 +26,8 @@ from rpg.learner.sequence_parallel import SequenceGroup
 from rpg.learner.sharded_loading import shard
 from rpg.pretrained import config_of
 from rpg.processes import ranks
-from rpg.processes.standstill import show_work
 from specs.errors import Issue, SpecError
+from specs.machine.standstill import show_work
 from specs.schema.training import Training
 
 

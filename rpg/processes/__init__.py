@@ -1,5 +1,4 @@
-"""This process among others: ranks, parents, requests to stop, GPU slots of a machine, devices, exit causes.
+"""This process among the ranks of a launch: how they meet and speak, their devices, requests to stop.
 
-Low in the house: imports `files`, the schema and its errors alone. Light: no torch before it is needed, so that
-launchers may use it.
+Imports the ground floor (`specs.machine`), `messages` and the schema of execution.
 """

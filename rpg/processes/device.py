@@ -3,8 +3,8 @@
 import torch
 
 from rpg.processes import ranks
-from rpg.processes.parent import own_threads
 from specs.errors import Issue, SpecError
+from specs.machine.parent import own_threads
 from specs.schema.execution import Resources
 
 

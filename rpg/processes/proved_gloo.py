@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
-from rpg.processes.launch import launch_key
+from specs.machine.launch import launch_key
 
 BACKEND = "proved_gloo"
 _PROOF_SECONDS = 10.0

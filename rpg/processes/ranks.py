@@ -17,15 +17,15 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from rpg.messages import decoded, encoded
 from rpg.processes import proved_gloo
-from rpg.processes.launch import ON_LOOPBACK, engines_elsewhere
-from rpg.processes.standstill import show_work
 from rpg.processes.store import launch_store
+from specs.machine.launch import ON_LOOPBACK, engines_elsewhere
+from specs.machine.standstill import show_work
 
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=1)
 """How long a collective on the host waits for the other ranks, which may be sampling. A rank that ends, or loses its
-machine, is the launcher's to notice; that none of them works any more, see `rpg.processes.standstill`."""
+machine, is the launcher's to notice; that none of them works any more, see `specs.machine.standstill`."""
 _LONGEST = 2**34
 """Bytes of a value that a rank sends."""
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from rpg.processes.exit_cause import STOPPED
+from specs.machine.exit_cause import STOPPED
 
 
 class StopAfterStep:

@@ -27,7 +27,7 @@ from typing import Any
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistNetworkError, DistStoreError
 
-from rpg.processes.launch import launch_key
+from specs.machine.launch import launch_key
 
 PATIENCE = timedelta(minutes=30)
 """How long a process waits for the others, which may wait for GPUs."""

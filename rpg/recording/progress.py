@@ -4,9 +4,9 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-from rpg.files import now
-from rpg.processes.fence import Fence
 from rpg.recording.run_directory import RunDirectory
+from specs.machine.fence import Fence
+from specs.machine.files import now
 from specs.metrics import progress_text
 
 

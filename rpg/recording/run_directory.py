@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpg.files import create_json, now, read_json, write_json
-from rpg.processes.fence import Fence
 from specs.document import experiment_of
 from specs.documents.reading import numbered
+from specs.machine.fence import Fence
+from specs.machine.files import create_json, now, read_json, write_json
 from specs.schema.experiment import Experiment
 
 Accuracies = Mapping[int, Mapping[str, float]]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rpg.files import aside_of, explained, sync
+from specs.machine.files import aside_of, explained, sync
 from specs.records import LARGE_TABLES, TABLES, EventRow, Float32, Int32
 from specs.secrets import hide
 from specs.segment_names import DigestedFile, SegmentName

@@ -15,11 +15,11 @@ from types import TracebackType
 from typing import Self
 
 from rpg.data import metadata
-from rpg.processes.standstill import show_work
 from rpg.rewards.score import LONGEST_VERDICT, Score, received
 from rpg.rewards.sealing import code_of, is_sealed, runs_code
 from rpg.sandbox import Confined, Limits, start
 from rpg.types import Problem
+from specs.machine.standstill import show_work
 from specs.schema.reward import Reward
 
 _START_SECONDS = 120.0

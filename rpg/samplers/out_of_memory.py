@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
-from rpg.processes.exit_cause import cause_of
 from specs.errors import SpecError
+from specs.machine.exit_cause import cause_of
 from specs.schema.rollout import Rollout
 
 

@@ -1,7 +1,7 @@
 """Which ranks sample: all, or of those that share a sampler the one that has it."""
 
 from rpg.processes import ranks
-from rpg.processes.launch import engines_elsewhere
+from specs.machine.launch import engines_elsewhere
 from specs.schema.rollout import Rollout
 
 

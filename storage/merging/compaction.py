@@ -15,11 +15,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from specs.machine.files import sync
 from specs.records import TABLES
 from specs.segment_names import DigestedFile, SegmentName, content_digest
 from storage.columns import arrow_schema
 from storage.contents import MERGED, half_written, inspect, merged_away, read_groups, write_merged
-from storage.database import sync_directory
 from storage.segments import BadSegmentError, Segment, run_segments
 from storage.units import KnownSegment
 
@@ -147,7 +147,7 @@ def _merge(root: Path, segments: Sequence[Segment]) -> None:
         aside.replace(directory / str(name))
     finally:
         aside.unlink(missing_ok=True)
-    sync_directory(directory)
+    sync(directory)
 
 
 def _rows(root: Path, segment: Segment) -> Iterator[pa.Table]:

@@ -14,10 +14,11 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from specs.machine.files import sync
 from specs.segment_names import DigestedFile
 from storage.columns import PARQUET, arrow_schema
 from storage.contents import read
-from storage.database import has_pack, packs_path, quoted, quoted_list, sync_directory
+from storage.database import has_pack, packs_path, quoted, quoted_list
 from storage.merging.compaction import write_rows
 from storage.segments import BadSegmentError
 from storage.units import UNIT_OF_RUN, KnownSegment, known_segments
@@ -96,7 +97,7 @@ def _write_pack(connection: duckdb.DuckDBPyConnection, root: Path, table: str, m
         aside.replace(root / pack)
     finally:
         aside.unlink(missing_ok=True)
-    sync_directory(directory)
+    sync(directory)
     _forget(connection, {entry.pack for entry in members if entry.pack})
     connection.execute(
         f"UPDATE recorded.segments SET pack = {quoted(pack)} WHERE key IN (SELECT unnest({quoted_list(packed)}));"

@@ -5,11 +5,11 @@ import json
 import urllib.request
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import bound_port
+from pipelines.prefect_server.api import SERVER_COMMAND, wait_until_healthy
+from pipelines.prefect_server.settings import embedded_environment
 from pipelines.processes.supervisor import start
-from pipelines.server.api import SERVER_COMMAND, wait_until_healthy
-from pipelines.server.settings import embedded_environment
 
 PASSWORD = "admin:correct horse"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from live import Lab, wait_for
 
-from pipelines.server.api import running_services
+from pipelines.prefect_server.api import running_services
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 WHO = {
@@ -25,11 +25,11 @@ WHO = {
     "trainer": "the ranks of the run",
 }
 _PROGRAMS = {
-    "pipelines.server.api_process": "api",
+    "pipelines.prefect_server.api_process": "api",
     "pipelines.studies.web": "studies",
     "pipelines.web": "record",
     "supervisor.supervisord": "supervisord",
-    "pipelines.workers.process_worker": "worker",
+    "pipelines.prefect_flows.workers.process_worker": "worker",
     "rpg.train": "trainer",
 }
 

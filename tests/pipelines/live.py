@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from pipelines.home import Home
-from rpg.files import read_json
+from pipelines.home.home import Home
+from specs.machine.files import read_json
 from storage import Store
 
 COMMAND = "from pipelines.cli import main; main()"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from rpg.recording.segments import SegmentWriter
 from specs.records import EvaluationRow, EvaluationSampleRow, MetricRow, RolloutRow, TokenRow
 

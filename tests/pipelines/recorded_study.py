@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from recorded_home import record_run, write
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 
 LOW, HIGH, PACE, SCALE, SOURCE = (
     "objective.clip.low",

@@ -18,7 +18,7 @@ import pytest
 from live import COMMAND, SPEC, Lab
 
 from pipelines.launchers.network import free_port
-from pipelines.server.api import running_services
+from pipelines.prefect_server.api import running_services
 from pipelines.services.backends import installed_postgres
 from pipelines.services.supervisord import Supervisor
 

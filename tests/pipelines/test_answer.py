@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.exchange.account import account_of
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.versions import looks_of
 from pipelines.planning.plan import RunPlan, make_plan
+from pipelines.prefect_flows.experiment import Outcomes, RunOutcome, execute_plan
 from pipelines.report import evidence, write_experiment_report, write_run_report
 from pipelines.report.answer import Answer, answers, answers_of, answers_of_other_measures, headline, outcomes_of
 from pipelines.report.compare import compare
-from pipelines.running.experiment import Outcomes, RunOutcome, execute_plan
 from pipelines.running.experiment_page import experiment_markdown
-from pipelines.versions import looks_of
 from specs.loader import load_document
 from storage import Store
 

@@ -32,10 +32,10 @@ from recorded_home import (
 )
 from server_profile import ServerLab
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
+from pipelines.prefect_server.api import answers, running_services
 from pipelines.report import write_experiment_report, write_run_report
-from pipelines.server.api import answers, running_services
 from pipelines.web.app import make_app
 from rpg.recording.segments import SegmentWriter
 from specs.records import EvaluationSampleRow

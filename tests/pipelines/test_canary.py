@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from live import Lab
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 
 TELLTALE = Path(__file__).parent / "telltale"
 CANARY = "canary-7f3b9a20c4e8"

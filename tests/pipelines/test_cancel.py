@@ -17,9 +17,16 @@ from live import ELSEWHERE, Lab, finished, wait_for
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelling, Suspended
 
-from pipelines.home import Home
-from pipelines.processes import lease as leases
-from pipelines.processes.lease import Lease, acquire
+from pipelines.home.home import Home
+from pipelines.home.state import RunState
+from pipelines.prefect_flows import cancel, stop
+from pipelines.prefect_flows.cancel import cancel_experiment, cancel_run
+from pipelines.prefect_flows.flow import execute_run
+from pipelines.prefect_flows.stop import NotStoppedError
+from pipelines.prefect_flows.workers import flow_process
+from pipelines.prefect_flows.workers.flow_process import FlowProcess, stop_flows
+from pipelines.prefect_server.api import is_healthy
+from pipelines.prefect_server.outbox import stop_request
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import (
     GRACE_SECONDS,
@@ -31,19 +38,12 @@ from pipelines.processes.stop import (
     is_cancelled,
     request_cancel,
 )
-from pipelines.running.flow import execute_run
-from pipelines.running.outbox import stop_request
-from pipelines.server.api import is_healthy
-from pipelines.state import RunState
-from pipelines.submission import cancel, stop
-from pipelines.submission.cancel import cancel_experiment, cancel_run
-from pipelines.submission.stop import NotStoppedError
-from pipelines.workers import flow_process
-from pipelines.workers.flow_process import FlowProcess, stop_flows
-from rpg.files import read_json, write_json
-from rpg.processes.fence import lease_file
 from specs.errors import SpecError
-from storage import liveness
+from specs.machine import lease as leases
+from specs.machine import liveness
+from specs.machine.fence import lease_file
+from specs.machine.files import read_json, write_json
+from specs.machine.lease import Lease, acquire
 
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
@@ -77,7 +77,7 @@ def test_a_signal_to_a_flow_that_is_not_prepared_yet_is_noted(monkeypatch):
         noted.append(stop.signalled)
         raise InterruptedError
 
-    monkeypatch.setattr("pipelines.running.flow._prepare", prepare)
+    monkeypatch.setattr("pipelines.prefect_flows.flow._prepare", prepare)
     with pytest.raises(InterruptedError):
         execute_run.fn("tiny", "tiny-s0", "digest")
     assert noted == [signal.SIGTERM]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.home import Home
-from pipelines.removal import removal_of, remove
-from pipelines.unrecorded import why_incomplete
-from pipelines.versions import versions_in, with_runs
-from storage.liveness import start_of
+from pipelines.home.home import Home
+from pipelines.home.removal import removal_of, remove
+from pipelines.home.unrecorded import why_incomplete
+from pipelines.home.versions import versions_in, with_runs
+from specs.machine.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
 Call = Callable[..., tuple[int, str, str]]

@@ -24,8 +24,8 @@ from pipelines.cli import main
 from pipelines.cli.output import as_objects, csv_text, json_text
 from rpg.certificate.certificate import certificate_record, certify, certify_over_training
 from specs import parse_objective
+from specs.machine.liveness import start_of
 from storage import Store, rebuild
-from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
 MAIN = "from pipelines.cli import main; main()"

@@ -8,11 +8,11 @@ from recorded_home import START, record_experiment, record_run, record_two_cells
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.runs import NoSuchRunError
 from pipelines.report import write_experiment_report
 from pipelines.report.compare import compare
 from pipelines.report.statistics import THESE_WEIGHTS, mean_interval, spread_of, verdict
-from pipelines.runs import NoSuchRunError
 from rpg.recording.segments import SegmentWriter
 from specs.records import MetricRow
 from storage import Store

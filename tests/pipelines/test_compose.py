@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.prefect_flows.workers import flow_process
+from pipelines.prefect_server.settings import API_PROCESSES, client_environment, server_environment
 from pipelines.processes.stop import GIVE_BACK_SECONDS
-from pipelines.server.settings import API_PROCESSES, client_environment, server_environment
-from pipelines.workers import flow_process
 
 ROOT = Path(__file__).parents[2]
 SERVER = ("migrate", "server", "services")

@@ -11,20 +11,20 @@ import psutil
 import pytest
 from live import SPEC, Lab, finished, kill, wait_for
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.results import filling, publish
 from pipelines.launchers import concurrent_directory, job_file, write_launch
 from pipelines.planning.plan import make_plan
-from pipelines.results import filling, publish
 from pipelines.running import concurrent_evaluation
 from pipelines.running.concurrent_evaluation import evaluating
 from pipelines.running.gpu_slots import concurrency_warnings
 from pipelines.running.run import RunExecution
 from pipelines.running.stages import perform_stage
 from rpg.evaluation.results import ConcurrentResults
-from rpg.files import files_under, read_json, write_json
-from rpg.processes.gpu_slots import leased
 from rpg.recording.run_directory import RunDirectory
 from specs.loader import load_document
+from specs.machine.files import files_under, read_json, write_json
+from specs.machine.gpu_slots import leased
 
 CHECKPOINTS = ("training.steps=60", "training.export_every_steps=20", "evaluation.checkpoints=all")
 CONCURRENTLY = (*CHECKPOINTS, "evaluation.concurrent_ranks=1")

@@ -7,7 +7,7 @@ from live import SPEC
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from rpg.processes.gpu_slots import leased
+from specs.machine.gpu_slots import leased
 
 
 def examined(*arguments: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:

@@ -26,13 +26,13 @@ from live import SPEC, Lab, copy_prefect_database, finished, wait_for
 from test_submit import log_in
 
 from pipelines.launchers.network import free_port
-from pipelines.server.api import Services, answers, running_services
-from pipelines.server.credentials import auth_string
-from pipelines.server.deployments import EXPERIMENTS
-from pipelines.server.door import objection
-from pipelines.server.settings import origins_of
+from pipelines.prefect_server.api import Services, answers, running_services
+from pipelines.prefect_server.credentials import auth_string
+from pipelines.prefect_server.deployments import EXPERIMENTS
+from pipelines.prefect_server.door import objection
+from pipelines.prefect_server.settings import origins_of
 from pipelines.services.supervisord import Supervisor
-from rpg.files import read_json
+from specs.machine.files import read_json
 
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
@@ -312,7 +312,7 @@ def test_the_worker_runs_no_command_but_ours_whoever_asks(up: Up, tmp_path: Path
                 "name": name,
                 "flow_id": flow_id,
                 "work_pool_name": "rpg",
-                "entrypoint": "pipelines.running.flow.execute_run",
+                "entrypoint": "pipelines.prefect_flows.flow.execute_run",
                 "pull_steps": shell,
                 "job_variables": {"command": f"touch {third}"},
             },

@@ -13,8 +13,8 @@ from live import Lab, wait_for
 from unpacked_home import RECORDED, ROOT, unpack
 
 from pipelines.cli import main
-from pipelines.server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
-from pipelines.state import read_json
+from pipelines.home.state import read_json
+from pipelines.prefect_server.deployments import EXPERIMENTS, SCHEDULES, STUDIES
 from storage import check
 
 ANSWERS = json.loads((RECORDED / "answers.json").read_text())

@@ -9,17 +9,17 @@ import pytest
 from live import Lab
 from test_plan import SPEC, finish, planned
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.results import damage_of
+from pipelines.home.state import RunState
+from pipelines.home.unrecorded import why_incomplete
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.processes.supervisor import StageError
-from pipelines.results import damage_of
 from pipelines.running import stages
 from pipelines.running.earlier_training import take_training
 from pipelines.running.run import RunExecution, register_run
-from pipelines.state import RunState
-from pipelines.unrecorded import why_incomplete
-from rpg.files import read_json, write_json
 from specs.loader import load_document
+from specs.machine.files import read_json, write_json
 from specs.records import CheckpointRow
 from storage import Store, check
 from storage.segments import BadSegmentError

@@ -31,23 +31,22 @@ from prefect.states import (
     Suspended,
 )
 
-from pipelines.home import Home
-from pipelines.processes.lease import acquire
-from pipelines.running import flow
-from pipelines.running.outbox import Outbox, schedule_again
-from pipelines.server.api import client_settings
-from pipelines.server.client import prefect_client
-from pipelines.server.deployments import EXPERIMENTS, POOL, ensure_deployment
-from pipelines.server.flow_runs import OPEN, flow_runs, is_called_off, run_id_of
-from pipelines.state import RunState
-from pipelines.submission import cancel, stop
-from pipelines.submission.cancel import cancel_run
-from pipelines.submission.stop import NotStoppedError
-from pipelines.workers import reconciliation
-from pipelines.workers.reconciliation import Reconciliation
-from rpg.files import now, read_json, write_json
+from pipelines.home.home import Home
+from pipelines.home.state import RunState
+from pipelines.prefect_flows import cancel, flow, stop
+from pipelines.prefect_flows.cancel import cancel_run
+from pipelines.prefect_flows.stop import NotStoppedError
+from pipelines.prefect_flows.workers import reconciliation
+from pipelines.prefect_flows.workers.reconciliation import Reconciliation
+from pipelines.prefect_server.api import client_settings
+from pipelines.prefect_server.client import prefect_client
+from pipelines.prefect_server.deployments import EXPERIMENTS, POOL, ensure_deployment
+from pipelines.prefect_server.flow_runs import OPEN, flow_runs, is_called_off, run_id_of
+from pipelines.prefect_server.outbox import Outbox, schedule_again
 from specs.errors import SpecError
-from storage.liveness import FINAL, newest_lease, start_of, status_of
+from specs.machine.files import now, read_json, write_json
+from specs.machine.lease import acquire
+from specs.machine.liveness import FINAL, newest_lease, start_of, status_of
 
 BOOT = start_of(os.getpid()).partition(":")[0]
 GONE = {"host": socket.gethostname(), "pid": 2**22 - 1, "pid_started": f"{BOOT}:1"}

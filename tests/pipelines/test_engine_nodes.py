@@ -10,7 +10,7 @@ import pytest
 from live import SPEC, Lab, wait_for
 from slurm_cluster import SlurmCluster
 
-from rpg.processes.launch import KEY
+from specs.machine.launch import KEY
 from tests.pipelines.test_engine_hosts import inputs as inputs  # the fixture: a model that vLLM takes
 from tests.pipelines.test_engine_hosts import make
 from tests.pipelines.test_slurm import WHY_NOT, head, job_of, step_of

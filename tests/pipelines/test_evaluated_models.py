@@ -12,7 +12,7 @@ from recorded_home import SPEC as RECORDED
 from recorded_home import record_run, write
 
 from pipelines.cli import main
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers import write_launch
 from pipelines.planning.plan import make_plan
 from pipelines.planning.weights import most_accurate, weights_in

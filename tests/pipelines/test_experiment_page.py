@@ -6,13 +6,13 @@ from pathlib import Path
 
 from live import SPEC
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
-from pipelines.running import dashboard
-from pipelines.running.outbox import Outbox, unsent_file
+from pipelines.prefect_flows import dashboard
+from pipelines.prefect_server.outbox import Outbox, unsent_file
 from pipelines.running.run import RunExecution, register_experiment, register_runs
-from rpg.files import read_json
 from specs.loader import load_document
+from specs.machine.files import read_json
 
 
 def begin(execution: RunExecution) -> None:

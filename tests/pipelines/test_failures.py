@@ -12,8 +12,8 @@ import torch
 from live import Lab, finished, kill, wait_for
 
 from pipelines.running.failures import early_exit
-from rpg.files import write_json
-from rpg.processes.exit_cause import EarlyExit, cause_of, forget_exits, note_exit, noted_exits
+from specs.machine.exit_cause import EarlyExit, cause_of, forget_exits, note_exit, noted_exits
+from specs.machine.files import write_json
 
 LIMITS = Path(__file__).parent / "limits"
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.cli.gpu_table import lines
-from pipelines.gpu_checks import engines, numerics, rank
-from pipelines.gpu_checks.catalogue import CHECKS
-from pipelines.gpu_checks.check import Bench, CheckFailedError, Result
-from pipelines.gpu_checks.models import TINY, make_model
-from pipelines.gpu_checks.network import rounds_of_pairs, tournament
-from pipelines.gpu_checks.session import check_gpus
-from pipelines.home import Home
+from pipelines.doctor.gpu_checks import engines, numerics, rank
+from pipelines.doctor.gpu_checks.catalogue import CHECKS
+from pipelines.doctor.gpu_checks.check import Bench, CheckFailedError, Result
+from pipelines.doctor.gpu_checks.models import TINY, make_model
+from pipelines.doctor.gpu_checks.network import rounds_of_pairs, tournament
+from pipelines.doctor.gpu_checks.session import check_gpus
+from pipelines.home.home import Home
 from rpg.learner.packing import Packing
 from rpg.processes import ranks
 from rpg.samplers import SamplerSettings, open_sampler

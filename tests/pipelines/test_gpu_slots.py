@@ -9,7 +9,7 @@ from live import SPEC
 
 from pipelines.cli.follow import print_logs
 from pipelines.cli.reading import Reading
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers import passed_on
 from pipelines.launchers.local import LocalRanks
 from pipelines.planning.plan import make_plan
@@ -17,9 +17,9 @@ from pipelines.processes.stop import request_cancel
 from pipelines.processes.supervisor import StageError, StageStoppedError
 from pipelines.running.gpu_slots import missing_here, runs_at_once, slot_environment, stage_slots
 from pipelines.running.run import RunExecution
-from rpg.processes.gpu_slots import leased
 from specs.errors import SpecError
 from specs.loader import load_document
+from specs.machine.gpu_slots import leased
 from specs.schema.rollout import not_installed
 
 HOSTS = "launcher={type: ssh, hosts: [{host: elsewhere, slots: 4}]}"

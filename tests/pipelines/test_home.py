@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.studies.storage import open_storage
 from storage.ingest import ingest
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from unpacked_home import unpack
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
 from specs.loader import load_document
 from storage.record import open_record

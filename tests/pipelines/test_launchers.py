@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers import Launcher, launcher_of, launchers, rank_program
 from pipelines.launchers.ranks import Share, number_range
 from pipelines.launchers.ssh.head import choose

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.running.dashboard import curve_mermaid
+from pipelines.prefect_flows.dashboard import curve_mermaid
 
 
 def axis(steps: list[int]) -> str:

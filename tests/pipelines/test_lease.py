@@ -16,24 +16,24 @@ from typing import Any
 import pytest
 from live import SPEC
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
-from pipelines.processes import lease as leases
-from pipelines.processes.lease import Lease, RunBusyError, acquire
+from pipelines.prefect_flows.flow import _do_plainly, _hold_and_execute
+from pipelines.prefect_server.outbox import Outbox
 from pipelines.processes.stop import request_cancel
-from pipelines.running.flow import _do_plainly, _hold_and_execute
-from pipelines.running.outbox import Outbox
 from pipelines.running.run import WORKER, RunExecution
-from rpg.files import DiskError, read_json, write_json
-from rpg.processes.fence import SupersededError, lease_file
 from specs.loader import load_document
-from storage import liveness
-from storage.liveness import LEASE_SECONDS, LeaseWatch, is_executed, newest_lease, start_of, status_of
+from specs.machine import lease as leases
+from specs.machine import liveness
+from specs.machine.fence import SupersededError, lease_file
+from specs.machine.files import DiskError, read_json, write_json
+from specs.machine.lease import Lease, RunBusyError, acquire
+from specs.machine.liveness import LEASE_SECONDS, LeaseWatch, is_executed, newest_lease, start_of, status_of
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from pipelines.processes.lease import RunBusyError, acquire
+from specs.machine.lease import RunBusyError, acquire
 try:
     lease = acquire(Path(sys.argv[1]), worker="w1")
 except RunBusyError:

@@ -12,7 +12,7 @@ import pytest
 
 import specs
 from pipelines.cli import main
-from pipelines.home import Home
+from pipelines.home.home import Home
 
 STARTER = (Path(specs.__file__).parent / "experiments" / "starter.yaml").read_text("utf-8")
 MODEL = STARTER[STARTER.index("  source: scratch") : STARTER.index("data:\n")]

@@ -13,19 +13,19 @@ import pytest
 from live import Lab, kill, wait_for
 from recorded_home import record_run, write
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.processes.lease import RunBusyError
+from pipelines.prefect_server.api import answers
 from pipelines.remote import sharing
 from pipelines.remote.mirror import Mirror, open_source
 from pipelines.remote.object_store import ObjectStore
 from pipelines.remote.sharing import SharedRun
 from pipelines.remote.sources import SourceError
-from pipelines.server.api import answers
-from rpg.files import digest, read_json
-from rpg.processes.fence import SupersededError, lease_file
+from specs.machine.fence import SupersededError, lease_file
+from specs.machine.files import digest, read_json
+from specs.machine.lease import RunBusyError
+from specs.machine.liveness import newest_lease
 from storage import Store
-from storage.liveness import newest_lease
 
 RUN = "sums-s0"
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 from live import Lab, finished, wait_for
 
-from rpg.files import read_json
+from specs.machine.files import read_json
 
 LONG = ("training.steps=12", "seeds=[0,1]")
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from live import Lab, finished
 
-from rpg.files import digest
+from specs.machine.files import digest
 
 STEPS = "training.steps=8"
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from pipelines.home import Home
-from pipelines.running.experiment import execute_experiment
-from pipelines.server.api import Api
+from pipelines.home.home import Home
+from pipelines.prefect_flows.experiment import execute_experiment
+from pipelines.prefect_server.api import Api
 from specs.loader import load_document
 
 spec, until, overrides = sys.argv[1], int(sys.argv[2]), tuple(sys.argv[3:])

@@ -8,15 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.results import manifest_of
 from pipelines.planning.fingerprint import base_identity, data_identity, evaluate_identity, fingerprint, flatten
 from pipelines.planning.gpu_hours import precision_warnings
 from pipelines.planning.plan import Plan, RunPlan, make_plan, overlap_warnings, plan_run
-from pipelines.results import manifest_of
 from pipelines.running.run import register_run
-from rpg.manifests import NOTES, list_files
 from specs.errors import SpecError
 from specs.loader import load_document
+from specs.machine.manifests import NOTES, list_files
 from specs.schema.experiment import Experiment
 from storage.provenance import provenance_rows
 

@@ -8,7 +8,7 @@ import pytest
 from live import SPEC
 from rich.console import Console
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.running import progress
 from pipelines.running.progress import ConsoleProgress, ParallelProgress, RunsReporter, logged_line, training_line

@@ -9,12 +9,12 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from pipelines.home import Home
-from pipelines.processes.lease import acquire
+from pipelines.home.home import Home
 from pipelines.processes.reap import ProcessRecord, end, reap
-from rpg.files import read_json, write_json
-from rpg.processes.fence import lease_file
-from storage.liveness import is_alive, start_of, status_of
+from specs.machine.fence import lease_file
+from specs.machine.files import read_json, write_json
+from specs.machine.lease import acquire
+from specs.machine.liveness import is_alive, start_of, status_of
 
 
 @pytest.fixture

@@ -26,25 +26,25 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled, State
 
-from pipelines.home import Home
-from pipelines.processes.lease import Lease, acquire
+from pipelines.home.home import Home
+from pipelines.home.state import RunState
+from pipelines.prefect_flows import frozen, submit
+from pipelines.prefect_flows.workers import reconciliation
+from pipelines.prefect_flows.workers.flow_process import FlowProcess
+from pipelines.prefect_flows.workers.reconciliation import Reconciliation
+from pipelines.prefect_flows.workers.worker import worker_name
+from pipelines.prefect_server import client as server_client
+from pipelines.prefect_server import outbox
+from pipelines.prefect_server.api import EmbeddedServer, client_settings
+from pipelines.prefect_server.client import prefect_client
+from pipelines.prefect_server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, ensure_deployment
+from pipelines.prefect_server.outbox import unsent_file
 from pipelines.processes.reap import ProcessRecord
-from pipelines.running import frozen, outbox
-from pipelines.running.outbox import unsent_file
-from pipelines.server import client as server_client
-from pipelines.server.api import EmbeddedServer, client_settings
-from pipelines.server.client import prefect_client
-from pipelines.server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, ensure_deployment
-from pipelines.state import RunState
-from pipelines.submission import submit
-from pipelines.workers import reconciliation
-from pipelines.workers.flow_process import FlowProcess
-from pipelines.workers.reconciliation import Reconciliation
-from pipelines.workers.worker import worker_name
-from rpg.files import read_json, write_json
 from specs.loader import load_document
-from storage import liveness
-from storage.liveness import start_of
+from specs.machine import liveness
+from specs.machine.files import read_json, write_json
+from specs.machine.lease import Lease, acquire
+from specs.machine.liveness import start_of
 
 BOOT = start_of(os.getpid()).partition(":")[0]
 GONE = {"host": socket.gethostname(), "pid": 2**22 - 1, "pid_started": f"{BOOT}:1"}
@@ -493,7 +493,7 @@ def test_workers_of_one_host_have_names_of_their_own_and_one_that_is_started_aga
     host = socket.gethostname()
     program = f"""
 import sys
-from pipelines.workers.worker import worker_name
+from pipelines.prefect_flows.workers.worker import worker_name
 with worker_name({pool!r}) as name:
     print(name, flush=True)
     sys.stdin.read()

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.unrecorded import why_incomplete
 from pipelines.proof import _compare, _scratch
 from pipelines.replay.objectives import own_objective
 from pipelines.replay.rows import NothingToReplayError
 from pipelines.replay.run import replay_run
-from pipelines.unrecorded import why_incomplete
-from rpg.files import digest
 from rpg.recording.provenance import steering_variables
+from specs.machine.files import digest
 from specs.schema.execution import Record
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import make_inputs, make_run, rows, train

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.replay.gradients import Moment, NoWeightsError
 from pipelines.replay.objectives import MOST_OBJECTIVES, alternatives
 from pipelines.replay.rows import ChosenSteps

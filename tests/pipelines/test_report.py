@@ -22,7 +22,7 @@ from recorded_home import (
     write,
 )
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report import charts, evidence, write_experiment_report, write_run_report
 from pipelines.report.answer import accuracies_by_step, answers, headline, outcomes_of, points
 from pipelines.report.charts import Line, axis, line_chart, thin

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.home import Home
-from pipelines.results import check_results, damage_of, filling, publish
+from pipelines.home.home import Home
+from pipelines.home.results import check_results, damage_of, filling, publish
 
 MANIFEST = {"stage": "data", "fingerprint": "f" * 64, "identity": {}, "inputs": {}}
 

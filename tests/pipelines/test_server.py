@@ -19,11 +19,9 @@ import psutil
 import pytest
 from live import Lab
 
-from pipelines.home import Home
-from pipelines.processes.reap import ProcessRecord, reap
-from pipelines.processes.supervisor import start
-from pipelines.server import client as server_client
-from pipelines.server.api import (
+from pipelines.home.home import Home
+from pipelines.prefect_server import client as server_client
+from pipelines.prefect_server.api import (
     Api,
     EmbeddedServer,
     ServiceError,
@@ -36,13 +34,15 @@ from pipelines.server.api import (
     services_file,
     wait_until_healthy,
 )
-from pipelines.server.client import prefect_client
-from pipelines.server.credentials import make_passwords, own_string, password
+from pipelines.prefect_server.client import prefect_client
+from pipelines.prefect_server.credentials import make_passwords, own_string, password
+from pipelines.processes.reap import ProcessRecord, reap
+from pipelines.processes.supervisor import start
 from pipelines.services.backends import _let_in
 from pipelines.services.stack import _cancel_runs, down
 from pipelines.services.supervisord import Program, Supervisor
-from rpg.files import read_json, write_json
-from storage.liveness import is_alive
+from specs.machine.files import read_json, write_json
+from specs.machine.liveness import is_alive
 
 
 def test_an_embedded_server_answers_and_is_gone_afterwards(tmp_path):

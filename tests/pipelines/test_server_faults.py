@@ -24,7 +24,7 @@ from server_profile import ServerLab, needs_backends, server_profile
 from trainers import trainers
 
 from pipelines.processes.stop import is_cancelled
-from rpg.files import read_json
+from specs.machine.files import read_json
 
 pytestmark = [pytest.mark.long, needs_backends]
 

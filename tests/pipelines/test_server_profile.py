@@ -9,7 +9,7 @@ from listeners import listeners, rows, rows_on_page
 from live import wait_for
 from server_profile import ServerLab
 
-from pipelines.server.api import running_services
+from pipelines.prefect_server.api import running_services
 
 
 def test_every_program_runs_and_two_processes_share_the_apis_port(server_lab: ServerLab) -> None:

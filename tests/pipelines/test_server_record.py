@@ -20,15 +20,15 @@ from live import Lab, wait_for
 from recorded_home import record_experiment, record_run, write
 from test_submit import call as call_api
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
+from pipelines.prefect_server.api import answers
+from pipelines.prefect_server.deployments import EXPERIMENTS
+from pipelines.prefect_server.waiting import waiting_runs
 from pipelines.remote.mirror import SMALL, Mirror, mirror_home
 from pipelines.remote.record_files import FileVersion, Listing
 from pipelines.remote.sources import Changes, SourceError, WebSource
-from pipelines.server.api import answers
-from pipelines.server.deployments import EXPERIMENTS
-from pipelines.server.waiting import waiting_runs
-from rpg.files import read_json
+from specs.machine.files import read_json
 from specs.records import TABLES
 from storage import Record, Store, open_record
 from storage.ingest import ingest

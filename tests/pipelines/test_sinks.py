@@ -17,11 +17,11 @@ import pytest
 from live import kill, wait_for
 from recorded_home import FINGERPRINT, SPEC, START, record_experiment, write
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from rpg.recording.segments import SegmentWriter
+from specs.machine.liveness import start_of
 from specs.records import CheckpointRow, EvaluationRow, MetricRow
 from storage import Store
-from storage.liveness import start_of
 
 RUN = "sums-s0-1234abcd"
 Figures = list[tuple[int, str, float]]

@@ -14,10 +14,10 @@ from live import SPEC, Lab, finished, wait_for
 from safetensors.torch import load_file
 from ssh_hosts import SshHosts, missing
 
-from pipelines.gpu_checks.session import check_gpus
-from pipelines.home import Home
+from pipelines.doctor.gpu_checks.session import check_gpus
+from pipelines.home.home import Home
 from pipelines.launchers.local import local_command
-from rpg.processes.gpu_slots import leased
+from specs.machine.gpu_slots import leased
 from specs.schema.experiment import Experiment
 from tests.rpg import tiny_run
 from tests.rpg.tiny_run import finish, free_port, make_run, start

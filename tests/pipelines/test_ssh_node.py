@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpg.processes.gpu_slots import DIRECTORY, SLOTS, leased
+from specs.machine.gpu_slots import DIRECTORY, SLOTS, leased
 
 
 def test_a_host_that_waits_for_gpus_when_the_others_are_over_is_not_lost(

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pipelines.home import Home
-from pipelines.state import RunState, write_once
-from rpg.files import read_json, write_json
+from pipelines.home.home import Home
+from pipelines.home.state import RunState, write_once
+from specs.machine.files import read_json, write_json
 
 
 def test_every_change_is_on_disk_and_read_back(tmp_path):

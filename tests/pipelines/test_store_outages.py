@@ -11,14 +11,14 @@ import pytest
 from live import wait_for
 from recorded_home import write
 
-from pipelines.home import Home
-from pipelines.processes import lease as leases
+from pipelines.home.home import Home
 from pipelines.remote import sharing
 from pipelines.remote.object_store import ObjectStore
 from pipelines.remote.sharing import SharedRun, StoreAwayError, send_unsent
-from rpg.files import read_json
-from rpg.processes.fence import lease_file
-from storage.liveness import newest_lease
+from specs.machine import lease as leases
+from specs.machine.fence import lease_file
+from specs.machine.files import read_json
+from specs.machine.liveness import newest_lease
 
 RUN = "sums-s0"
 STATE, CHECKPOINT = f"runs/{RUN}/state.json", f"runs/{RUN}/checkpoints/step-000005/learner.safetensors"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tiny_study import Evaluator, load_study, write_study
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
+from pipelines.prefect_flows.experiment import RunOutcome
 from pipelines.processes.supervisor import StageError
-from pipelines.running.experiment import RunOutcome
 from pipelines.studies.study import StudyInterruptedError, run_study
 from pipelines.studies.trials import State, Trial, Work, seconds_left
 from specs import SpecError, load_study_document

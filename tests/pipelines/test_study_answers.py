@@ -11,7 +11,7 @@ from tiny_study import EXPERIMENT
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.studies.answers.best import best_spec
 from pipelines.studies.answers.results import StudyRecord, best_of, pareto_front, read_study
 from specs import SpecError, load_experiment

@@ -24,14 +24,14 @@ from tiny_trials import (
     widest_is_best,
 )
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.studies import trials as stored_trials
 from pipelines.studies.proposals import Foreign, propose
 from pipelines.studies.study import Result
 from pipelines.studies.trials import Score, Trial, Work
 from pipelines.studies.warm_start import foreign_results
-from rpg.files import write_json
 from specs import SpecError
+from specs.machine.files import write_json
 from specs.schema.study import Study
 from specs.study_space import holds, is_active
 

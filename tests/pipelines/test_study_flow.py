@@ -15,17 +15,17 @@ from prefect.flow_engine import run_flow_sync
 from prefect.states import Cancelling, Paused
 from tiny_study import write_study
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.prefect_server.api import EmbeddedServer, client_settings
+from pipelines.prefect_server.client import prefect_client
+from pipelines.prefect_server.deployments import STUDIES, ensure_deployment
+from pipelines.prefect_server.outbox import SUSPENDED
 from pipelines.processes.stop import GIVEN_BACK
-from pipelines.running.outbox import SUSPENDED
-from pipelines.server.api import EmbeddedServer, client_settings
-from pipelines.server.client import prefect_client
-from pipelines.server.deployments import STUDIES, ensure_deployment
 from pipelines.studies import flow
 from pipelines.studies.study import StudyInterruptedError
 from pipelines.studies.workers import StudyStop
 from specs import load_study_document
-from storage.liveness import newest_lease
+from specs.machine.liveness import newest_lease
 
 
 class Site:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from live import Lab, finished, kill, wait_for
 
-from rpg.files import digest, read_json
+from specs.machine.files import digest, read_json
 
 STUDY = """\
 name: clips

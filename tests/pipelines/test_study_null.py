@@ -8,7 +8,7 @@ from recorded_home import record_run
 from recorded_study import measured
 from tiny_trials import search, study_document
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.results import best_of, read_study
 from pipelines.studies.study import Result

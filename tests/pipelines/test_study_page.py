@@ -30,7 +30,7 @@ from recorded_study import (
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report.charts import Axis
 from pipelines.report.compare import compare
 from pipelines.report.dots import Dot, Scale, dot_chart, smoothed, surface_chart

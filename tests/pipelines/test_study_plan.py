@@ -9,7 +9,7 @@ from tiny_study import EXPERIMENT, write_study
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.studies.cost import StudyCost, least_steps, study_cost
 from specs import load_study_document
 from specs.schema.study import Study

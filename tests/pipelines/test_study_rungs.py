@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from tiny_study import Evaluator, load_study, write_study
 
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.prefect_flows.experiment import RunOutcome
 from pipelines.processes.supervisor import StageError
-from pipelines.running.experiment import RunOutcome
 from pipelines.studies.study import run_study
-from rpg.files import read_json
 from specs import SpecError, load_study_document
 from specs.document import Document
+from specs.machine.files import read_json
 from specs.schema.experiment import Experiment
 
 LONG = ("trials: 8", "trials: 9\noverrides: {training.steps: 8}\npruner: {type: asha, rungs: [2, 4], eta: 2}")

@@ -22,9 +22,9 @@ from optuna.trial import TrialState
 from postgres import BINARIES, postgres
 from tiny_study import Evaluator, load_study, write_study
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.server.api import answers
+from pipelines.prefect_server.api import answers
 from pipelines.studies.storage import URL
 from pipelines.studies.study import run_study
 from pipelines.studies.web import studies_storage

@@ -19,18 +19,18 @@ from optuna.study import StudyDirection
 from postgres import BINARIES, Postgres, postgres
 from tiny_study import Evaluator, load_study, write_study
 
-from pipelines.home import Home
-from pipelines.processes.lease import acquire
+from pipelines.home.home import Home
+from pipelines.prefect_server.outbox import SUSPENDED, Outbox
 from pipelines.processes.stop import StopRequest
-from pipelines.running.outbox import SUSPENDED, Outbox
 from pipelines.studies import storage
 from pipelines.studies.study import run_study
 from pipelines.studies.trials import SILENT_SECONDS, Work, Worker
 from pipelines.studies.workers import StudyStop, request_study_cancel
-from rpg.files import now, read_json, write_json
-from rpg.processes.fence import lease_file
 from specs import SpecError, load_study_document
 from specs.document import Document
+from specs.machine.fence import lease_file
+from specs.machine.files import now, read_json, write_json
+from specs.machine.lease import acquire
 
 HERE = Path(__file__).parent
 SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31)))
@@ -38,7 +38,7 @@ SEED = int(os.environ.get("RPG_KILL_SEED", random.SystemRandom().randrange(2**31
 FIRST_WORKER = """
 import sys, time, psutil
 from pathlib import Path
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.studies.workers import more_workers
 from specs import load_study_document
 

@@ -11,12 +11,12 @@ import pytest
 from live import SPEC, Lab, finished, kill, wait_for
 from playwright.sync_api import Page, sync_playwright
 
-from pipelines.home import Home
-from pipelines.server.api import answers, is_healthy, running_services
-from pipelines.server.credentials import auth_string, header_with
-from pipelines.server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, Deployment
+from pipelines.home.home import Home
+from pipelines.prefect_server.api import answers, is_healthy, running_services
+from pipelines.prefect_server.credentials import auth_string, header_with
+from pipelines.prefect_server.deployments import EXPERIMENTS, POOL, SCHEDULES, STUDIES, Deployment
 from pipelines.services.supervisord import Supervisor
-from rpg.files import read_json
+from specs.machine.files import read_json
 
 LONG = ("training.steps=2000", "training.checkpoint.every_steps=500", "seeds=[0,1]")
 

@@ -14,9 +14,9 @@ import pytest
 from guarded import PASSWORD, Server
 from live import SPEC, Lab, finished, wait_for
 
-from pipelines.home import Home
-from pipelines.server.deployments import EXPERIMENTS
-from pipelines.server.settings import embedded_environment
+from pipelines.home.home import Home
+from pipelines.prefect_server.deployments import EXPERIMENTS
+from pipelines.prefect_server.settings import embedded_environment
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +311,7 @@ def test_a_schedule_submits_what_is_left_to_do(client: Lab, server: Server, monk
     deployment = server.call("/deployments/name/rpg-submit/schedules")
     parameters = deployment["schedules"][0]["parameters"]
     program = (
-        "import json, sys; from pipelines.submission.schedules import submit_scheduled;"
+        "import json, sys; from pipelines.prefect_flows.schedules import submit_scheduled;"
         " print(submit_scheduled(**json.loads(sys.argv[1]), return_state=True).message)"
     )
     for variable, value in embedded_environment(client.home, server.url).items():

@@ -13,7 +13,7 @@ import pytest
 from pipelines.processes.reap import ProcessRecord
 from pipelines.processes.stop import StopRequest
 from pipelines.processes.supervisor import Child, StageError, StageStoppedError, failure, supervise
-from storage.liveness import is_alive
+from specs.machine.liveness import is_alive
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"

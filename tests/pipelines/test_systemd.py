@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from live import Lab, wait_for
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
+from pipelines.prefect_server.api import ServiceError, Services, is_healthy, running_services
 from pipelines.processes.reap import ProcessRecord
-from pipelines.server.api import ServiceError, Services, is_healthy, running_services
 from pipelines.services.at_boot import install
 from pipelines.services.stack import Wanted, down
 from pipelines.services.systemd import Unit
-from rpg.files import read_json
 from specs.errors import RpgError
+from specs.machine.files import read_json
 
 SYSTEMCTL = """\
 #!{python}

@@ -10,9 +10,9 @@ import psutil
 import pytest
 from live import ELSEWHERE, SPEC, Lab, finished, wait_for
 
-from rpg.files import read_json, write_json
-from rpg.processes.fence import lease_file
-from storage.liveness import newest_lease
+from specs.machine.fence import lease_file
+from specs.machine.files import read_json, write_json
+from specs.machine.liveness import newest_lease
 
 STEPS = 14
 OVERRIDES = (f"training.steps={STEPS}", "training.checkpoint.every_steps=4")

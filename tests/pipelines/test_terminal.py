@@ -16,8 +16,8 @@ import pytest
 from rich.live import Live
 
 import pipelines
-from pipelines.console import SafeConsole
-from pipelines.terminal import shown_safely, spelt
+from pipelines.terminal.console import SafeConsole
+from pipelines.terminal.spelling import shown_safely, spelt
 from tests.storage.recording import RecordedRun, write_json
 
 MAIN = "from pipelines.cli import main; main()"

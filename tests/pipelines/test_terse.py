@@ -10,13 +10,13 @@ from urllib.error import HTTPError
 import pytest
 from guarded import Server
 
-from pipelines.home import Home
-from pipelines.server.settings import server_environment
+from pipelines.home.home import Home
+from pipelines.prefect_server.settings import server_environment
 
 PROGRAM = """
 import logging
 import traceback
-from pipelines.server import terse
+from pipelines.prefect_server import terse
 
 terse.install()
 logging.basicConfig(format="%(name)s: %(message)s")
@@ -59,7 +59,7 @@ def test_an_outage_is_one_line_once_a_minute_and_another_error_keeps_its_traceba
 
 FAULTS = """
 import logging
-from pipelines.server import terse
+from pipelines.prefect_server import terse
 
 terse.install()
 try:

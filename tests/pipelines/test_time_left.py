@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from live import SPEC
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.running.time_left import TimeLeft
 from specs.loader import load_document

@@ -10,13 +10,13 @@ from recorded_home import record_run
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
 from pipelines.running.run import RunExecution
 from pipelines.running.stages import _withdraw
-from rpg.manifests import find_damage
 from specs.errors import RpgError
 from specs.loader import load_document
+from specs.machine.manifests import find_damage
 
 NAMES = ["../outside", "..", ".", "", "/etc", "a/../../b", "a/b", "a\0b"]
 

@@ -8,15 +8,15 @@ import pytest
 from live import SPEC
 
 from pipelines.cli.answer import next_lines
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.state import RunState
 from pipelines.planning.plan import RunPlan, make_plan
-from pipelines.processes.lease import Lease, acquire
+from pipelines.prefect_flows.experiment import RunOutcome, next_run, wait_for_another
 from pipelines.processes.stop import Stop
-from pipelines.running.experiment import RunOutcome, next_run, wait_for_another
 from pipelines.running.progress import Silent
-from pipelines.state import RunState
 from specs.document import Document
 from specs.loader import load_document
+from specs.machine.lease import Lease, acquire
 
 
 class Notes(Silent):

@@ -10,14 +10,14 @@ from test_plan import SPEC
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.home import Home
+from pipelines.home.home import Home
+from pipelines.home.runs import find_runs
+from pipelines.home.versions import NoSuchVersionError, names_of_others
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.report.evidence import experiment_groups
 from pipelines.running.run import register_experiment
-from pipelines.runs import find_runs
-from pipelines.versions import NoSuchVersionError, names_of_others
-from rpg.files import read_json
 from specs.loader import load_document
+from specs.machine.files import read_json
 
 
 @pytest.fixture

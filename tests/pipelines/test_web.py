@@ -27,10 +27,10 @@ from recorded_home import (
 )
 from starlette.testclient import TestClient
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
+from pipelines.prefect_server.api import answers
 from pipelines.remote.record_files import NotRecordedError, is_recorded, open_recorded, read_listings
-from pipelines.server.api import answers
 from pipelines.web.app import make_app
 from storage import Store
 

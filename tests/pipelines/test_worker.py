@@ -11,8 +11,8 @@ import psutil
 import pytest
 from live import Lab, finished, wait_for
 
-from pipelines.server.api import EmbeddedServer
-from rpg.files import read_json
+from pipelines.prefect_server.api import EmbeddedServer
+from specs.machine.files import read_json
 
 OVERRIDES = ("training.steps=40", "training.checkpoint.every_steps=5")
 ADOPTED_SECONDS = 30.0

@@ -10,9 +10,9 @@ from typing import Any
 import optuna
 from recorded_home import record_run
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.planning.plan import make_plan
-from pipelines.running.experiment import RunOutcome
+from pipelines.prefect_flows.experiment import RunOutcome
 from pipelines.studies.storage import open_storage
 from pipelines.studies.study import run_study
 from specs import load_study_document

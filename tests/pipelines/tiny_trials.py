@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_study import EXPERIMENT
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.studies import study as engine
 from pipelines.studies.study import Result, Task, run_study
 from pipelines.studies.trials import Score, Trial

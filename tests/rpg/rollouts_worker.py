@@ -13,11 +13,11 @@ import torch
 
 from rpg.data.order import PromptOrder
 from rpg.processes import ranks
-from rpg.processes.launch import KEY
 from rpg.rewards import Score
 from rpg.rollouts.source import RolloutSource
 from rpg.stopwatch import Stopwatch
 from rpg.types import Admit, OnResponse, Rollout, RolloutGroup, Turn
+from specs.machine.launch import KEY
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC
 

@@ -12,13 +12,13 @@ from rpg.checkpoints.retention import Retention
 from rpg.keeper import Keeper, TrainingState
 from rpg.parts import open_parts
 from rpg.processes import ranks
-from rpg.processes.fence import Fence
 from rpg.processes.stopping import StopAfterStep
 from rpg.recording.progress import ProgressFile
 from rpg.recording.run_directory import RunDirectory
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.source import RolloutSource
 from rpg.trainer import Trainer
+from specs.machine.fence import Fence
 from tests.rpg.tiny_run import rows
 
 

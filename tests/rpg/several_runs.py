@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from rpg.processes.parent import die_with_parent, share_cores
 from rpg.train import main
+from specs.machine.parent import die_with_parent, share_cores
 
 
 def train(directory: str, run_dir: str, printed: str) -> None:

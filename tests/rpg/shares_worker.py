@@ -21,11 +21,11 @@ from rpg.batches.shares import hand_over, without_contents
 from rpg.batches.step_loss import step_advantages
 from rpg.checkpoints.pieces import StateCopy
 from rpg.processes import ranks
-from rpg.processes.launch import KEY
 from rpg.recording.rows import write_rollouts, write_tokens
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.ahead import WAITING, Waiting, load_waiting, plain_waiting
 from rpg.types import Problem
+from specs.machine.launch import KEY
 from specs.schema.experiment import Experiment
 from specs.schema.training import Training
 from tests.rpg.learner_worker import responses

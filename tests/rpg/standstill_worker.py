@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from rpg.processes import ranks
-from rpg.processes.launch import KEY
-from rpg.processes.standstill import show_work, watch_for_standstill
+from specs.machine.launch import KEY
+from specs.machine.standstill import show_work, watch_for_standstill
 
 
 def main(directory: Path, store: Path, seconds: float) -> None:

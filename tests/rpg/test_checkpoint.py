@@ -12,9 +12,9 @@ import torch
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
 from rpg.checkpoints.retention import Means, Retention
-from rpg.files import DiskError, write_json
 from rpg.keeper import random_states, restore_random_states
-from rpg.processes.fence import Fence, SupersededError, lease_file
+from specs.machine.fence import Fence, SupersededError, lease_file
+from specs.machine.files import DiskError, write_json
 
 WEIGHTS = "learner-rank00000.safetensors"
 

@@ -13,7 +13,6 @@ import psutil
 import pytest
 import torch
 
-from rpg.processes.exit_cause import cause_of
 from rpg.samplers import open_sampler
 from rpg.samplers.sampling_ranks import has_sampler
 from rpg.samplers.vllm.dedicated import DedicatedSampler, EngineProcessError
@@ -21,6 +20,7 @@ from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.placement import engine_gpus, transfer_to_engines
 from rpg.samplers.vllm.sharing import GuestSampler
 from specs.errors import SpecError
+from specs.machine.exit_cause import cause_of
 from specs.schema.rollout import VllmRollout
 from tests.rpg.tiny_engine import (
     EOS,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rpg.processes.device import use_threads
-from rpg.processes.parent import RUNS_AT_ONCE
+from specs.machine.parent import RUNS_AT_ONCE
 from specs.schema.execution import Resources
 
 

@@ -22,8 +22,8 @@ from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
 from pipelines.launchers.local import local_command
 from rpg.processes import store
-from rpg.processes.launch import KEY, ON_LOOPBACK
 from rpg.processes.store import MembersStore, keep_store
+from specs.machine.launch import KEY, ON_LOOPBACK
 from tests.rpg.tiny_run import free_port, group_of, listeners
 
 NOBODY = 65534

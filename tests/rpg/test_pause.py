@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from pipelines.launchers.local import local_command
-from rpg.processes.exit_cause import STOPPED
+from specs.machine.exit_cause import STOPPED
 from tests.rpg.stage_jobs import run_stage
 from tests.rpg.tiny_run import PROBLEMS, finish, free_port, make_inputs, make_run, rows, start, train
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rpg.files import DiskError
 from rpg.recording.rows import chosen_responses
 from rpg.recording.segments import SegmentWriter, schema_of
+from specs.machine.files import DiskError
 from specs.records import TABLES, MetricRow, RolloutRow, TokenRow
 from specs.segment_names import content_digest
 

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 
 from rpg.processes import ranks
-from rpg.processes.launch import ENGINES_ELSEWHERE
 from rpg.samplers.sampling_ranks import has_sampler
 from rpg.samplers.vllm import meeting
 from rpg.samplers.vllm.engine import EngineSettings
 from rpg.samplers.vllm.meeting import MeetingError, PlainConnection, await_rank, meet_engine
 from rpg.samplers.vllm.placement import transfer_to_engines
 from rpg.samplers.vllm.weight_transfer import directory_in_memory, open_transfer
+from specs.machine.launch import ENGINES_ELSEWHERE
 from specs.schema.rollout import VllmRollout
 
 OURS, ANOTHER = b"the launch's key", b"another launch's"

@@ -10,8 +10,8 @@ import pytest
 from pipelines.planning.memory import memory_estimate
 from pipelines.planning.model_shape import model_shape
 from rpg.learner.sequence_parallel import check_heads
-from rpg.processes.exit_cause import noted_exits
 from specs.errors import SpecError
+from specs.machine.exit_cause import noted_exits
 from specs.schema.experiment import Experiment
 from tests.rpg.tiny_run import SPEC, finish, group_of, make_inputs, make_run, start
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers.local import local_command
 from pipelines.replay.gradients import Moment
 from pipelines.replay.objectives import alternatives

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from pipelines.launchers.local import local_command
-from rpg.processes.exit_cause import USER_ERROR
+from specs.machine.exit_cause import USER_ERROR
 from tests.rpg.test_pause import DATA, EVALUATION, SAMPLES, evaluated, metrics, new_run, set_inputs
 from tests.rpg.test_pause import inputs as inputs  # the fixture: model, problems, an evaluation set
 from tests.rpg.test_resume import recorded, same_rows, wait_for_step

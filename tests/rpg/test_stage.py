@@ -13,10 +13,10 @@ from stage_jobs import SPEC, Result, job_of, run_stage
 import rpg.stage
 from pipelines.launchers.local import local_command
 from rpg.evaluation.results import digests_of
-from rpg.files import files_under
-from rpg.processes.fence import SupersededError
 from rpg.recording.segments import schema_of
 from specs.errors import Issue, SpecError
+from specs.machine.fence import SupersededError
+from specs.machine.files import files_under
 from specs.records import EvaluationRow, EvaluationSampleRow
 from tests.rpg.tiny_run import finish, free_port, start
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rpg.processes.exit_cause import noted_exits
-from rpg.processes.standstill import SIGN, _looks_without_work, show_work
+from specs.machine.exit_cause import noted_exits
+from specs.machine.standstill import SIGN, _looks_without_work, show_work
 from tests.rpg.tiny_run import finish, start
 
 

@@ -18,9 +18,9 @@ import torch
 from pipelines.launchers.local import local_command
 from pipelines.running import failures
 from rpg.data import metadata
-from rpg.processes.exit_cause import cause_of
 from rpg.samplers.out_of_memory import SamplerOutOfMemoryError, memory_of_sampler
 from rpg.samplers.vllm.dedicated import EngineProcessError
+from specs.machine.exit_cause import cause_of
 from specs.schema.rollout import Rollout, TransformersRollout, VllmRollout
 from tests.rpg.test_staleness import TRAINING, same_training, waiting
 from tests.rpg.tiny_run import PROBLEMS, finish, free_port, make_run, rows, start

@@ -17,7 +17,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rpg.processes.launch import KEY, new_key
+from specs.machine.launch import KEY, new_key
 from specs.schema.experiment import Experiment
 
 TOKENS = ["<pad>", "<eos>", "0", "1", "="]

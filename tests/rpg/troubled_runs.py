@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rpg.processes.parent import share_cores
 from rpg.train import main
+from specs.machine.parent import share_cores
 
 FOURTH = 4
 """The batch whose sampling meets the trouble, where no other is named."""

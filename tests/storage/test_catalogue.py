@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from specs.machine.liveness import start_of
 from storage import Store
-from storage.liveness import start_of
 from tests.storage.recording import RecordedRun, write_json
 
 

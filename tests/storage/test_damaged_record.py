@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from specs.documents.reading import read_checked
+from specs.machine.liveness import newest_lease, start_of
 from storage import Store, check, rebuild, units
 from storage.database import database_path
 from storage.ingest import ingest
-from storage.liveness import newest_lease, start_of
 from tests.storage.recording import RecordedRun, write_json
 
 EVERYTHING = ("runs", "stages", "attempts", "metrics", "rollouts", "tokens", "events", "checkpoints", "evaluations")

@@ -7,6 +7,7 @@ import pytest
 
 from specs.errors import RpgError
 from storage import QueryError, open_record
+from storage.record import SERVERS
 from tests.storage.recording import RecordedRun
 
 
@@ -76,3 +77,45 @@ def test_a_record_has_limits(home: Path) -> None:
             record.sql("drop table runs")
     with pytest.raises(QueryError, match="no size of memory"):
         open_record(home, memory="much")
+
+
+@pytest.mark.usefixtures("run")
+def test_a_url_is_opened_by_the_installed_package_that_says_it_can(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = tmp_path / "installed" / "opener-1.0.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: opener\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text(f"[{SERVERS}]\nopener = opener:open_server\n")
+    (described.parent / "opener.py").write_text(
+        "from pathlib import Path\n"
+        "class Copy:\n"
+        f"    root = Path({str(home)!r})\n"
+        "    def __init__(self, url): self.asked = [url]\n"
+        "    def refresh(self, tables): self.asked.append(sorted(tables))\n"
+        "    def close(self): self.asked.append('closed')\n"
+        "def open_server(url):\n"
+        "    global copy\n"
+        "    copy = Copy(url)\n"
+        "    return copy\n"
+    )
+    monkeypatch.syspath_prepend(str(described.parent))
+    with open_record("http://server:4200/api") as record:
+        assert record.sql("select count(*) from metrics").rows[0][0] > 0
+    import opener  # type: ignore[import-not-found]
+
+    url, tables, *rest = opener.copy.asked
+    assert url == "http://server:4200/api"
+    assert "metrics" in tables
+    assert "tokens" not in tables
+    assert rest == ["closed"]
+
+
+def test_a_url_that_no_installed_package_opens_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.record.entry_points", lambda group: {"other": "x"}.get(group, ()))
+    with pytest.raises(RpgError) as refused:
+        open_record("http://server:4200/api")
+    assert str(refused.value) == (
+        "cannot open http://server:4200/api: no installed package has an entry point in `rpg.servers`\n"
+        "  hint: install rpg-experiments again (`make install`, or `pip install -e .`)"
+    )

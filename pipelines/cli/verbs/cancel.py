@@ -22,11 +22,11 @@ def cancel(
     One that was submitted is stopped wherever a worker executes it. Exits 1 where it has not stopped in the end."""
     import sys
 
-    from pipelines.home import Home
-    from pipelines.runs import find_run, is_run
-    from pipelines.submission.cancel import cancel_experiment, cancel_on_server, cancel_run
-    from pipelines.submission.stop import NotStoppedError
-    from pipelines.versions import runs_of
+    from pipelines.home.home import Home
+    from pipelines.home.runs import find_run, is_run
+    from pipelines.home.versions import runs_of
+    from pipelines.prefect_flows.cancel import cancel_experiment, cancel_on_server, cancel_run
+    from pipelines.prefect_flows.stop import NotStoppedError
 
     home = Home.from_environment()
     try:

@@ -47,7 +47,7 @@ def _print(comparison: RunComparison) -> None:
 
     from rich.text import Text
 
-    from pipelines.console import SafeConsole
+    from pipelines.terminal.console import SafeConsole
 
     # A pipe has no width to fit into.
     console = SafeConsole(width=None if sys.stdout.isatty() else 10_000)

@@ -14,7 +14,7 @@ group = typer.Typer(help="The record: made again, checked, compacted.", no_args_
 @group.command()
 def rebuild() -> None:
     """Makes the DuckDB file again from the run directories; queries go on meanwhile."""
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from storage import rebuild as rebuild_store
 
     done = rebuild_store(Home.from_environment().root)
@@ -30,8 +30,8 @@ def compact(
     """Merges the segments of runs that have ended into one file a table and run, so that queries open few files.
 
     Runs do so themselves at their end; this is for those of earlier versions, and frees at once what was merged."""
-    from pipelines.home import Home
-    from pipelines.runs import find_runs
+    from pipelines.home.home import Home
+    from pipelines.home.runs import find_runs
     from storage import compact as compact_store
 
     home = Home.from_environment()
@@ -50,8 +50,8 @@ def check(
     """Says what is wrong with the DuckDB file, the files it is made from or published results, and what it means for
     answers; exit code 1 if anything is."""
     from pipelines.cli.output import print_json
-    from pipelines.home import Home
-    from pipelines.results import check_results
+    from pipelines.home.home import Home
+    from pipelines.home.results import check_results
     from storage import check as check_store
 
     home = Home.from_environment()

@@ -37,8 +37,8 @@ def _examine(experiment: Experiment | None, as_json: bool) -> bool:
     import json
     from dataclasses import asdict
 
-    from pipelines.doctor import examine
-    from pipelines.home import Home
+    from pipelines.doctor.installation import examine
+    from pipelines.home.home import Home
 
     findings = examine(Home.from_environment(), experiment)
     if as_json:
@@ -57,10 +57,10 @@ def _check_gpus(experiment: Experiment | None, as_json: bool) -> bool:
     from dataclasses import asdict
 
     from pipelines.cli.gpu_table import lines
-    from pipelines.gpu_checks.catalogue import CHECKS
-    from pipelines.gpu_checks.check import Result
-    from pipelines.gpu_checks.session import NoGpuError, check_gpus
-    from pipelines.home import Home
+    from pipelines.doctor.gpu_checks.catalogue import CHECKS
+    from pipelines.doctor.gpu_checks.check import Result
+    from pipelines.doctor.gpu_checks.session import NoGpuError, check_gpus
+    from pipelines.home.home import Home
 
     if experiment and experiment.resources.device == "cpu":
         print("on CPUs, as the spec's resources.device says: this shows nothing of a GPU", file=sys.stderr)

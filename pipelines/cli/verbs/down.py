@@ -16,8 +16,8 @@ def down(
     """
     import sys
 
-    from pipelines.home import Home
-    from pipelines.server.api import ServiceError
+    from pipelines.home.home import Home
+    from pipelines.prefect_server.api import ServiceError
     from pipelines.services.stack import down as stop_services
     from pipelines.services.systemd import Unit
 

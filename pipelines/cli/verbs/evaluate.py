@@ -22,7 +22,7 @@ def evaluate(
     is not measured again.
     """
     from pipelines.cli.execute import execute
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.planning.weights import weights_in
     from specs.loader import load_evaluation
 

@@ -19,10 +19,10 @@ def export(
     Of an experiment each run goes to a directory of its own in DIR.
     """
     from pipelines.exchange.export import write_export
-    from pipelines.home import Home
-    from pipelines.runs import find_runs, status_of
-    from pipelines.versions import is_experiment
-    from storage.liveness import FINAL
+    from pipelines.home.home import Home
+    from pipelines.home.runs import find_runs, status_of
+    from pipelines.home.versions import is_experiment
+    from specs.machine.liveness import FINAL
 
     home = Home.from_environment()
     for run_id in find_runs(home, name):

@@ -9,7 +9,7 @@ import typer
 from pipelines.cli.options import AsJson, Yes
 
 if TYPE_CHECKING:
-    from pipelines.garbage import Artifact, SavedStates, TokenRows
+    from pipelines.home.garbage import Artifact, SavedStates, TokenRows
 
 
 def gc(yes: Yes = False, as_json: AsJson = False) -> None:
@@ -21,7 +21,7 @@ def gc(yes: Yes = False, as_json: AsJson = False) -> None:
     import sys
 
     from pipelines.cli.output import print_rows
-    from pipelines.garbage import (
+    from pipelines.home.garbage import (
         expired_checkpoints,
         expired_tokens,
         free_checkpoints,
@@ -29,7 +29,7 @@ def gc(yes: Yes = False, as_json: AsJson = False) -> None:
         remove,
         unreferenced,
     )
-    from pipelines.home import Home
+    from pipelines.home.home import Home
 
     home = Home.from_environment()
     unused, tokens, states = unreferenced(home), expired_tokens(home), expired_checkpoints(home)

@@ -19,7 +19,7 @@ def import_(
     import sys
 
     from pipelines.exchange.arrival import ExportRefusedError, exports_in, import_run
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.report import write_run_report
 
     home = Home.from_environment()

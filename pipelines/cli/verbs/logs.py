@@ -18,7 +18,7 @@ def logs(
     """What the stages of a run wrote, or those of all runs that an experiment has now."""
     from pipelines.cli.follow import print_logs
     from pipelines.cli.reading import reading
-    from pipelines.runs import find_runs
+    from pipelines.home.runs import find_runs
 
     with reading(profile) as record:
         record.refresh((), logs=True)

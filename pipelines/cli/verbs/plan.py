@@ -46,7 +46,7 @@ def plan(
 
     from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
     from pipelines.cli.resolved import print_resolved
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.planning.gpu_hours import precision_warnings
     from pipelines.planning.memory import memory_warnings
     from pipelines.planning.plan import make_plan, overlap_warnings
@@ -174,7 +174,7 @@ def _print_plan(made: Plan, *, each: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from pipelines.console import SafeConsole
+    from pipelines.terminal.console import SafeConsole
 
     console = SafeConsole(soft_wrap=True)
     experiment = made.document.experiment

@@ -31,8 +31,8 @@ def push(
 
     from pipelines.cli.disk import size_text
     from pipelines.exchange.push import NotSentError, check_name, model_of, send
-    from pipelines.home import Home
-    from pipelines.runs import find_run
+    from pipelines.home.home import Home
+    from pipelines.home.runs import find_run
     from specs.errors import RpgError
 
     check_name(to)

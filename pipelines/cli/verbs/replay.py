@@ -69,14 +69,14 @@ def replay(
     import torch
 
     from pipelines.cli.output import print_json, write_bytes
-    from pipelines.home import Home
+    from pipelines.home.home import Home
+    from pipelines.home.runs import find_run
     from pipelines.replay.gradients import Moment
     from pipelines.replay.objectives import alternatives
     from pipelines.replay.page import page
     from pipelines.replay.rows import ChosenSteps
     from pipelines.replay.run import replay_run
-    from pipelines.runs import find_run
-    from rpg.files import read_json
+    from specs.machine.files import read_json
 
     if not gradients:
         torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import typer
 from pipelines.cli.options import Output, ServerRecord
 
 if TYPE_CHECKING:
-    from pipelines.home import Home
+    from pipelines.home.home import Home
 
 
 def report(
@@ -30,7 +30,7 @@ def report(
 
     With --serve it shows every experiment, study and run in a table to filter and sort, each with its page.
     """
-    from pipelines.home import Home
+    from pipelines.home.home import Home
 
     if serve and profile:
         raise typer.BadParameter("the server's own address shows its record in a browser", param_hint="--serve")
@@ -40,11 +40,11 @@ def report(
     if not name:
         raise typer.BadParameter("name a run or an experiment, or give --serve for all", param_hint="RUN-or-EXPERIMENT")
     from pipelines.cli.reading import reading
+    from pipelines.home.runs import study_runs
+    from pipelines.home.versions import is_experiment, names_of_others
     from pipelines.report import write_experiment_report, write_run_report
     from pipelines.report.evidence import find_groups
-    from pipelines.runs import study_runs
     from pipelines.studies.answers.report import write_study_report
-    from pipelines.versions import is_experiment, names_of_others
     from specs.records import TABLES
 
     with reading(profile) as record:

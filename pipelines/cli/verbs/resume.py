@@ -9,7 +9,7 @@ import typer
 from pipelines.cli.options import RunsName
 
 if TYPE_CHECKING:
-    from pipelines.home import Home
+    from pipelines.home.home import Home
 
 
 def resume(
@@ -29,9 +29,9 @@ def resume(
     rollouts, tokens and state compared with what was recorded. Exits 1 where any bit differs, times and memory aside.
     """
     from pipelines.cli.execute import execute
-    from pipelines.home import Home
-    from pipelines.runs import find_run, find_runs
-    from pipelines.submission.cancel import frozen_document
+    from pipelines.home.home import Home
+    from pipelines.home.runs import find_run, find_runs
+    from pipelines.prefect_flows.cancel import frozen_document
 
     home = Home.from_environment()
     if prove:
@@ -49,8 +49,8 @@ def _resume_experiment(home: Home, name: str, run_ids: list[str]) -> None:
     import sys
 
     from pipelines.cli.execute import execute
-    from pipelines.runs import status_of
-    from pipelines.submission.cancel import frozen_document
+    from pipelines.home.runs import status_of
+    from pipelines.prefect_flows.cancel import frozen_document
 
     code = 0
     for run_id in run_ids:

@@ -22,9 +22,9 @@ def rm(name: RunsName, yes: Yes = False) -> None:
     """
     import sys
 
-    from pipelines.garbage import unreferenced
-    from pipelines.home import Home
-    from pipelines.removal import removal_of, remove
+    from pipelines.home.garbage import unreferenced
+    from pipelines.home.home import Home
+    from pipelines.home.removal import removal_of, remove
 
     home = Home.from_environment()
     removal = removal_of(home, name)

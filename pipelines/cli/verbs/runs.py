@@ -27,7 +27,7 @@ def runs(
     from pipelines.cli.output import print_rows
     from pipelines.cli.reading import reading
     from pipelines.cli.show import list_runs
-    from pipelines.versions import runs_of, split_name
+    from pipelines.home.versions import runs_of, split_name
 
     _check_status(status)
     if disk and profile:
@@ -55,8 +55,8 @@ def runs(
 
 def _check_status(given: str | None) -> None:
     from specs.errors import RpgError
+    from specs.machine.liveness import STATUSES
     from specs.schema.fields import nearest
-    from storage.liveness import STATUSES
 
     if given is not None and given not in STATUSES:
         lines = [f"--status {given}: no run has this status", f"  allowed: {', '.join(STATUSES)}"]

@@ -17,8 +17,8 @@ def schedules(
     """Lists what `rpg submit --cron` has scheduled on the server, times in UTC, or removes one."""
     import json
 
-    from pipelines.home import Home
-    from pipelines.submission.schedules import list_schedules, remove_schedule
+    from pipelines.home.home import Home
+    from pipelines.prefect_flows.schedules import list_schedules, remove_schedule
 
     home = Home.from_environment()
     if remove:

@@ -23,7 +23,7 @@ def show(
     from pipelines.cli.output import print_json, print_rows
     from pipelines.cli.reading import reading
     from pipelines.cli.show import describe_run, print_run
-    from pipelines.runs import find_run
+    from pipelines.home.runs import find_run
     from storage.provenance import COLUMNS, provenance_rows
 
     with reading(profile) as record:

@@ -47,8 +47,8 @@ def sql(
     from pipelines.cli.prompt import run_prompt
     from pipelines.cli.reading import reading
     from pipelines.cli.saved_queries import find_query, parse_params, saved_queries
-    from pipelines.console import SafeConsole
-    from pipelines.home import Home
+    from pipelines.home.home import Home
+    from pipelines.terminal.console import SafeConsole
     from specs.records import LARGE_TABLES, TABLES
     from storage import Store
     from storage.statements.limits import Limits, parse_memory, process_within

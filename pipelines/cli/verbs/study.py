@@ -9,7 +9,7 @@ import typer
 from pipelines.cli.options import AsJson, Output, Overrides, Pool, Profile, StudyFile
 
 if TYPE_CHECKING:
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.studies.answers.results import StudyRecord
     from specs.study_document import StudyDocument
 
@@ -31,7 +31,7 @@ def run(
 
     Called in several shells, they share the work."""
     from pipelines.cli.output import print_json
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.studies.answers.answer import answer
     from pipelines.studies.answers.report import write_study_report
     from pipelines.studies.answers.results import StudyRecord
@@ -64,9 +64,9 @@ def submit(
 ) -> None:
     """Hands the frozen study to the Prefect server of --profile, or the one `rpg up` started, and prints its links."""
     from pipelines.cli.preflight import refuse_what_a_stage_would
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.planning.plan import make_plan
-    from pipelines.server.client import api_url
+    from pipelines.prefect_server.client import api_url
     from pipelines.studies.flow import submit_study
     from specs.loader import load_study_document
 
@@ -92,7 +92,7 @@ def cancel(
     grace: Annotated[float, typer.Option(help="Seconds for what runs to save its state before it is killed.")] = 5.0,
 ) -> None:
     """Stops a study's workers: what they train is saved, and the study goes on when it is run or submitted again."""
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.studies.answers.results import read_study
     from pipelines.studies.workers import request_study_cancel
 
@@ -105,7 +105,7 @@ def cancel(
 @group.command()
 def report(name: Name, output: Output = None) -> None:
     """Writes the study's page: history, importances, slices, the best values; prints where it lies."""
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.studies.answers.report import write_study_report
 
     typer.echo(write_study_report(Home.from_environment(), _name(name), output))
@@ -118,10 +118,10 @@ def best(
     output: Output = None,
 ) -> None:
     """Prints the best spec as YAML, ready for `rpg run`: the best that fresh seeds confirm, else the best candidate."""
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.studies.answers.best import best_spec
     from pipelines.studies.answers.results import read_study
-    from rpg.files import replacing
+    from specs.machine.files import replacing
 
     home = Home.from_environment()
     spec = best_spec(home, read_study(home, _name(name)), trial)
@@ -139,9 +139,9 @@ def best(
 def list_studies(as_json: AsJson = False) -> None:
     """Lists the studies: how far they are, what they cost, and the best value, a candidate or confirmed."""
     from pipelines.cli.output import print_json
-    from pipelines.console import SafeConsole
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.studies.answers.results import StudyRecord
+    from pipelines.terminal.console import SafeConsole
 
     home = Home.from_environment()
     records = _records(home)
@@ -165,9 +165,9 @@ def _run_here(document: StudyDocument, home: Home, parallel: int) -> dict[str, A
     """Runs the study with one Prefect server for all its trials."""
     from pipelines.cli.preflight import refuse_what_a_stage_would
     from pipelines.planning.plan import make_plan
+    from pipelines.prefect_server.api import Api
     from pipelines.processes.reap import reap
     from pipelines.running.progress import ConsoleProgress
-    from pipelines.server.api import Api
     from pipelines.studies.study import StudyInterruptedError
     from pipelines.studies.workers import StudyStop, more_workers, work
 
@@ -186,7 +186,7 @@ def _run_here(document: StudyDocument, home: Home, parallel: int) -> dict[str, A
 
 
 def _records(home: Home) -> list[dict[str, Any]]:
-    from rpg.files import read_json
+    from specs.machine.files import read_json
 
     return [record for path in sorted(home.root.glob("studies/*/study.json")) if (record := read_json(path))]
 

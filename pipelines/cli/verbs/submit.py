@@ -34,11 +34,11 @@ def submit(
     import sys
 
     from pipelines.cli.preflight import refuse_what_a_stage_would
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.planning.plan import make_plan
     from pipelines.planning.weights import weights_in
-    from pipelines.server.client import api_url
-    from pipelines.submission.submit import submit_document
+    from pipelines.prefect_flows.submit import submit_document
+    from pipelines.prefect_server.client import api_url
     from specs.loader import load_runs
 
     home = Home.from_environment()
@@ -50,7 +50,7 @@ def submit(
         print(note, file=sys.stderr)
 
     if cron:
-        from pipelines.submission.schedules import schedule_document
+        from pipelines.prefect_flows.schedules import schedule_document
 
         schedule = schedule_document(document, home, profile, cron, pool=pool, priority=priority, say=say)
         print(json.dumps(schedule.as_data(), indent=2) if as_json else f"{schedule.experiment}  {schedule.cron}")

@@ -19,10 +19,10 @@ def sync(
     """
     import sys
 
-    from pipelines.home import Home
-    from pipelines.runs import find_runs, status_of
+    from pipelines.home.home import Home
+    from pipelines.home.runs import find_runs, status_of
     from pipelines.sinks.sending import SinkError, is_behind, send, sinks_of
-    from rpg.files import read_json
+    from specs.machine.files import read_json
     from specs.records import EVALUATION
 
     home = Home.from_environment()

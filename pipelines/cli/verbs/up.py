@@ -44,9 +44,9 @@ def up(
     import json
     import sys
 
-    from pipelines.home import Home
-    from pipelines.server.api import ServiceError, renew_passwords
-    from pipelines.server.credentials import login_files
+    from pipelines.home.home import Home
+    from pipelines.prefect_server.api import ServiceError, renew_passwords
+    from pipelines.prefect_server.credentials import login_files
     from pipelines.services.at_boot import install
     from pipelines.services.stack import Wanted
     from pipelines.services.stack import up as start_services

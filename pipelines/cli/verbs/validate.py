@@ -33,7 +33,7 @@ def validate(
     import json
     import sys
 
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from pipelines.planning.weights import weights_in
     from specs.errors import SpecError, render
     from specs.loader import load_any

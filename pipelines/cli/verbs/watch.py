@@ -11,7 +11,7 @@ def watch(name: RunsName, profile: ServerRecord = "") -> None:
     """The live progress of a run, or of all runs that an experiment has now. Exits 0 where all have finished."""
     from pipelines.cli.follow import watch_runs
     from pipelines.cli.reading import reading
-    from pipelines.runs import find_runs
+    from pipelines.home.runs import find_runs
 
     with reading(profile) as record:
         record.refresh(())

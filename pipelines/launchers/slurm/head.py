@@ -13,9 +13,9 @@ from pipelines.launchers import LaunchedStage, job_file, launched_stage
 from pipelines.launchers.slurm.job_files import JobFiles
 from pipelines.launchers.slurm.queue import ALIVE, JOB_MODULE, batch_log, job_state, sbatch, slurm, submitted_job
 from pipelines.processes.supervisor import log_size, log_tail
-from rpg.files import now, read_json, write_json
-from rpg.processes.exit_cause import STOPPED
-from rpg.processes.parent import die_with_parent
+from specs.machine.exit_cause import STOPPED
+from specs.machine.files import now, read_json, write_json
+from specs.machine.parent import die_with_parent
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import SlurmLauncher
 

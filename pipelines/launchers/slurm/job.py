@@ -25,9 +25,9 @@ from pipelines.launchers import LaunchedStage, write_launch
 from pipelines.launchers.network import address_of, free_port, source_address
 from pipelines.launchers.ranks import ENDED_WELL, Losses, number_range, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
-from rpg.files import write_json
-from rpg.processes.exit_cause import SIGNALLED, STOPPED, forget_exits
-from rpg.processes.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
+from specs.machine.exit_cause import SIGNALLED, STOPPED, forget_exits
+from specs.machine.files import write_json
+from specs.machine.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
 
 _POLL_SECONDS = 0.2
 _PEERS_SECONDS = 30.0

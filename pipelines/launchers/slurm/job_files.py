@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpg.files import read_json
+from specs.machine.files import read_json
 
 
 @dataclass(frozen=True, slots=True)

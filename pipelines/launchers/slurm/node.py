@@ -17,9 +17,9 @@ from pipelines.launchers import problems_file
 from pipelines.launchers.network import address_of, interface_of, source_address
 from pipelines.launchers.ranks import ENDED_WELL, Processes, Share, log_of, verdict
 from pipelines.launchers.slurm.job_files import JobFiles
-from rpg.files import write_json
-from rpg.processes.exit_cause import USER_ERROR, leave_issues
 from specs.errors import Issue
+from specs.machine.exit_cause import USER_ERROR, leave_issues
+from specs.machine.files import write_json
 from specs.secrets import SecretError
 
 _POLL_SECONDS = 0.1

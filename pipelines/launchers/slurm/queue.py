@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers import Finding, LaunchedStage
 from pipelines.launchers.slurm.job_files import JobFiles
-from rpg.files import read_json
+from specs.machine.files import read_json
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import VARIABLE_NAME, SlurmLauncher
 from specs.secrets import is_reference

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipelines.launchers import Finding, LaunchedStage, Launcher, find_program
 
 if TYPE_CHECKING:
-    from pipelines.home import Home
+    from pipelines.home.home import Home
     from specs.schema.experiment import Experiment
 
 

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.launchers import Finding, passed_on, sent_along
 from pipelines.launchers.ranks import Share
 from pipelines.launchers.ssh.node import BEAT_SECONDS, TOKEN_FILE, machine_versions
 from pipelines.processes.supervisor import log_size
-from rpg.processes.parent import die_with_parent
+from specs.machine.parent import die_with_parent
 from specs.schema.launchers import Host, SshLauncher
 
 _PROJECT = Path(__file__).parents[3]

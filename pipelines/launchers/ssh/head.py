@@ -26,10 +26,10 @@ from pipelines.launchers.ssh.connection import (
 )
 from pipelines.launchers.ssh.node import machine_versions
 from pipelines.processes.supervisor import log_tail
-from rpg.processes.exit_cause import SIGNALLED, STOPPED, USER_ERROR, forget_exits, leave_issues
-from rpg.processes.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
-from rpg.processes.parent import die_with_parent
 from specs.errors import Issue
+from specs.machine.exit_cause import SIGNALLED, STOPPED, USER_ERROR, forget_exits, leave_issues
+from specs.machine.launch import ENGINES_ELSEWHERE, KEY, LOOPBACK, new_key
+from specs.machine.parent import die_with_parent
 from specs.schema.experiment import Experiment
 from specs.schema.launchers import SshLauncher
 

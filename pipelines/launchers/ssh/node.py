@@ -25,8 +25,8 @@ from typing import Any
 
 from pipelines.launchers.network import address_of, free_port, interface_of
 from pipelines.launchers.ranks import Processes, Share
-from rpg.files import versions_of
-from rpg.processes.gpu_slots import TooFewSlotsError, leased, slots_wanted
+from specs.machine.files import versions_of
+from specs.machine.gpu_slots import TooFewSlotsError, leased, slots_wanted
 from specs.secrets import SecretError
 
 TOKEN_FILE = "launch.token"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report.answer import BySteps, percent, points
 from pipelines.report.evidence import accuracies, clusters, load_run, other_measures, show
 from pipelines.report.statistics import Interval, Verdict, mean_interval, seed_mean, spread_of, verdict

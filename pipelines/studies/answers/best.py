@@ -6,14 +6,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report.evidence import differences, show
 from pipelines.studies.answers.answer import standing
 from pipelines.studies.answers.results import Best, StudyRecord, Trial, best_of, pareto_front
-from rpg.files import read_json
 from specs.document import Document
 from specs.errors import Issue, Position, SpecError
 from specs.loader import load_document
+from specs.machine.files import read_json
 from specs.reading.yaml import dump
 from specs.schema.experiment import Experiment
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report.charts import number
 from pipelines.report.evidence import show
 from pipelines.report.page import publish, render
@@ -14,7 +14,7 @@ from pipelines.studies.answers import pictures
 from pipelines.studies.answers.answer import answer, difference, with_interval
 from pipelines.studies.answers.importances import Importance, importances
 from pipelines.studies.answers.results import COSTS, StudyRecord, Trial, best_of, cost_words, pareto_front, read_study
-from rpg.files import read_json
+from specs.machine.files import read_json
 from specs.schema.study import measure_label
 
 MOST_TRIALS = 500

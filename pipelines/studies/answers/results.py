@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipelines.home import Home
+from pipelines.home.home import Home
 from pipelines.report.charts import number
 from pipelines.report.statistics import Interval
 from specs.documents.reading import read_checked

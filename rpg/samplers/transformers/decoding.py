@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from rpg.processes.standstill import show_work
 from rpg.samplers.base import ADMISSION_STEPS
 from rpg.samplers.stop_texts import StopTextWatch
 from rpg.samplers.transformers.cache import KeysValues, SlotCache
 from rpg.samplers.transformers.draws import BLOCK, draw, uniforms
 from rpg.types import Admit, OnResponse, Rollout, Sampling, Turn
+from specs.machine.standstill import show_work
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, that one prefill pass takes at most."""

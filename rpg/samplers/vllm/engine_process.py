@@ -13,8 +13,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rpg.processes.parent import die_with_parent, share_cores
 from specs.errors import SpecError
+from specs.machine.parent import die_with_parent, share_cores
 
 Call = tuple[str, dict[str, Any]]
 """Method and its arguments."""

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rpg.processes import ranks
-from rpg.processes.gpu_slots import gpu_at, gpus_of_run
-from rpg.processes.launch import engines_elsewhere
 from rpg.samplers.base import Sampler, SamplerSettings, special_tokens
 from rpg.samplers.out_of_memory import memory_of_sampler
 from rpg.samplers.sampling_ranks import has_sampler
@@ -18,6 +16,8 @@ from rpg.samplers.vllm.remote_engine import RemoteEngine
 from rpg.samplers.vllm.sampler import VllmSampler
 from rpg.samplers.vllm.sharing import GuestSampler, HostSampler, opened_on_all_ranks
 from specs.errors import Issue, SpecError
+from specs.machine.gpu_slots import gpu_at, gpus_of_run
+from specs.machine.launch import engines_elsewhere
 from specs.schema.rollout import VllmRollout
 
 

@@ -1,10 +1,10 @@
 """An engine's process on a machine without ranks, where the launcher has started it."""
 
 from rpg.processes import ranks
-from rpg.processes.launch import launch_key
 from rpg.processes.store import launch_store
 from rpg.samplers.vllm.dedicated import EngineProcessError
 from rpg.samplers.vllm.meeting import MeetingError, meet_engine
+from specs.machine.launch import launch_key
 
 
 class RemoteEngine:

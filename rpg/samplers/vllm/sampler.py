@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpg.processes.standstill import show_work
 from rpg.samplers.base import ADMISSION_STEPS, response_limits, sampled_groups
 from rpg.samplers.stop_texts import tokenizer_in
 from rpg.samplers.vllm.engine import EngineSettings, process_restored, shut_down, start
 from rpg.samplers.vllm.weight_transfer import directory_in_memory
 from rpg.types import Admit, FinishReason, OnResponse, Rollout, RolloutGroup, Sampling, Turn
+from specs.machine.standstill import show_work
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams

@@ -4,7 +4,7 @@ import signal
 
 from torch import Tensor, nn
 
-from rpg.processes.parent import die_with_parent
+from specs.machine.parent import die_with_parent
 
 
 class WorkerExtension:

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 from live import Lab, finished, wait_for
 
-from pipelines.state import read_json
+from pipelines.home.state import read_json
 
 HERE = Path(__file__).parent
 ROOT = Path("/tmp/recorded-home")

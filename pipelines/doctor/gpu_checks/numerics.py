@@ -1,0 +1,167 @@
+"""Gradients as the trainer takes them, against those of plain PyTorch in float32, one response at a time."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pipelines.doctor.gpu_checks.check import Bench, CheckFailedError, Figures
+from pipelines.doctor.gpu_checks.models import TINY, BatchShape, random_step, write_model
+from rpg.batches.batch import Microbatch, StepRollouts, microbatch
+from rpg.batches.minibatches import cut, plan_step
+from rpg.learner.deepspeed import Learner
+from rpg.learner.packing import Packing
+from rpg.learner.packing_trial import try_packing
+from rpg.learner.policy import Policy, load_model
+from rpg.processes import ranks
+from specs.schema.training import Training
+
+Gradients = dict[str, Tensor]
+"""Parameter -> its gradient in float32, on the host."""
+_SHAPE = BatchShape(prompts=4, group_size=6, prompt_length=24, response_length=96, microbatch_tokens=512, unequal=True)
+TOLERANCE = 0.05
+"""Norm of the gradient's error in bfloat16 over its norm. On a CPU it is 0.01."""
+_WORSE = 1.5
+"""How much larger the error may be in packed rows than in padded ones, and with Liger's kernels than with PyTorch's
+operations, all in bfloat16 against float32."""
+
+
+def gradients_at_every_stage(bench: Bench) -> Figures:
+    """A tiny training step in bfloat16 at each ZeRO stage: the gradient, its norm, and an update that moves weights."""
+    figures: Figures = {}
+    step = random_step(TINY["vocab_size"], _SHAPE)
+    weights_dir = bench.directory
+    if ranks.rank() == 0:
+        write_model(weights_dir, TINY, torch.device("cpu"), torch.bfloat16)
+    ranks.wait_for_all()
+    expected = exact_gradients(weights_dir, step, bench.device)
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in expected.values()))
+    for stage in (0, 1, 2, 3):
+        settings = training("bfloat16", zero_stage=stage)
+        learner = Learner(weights_dir, settings, temperature=1.0, device=bench.device, lends_weights=False)
+        passes = cut(step, plan_step(step, settings, packed=learner.packs), bench.device)[0].passes
+        add_gradient(learner, passes, step)
+        error = relative_error(dict(whole_gradients(learner.policy)), expected)
+        figures[f"zero_{stage}_gradient_error"] = error
+        if not error < TOLERANCE:
+            raise CheckFailedError(f"ZeRO {stage}: the gradient is off by {error:.2g} of its norm, allowed {TOLERANCE}")
+        before = learner.logprobs(passes[0])[0].detach()
+        measured = learner.update(learning_rate=1e-2)
+        if not abs(measured / norm - 1) < TOLERANCE:
+            raise CheckFailedError(f"ZeRO {stage}: the gradient's norm is {measured:.4g}, in float32 {norm:.4g}")
+        after = learner.logprobs(passes[0])[0].detach()
+        if not float((after - before).abs().max()) > 0.01:
+            raise CheckFailedError(f"ZeRO {stage}: an update does not change the policy")
+        del learner
+    return figures
+
+
+def packed_against_single(bench: Bench) -> Figures:
+    """Logprobs of packed responses against each alone, and the gradients of both against float32."""
+    weights_dir = write_model(bench.directory, TINY, torch.device("cpu"), torch.bfloat16)
+    step = random_step(TINY["vocab_size"], _SHAPE)
+    expected = exact_gradients(weights_dir, step, bench.device)
+    figures: Figures = {}
+    for packed in (True, False):
+        settings = training("bfloat16", packing=packed)
+        model = load_model(weights_dir, settings).to(bench.device)  # type: ignore[arg-type]  # transformers' own types
+        policy = Policy(model, temperature=1.0)
+        if packed:
+            trial = try_packing(policy, model.config, bench.device, precision="bfloat16")
+            if not trial.keeps_apart:
+                raise CheckFailedError(str(trial))
+            figures["logprob_difference"] = trial.difference
+        found = _gradients(policy, step, settings, bench.device)
+        figures["packed_gradient_error" if packed else "padded_gradient_error"] = relative_error(found, expected)
+    packed_error, padded_error = float(figures["packed_gradient_error"]), float(figures["padded_gradient_error"])
+    if not packed_error < max(_WORSE * padded_error, 1e-5):
+        raise CheckFailedError(
+            f"gradients of packed rows are off by {packed_error:.2g} of their norm, padded ones by {padded_error:.2g}"
+        )
+    return figures
+
+
+def fused_kernels(bench: Bench) -> Figures:
+    """Gradients with PyTorch's operations and with Liger's kernels, both against float32."""
+    weights_dir = write_model(bench.directory, TINY, torch.device("cpu"), torch.bfloat16)
+    step = random_step(TINY["vocab_size"], _SHAPE)
+    expected = exact_gradients(weights_dir, step, bench.device)
+    errors: dict[str, float] = {}
+    for kernels in ("torch", "liger"):  # in this order: afterwards all models of the class have Liger's rotation
+        settings = training("bfloat16").model_copy(update={"kernels": kernels})
+        policy = Policy(load_model(weights_dir, settings), temperature=1.0).to(bench.device)
+        errors[kernels] = relative_error(_gradients(policy, step, settings, bench.device), expected)
+    if not errors["liger"] < max(_WORSE * errors["torch"], 1e-5):
+        raise CheckFailedError(
+            f"gradients with Liger's kernels are off by {errors['liger']:.2g} of their norm, those of PyTorch by"
+            f" {errors['torch']:.2g}"
+        )
+    return {f"{kernels}_gradient_error": error for kernels, error in errors.items()}
+
+
+def training(precision: str, *, zero_stage: int = 0, packing: bool = True, shape: BatchShape = _SHAPE) -> Training:
+    """One update of all responses."""
+    return Training.model_validate(
+        {
+            **{"steps": 1, "prompts_per_step": shape.prompts, "group_size": shape.group_size},
+            **{"precision": precision, "zero_stage": zero_stage, "packing": packing, "ranks": ranks.world_size()},
+            "microbatch_tokens": shape.microbatch_tokens,
+            "optimizer": {"max_grad_norm": 1e9},
+        }
+    )
+
+
+def loss_of(logprobs: Tensor, batch: Microbatch, step: StepRollouts) -> Tensor:
+    """A pass's part of the loss: the mean over all tokens of their logprobs, each times a fixed random weight."""
+    generator = torch.Generator().manual_seed(1)
+    weights = batch.look_up(torch.randn(len(step.rollout_logprobs), generator=generator))
+    return (weights * logprobs).sum() / len(step.rollout_logprobs)
+
+
+def _gradients(policy: Policy, step: StepRollouts, settings: Training, device: torch.device) -> Gradients:
+    """Of all responses, packed if the settings say so, without DeepSpeed."""
+    for batch in cut(step, plan_step(step, settings, packed=settings.packing), device)[0].passes:
+        packing = Packing(batch.packed, device) if settings.packing else None
+        logprobs, _ = policy(batch.input_ids, batch.sources, batch.targets, packing=packing)
+        loss_of(logprobs, batch, step).backward()  # type: ignore[no-untyped-call]
+    return {name: value.grad.float().cpu() for name, value in policy.named_parameters() if value.grad is not None}
+
+
+def add_gradient(learner: Learner, passes: Sequence[Microbatch], step: StepRollouts) -> None:
+    """Adds the gradient of this rank's passes."""
+    for batch in passes:
+        learner.backward(loss_of(learner.logprobs(batch)[0], batch, step))
+
+
+def exact_gradients(weights_dir: Path, step: StepRollouts, device: torch.device) -> Gradients:
+    """Of all responses, in float32 without packing, without DeepSpeed."""
+    settings = training("float32", packing=False)
+    policy = Policy(load_model(weights_dir, settings), temperature=1.0).to(device)
+    plan = plan_step(step, settings)
+    for rank in range(ranks.world_size()):
+        for rows in plan.updates[0].passes[rank]:
+            batch = microbatch(step, rows, device)
+            logprobs, _ = policy(batch.input_ids, batch.sources, batch.targets)
+            loss_of(logprobs, batch, step).backward()  # type: ignore[no-untyped-call]
+    return {name: value.grad.cpu() for name, value in policy.named_parameters() if value.grad is not None}
+
+
+def whole_gradients(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Those that DeepSpeed has added up over passes and ranks, whole. All ranks call it, before the update."""
+    from deepspeed.utils import safe_get_full_grad
+
+    for name, parameter in policy.named_parameters():
+        gradient = safe_get_full_grad(parameter)
+        if gradient is None:
+            raise CheckFailedError(f"DeepSpeed has no gradient of {name}")
+        yield name, gradient.float().cpu()
+
+
+def relative_error(found: Gradients, expected: Gradients) -> float:
+    """Norm of the difference over the norm of what is expected, over all parameters."""
+    if found.keys() != expected.keys():
+        raise CheckFailedError(f"gradients of {len(found)} parameters for {len(expected)}")
+    difference = sum(float((found[name] - expected[name]).square().sum()) for name in expected)
+    return math.sqrt(difference / sum(float(gradient.square().sum()) for gradient in expected.values()))

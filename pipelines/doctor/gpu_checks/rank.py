@@ -1,0 +1,146 @@
+"""One rank of the checks, started by a launcher as a run's ranks are.
+
+`python -m pipelines.doctor.gpu_checks.rank JOB.json`
+
+JOB: {device: cpu|cuda, checks: names, out: directory of the results, scratch: directory that all ranks see}. The rank
+starts a process for each check and gives it its time. Ranks begin a check together: the first one's store, at the
+address that the launcher chose, is where they meet and where those of a check that is made together find each other.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.doctor.gpu_checks.catalogue import CHECKS
+from pipelines.doctor.gpu_checks.check import Check, Result
+from specs.machine.files import write_json
+from specs.machine.parent import die_with_parent
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_NAMES = {"vllm": "vLLM", "liger_kernel": "Liger-Kernel"}
+_LATE_SECONDS = 60.0
+"""How much later than this rank another may come to the end of a check."""
+
+
+class CheckingRank:
+    """Makes the checks that are this rank's, in step with the other ranks."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._device: str = job["device"]
+        self._checks = [check for check in CHECKS if check.name in job["checks"]]
+        self._rank, self._world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._out, self._scratch = Path(job["out"]), Path(job["scratch"])
+        self._store: Store | None = None
+        if self._world > 1:
+            from rpg.processes.store import launch_store
+
+            self._store = launch_store(keeps=self._rank == 0)
+
+    def run(self) -> None:
+        """Leaves a result for every check."""
+        for check in self._checks:
+            reason = self._reason_to_skip(check)
+            result = self._skipped(check, reason) if reason else self._make(check)
+            if result:
+                write_json(self._result(check), asdict(result), allow_nan=True)
+            self._meet(check)
+
+    def _result(self, check: Check) -> Path:
+        return self._out / f"{check.name}-{self._rank:05}.json"
+
+    def _reason_to_skip(self, check: Check) -> str:
+        if check.scope == "host" and self._local_rank:
+            return "made by the first rank of the host"
+        if self._world < check.ranks:
+            return f"needs {check.ranks} ranks"
+        if check.package and find_spec(check.package) is None:
+            return f"{_NAMES[check.package]} is not installed"
+        if check.gpus and self._device == "cpu":
+            return "needs a GPU"
+        if check.gpus > 1 and len(self._gpus()) < check.gpus:
+            return f"needs {check.gpus} GPUs on a host"
+        return ""
+
+    def _gpus(self) -> list[str]:
+        """The GPUs that this rank sees, as CUDA_VISIBLE_DEVICES names them."""
+        if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            return visible.split(",")
+        import torch
+
+        return [str(index) for index in range(torch.cuda.device_count())]
+
+    def _skipped(self, check: Check, reason: str) -> Result:
+        return Result(check.name, "skipped", reason, rank=self._rank, host=socket.gethostname())
+
+    def _make(self, check: Check) -> Result | None:
+        """Runs the check's process. It leaves its result itself; else the cause of its end is one."""
+        directory = self._scratch / check.name / ("all" if check.scope == "all" else str(self._rank))
+        directory.mkdir(parents=True, exist_ok=True)
+        log = self._out / f"{check.name}-{self._rank:05}.log"
+        together = check.scope == "all" and self._store is not None
+        command = [sys.executable, "-m", "pipelines.doctor.gpu_checks.child", check.name, self._device, str(directory)]
+        command += [str(self._result(check)), *(["together"] if together else [])]
+        start = time.monotonic()
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **({} if together else self._alone(check))},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+            try:
+                code = process.wait(check.limit_seconds)
+                how = (
+                    f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
+                )
+            except subprocess.TimeoutExpired:
+                how = f"it took longer than {check.limit_seconds:g} s and was killed"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with the engines that it has started
+                process.wait()
+        if not together or self._rank == 0:
+            shutil.rmtree(directory, ignore_errors=True)
+        if self._result(check).exists():
+            return None
+        seconds = time.monotonic() - start
+        message = f"{how}; see {log}"
+        return Result(check.name, "failed", message, seconds=seconds, rank=self._rank, host=socket.gethostname())
+
+    def _alone(self, check: Check) -> dict[str, str]:
+        """The environment of a rank without others, on its own GPU or with those of its host."""
+        gpus = self._gpus() if self._device == "cuda" else []
+        visible = ",".join(gpus if check.scope == "host" else gpus[self._local_rank : self._local_rank + 1])
+        alone = {"WORLD_SIZE": "1", "LOCAL_SIZE": "1", "LOCAL_RANK": "0"}
+        return alone | ({"CUDA_VISIBLE_DEVICES": visible, "RPG_GPUS": visible} if gpus else {})
+
+    def _meet(self, check: Check) -> None:
+        """Waits until all ranks are done with the check."""
+        if self._store is None:
+            return
+        if self._store.add(f"{check.name} done", 1) == self._world:
+            self._store.set(f"{check.name} over", "")
+        self._store.wait([f"{check.name} over"], timedelta(seconds=check.limit_seconds + _LATE_SECONDS))
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    CheckingRank(json.loads(Path(sys.argv[1]).read_text())).run()

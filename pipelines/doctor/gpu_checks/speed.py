@@ -1,0 +1,160 @@
+"""A middle-sized model's training step: its rate, its share of the device's peak, its memory against the estimate."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pipelines.doctor.gpu_checks.check import Bench, CheckFailedError, Figures
+from pipelines.doctor.gpu_checks.models import MIDDLE, SMALL, BatchShape, random_step, write_model
+from pipelines.doctor.gpu_checks.numerics import add_gradient, training
+from pipelines.planning.device import peak_flops
+from pipelines.planning.memory import memory_estimate
+from rpg.base.shape import ModelShape, shape_of_config
+from rpg.batches.minibatches import cut, plan_step
+from rpg.learner.deepspeed import Learner
+from rpg.processes import ranks
+from specs.schema.experiment import Experiment
+from specs.schema.training import Training
+
+_OVER_ESTIMATE = 1.1
+"""Times the estimate that the memory may be: the estimate is an upper bound, and held to 10 %."""
+_LEAST_SHARE = 0.1
+"""Of the peak. The estimate of GPU hours assumes 0.4; a tenth is what a wrong kernel or a throttled GPU gives."""
+_ON_GPU = BatchShape(prompts=16, group_size=8, prompt_length=256, response_length=768, microbatch_tokens=16384)
+_ON_CPU = BatchShape(prompts=4, group_size=4, prompt_length=16, response_length=48, microbatch_tokens=512)
+_UPDATES = 2
+"""That are timed, after one that is not."""
+
+
+def step_at_zero_2(bench: Bench) -> Figures:
+    """Gradients and optimizer sharded."""
+    return _step(bench, zero_stage=2)
+
+
+def step_at_zero_3(bench: Bench) -> Figures:
+    """Weights as well."""
+    return _step(bench, zero_stage=3)
+
+
+def _step(bench: Bench, *, zero_stage: int) -> Figures:
+    on_gpu = bench.device.type == "cuda"
+    config, shape = (MIDDLE, _ON_GPU) if on_gpu else (SMALL, _ON_CPU)
+    settings = training(
+        bench.precision, zero_stage=zero_stage, shape=replace(shape, prompts=shape.prompts * ranks.world_size())
+    )
+    figures = measure_updates(bench, config, settings, shape)
+    _check_memory(figures)
+    share = figures.get("share_of_peak")
+    if isinstance(share, float) and not share > _LEAST_SHARE:
+        raise CheckFailedError(f"{share:.0%} of the peak, {figures['tokens_per_second']:.0f} tokens/s a rank")
+    return figures
+
+
+def measure_updates(
+    bench: Bench,
+    config: dict[str, Any],
+    settings: Training,
+    shape: BatchShape,
+    *,
+    within: Callable[[], AbstractContextManager[object]] | None = None,
+) -> Figures:
+    """Makes updates of a model of random weights as the trainer makes them, and measures them on this rank.
+
+    Args:
+        config: of the model, see `models`.
+        settings: prompts_per_step, group_size and microbatch_tokens are used as they are.
+        shape: lengths of prompts and responses.
+        within: surrounds the passes of one more update, which is not timed, as a profiler does.
+    Returns:
+        Seconds of an update and of its passes, tokens that this rank computes a second, and on a GPU the share of its
+        peak in the whole update and in the passes alone (an optimizer on the host waits for it), the most memory that
+        torch allocated, and the estimate of `rpg plan`, GiB.
+    """
+    device, first = bench.device, ranks.rank() == 0
+    if first:
+        write_model(bench.directory, config, device, getattr(torch, settings.precision))
+    ranks.wait_for_all()
+    step = random_step(config["vocab_size"], replace(shape, prompts=settings.prompts_per_step))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    learner = Learner(bench.directory, settings, temperature=1.0, device=device, lends_weights=False)
+    passes = cut(step, plan_step(step, settings, packed=learner.packs), device)[0].passes
+    times, norm = [], 0.0
+    for _ in range(1 + _UPDATES):
+        start = _now(device)
+        add_gradient(learner, passes, step)
+        passed = _now(device)
+        norm = learner.update(learning_rate=1e-6)
+        times.append((passed - start, _now(device) - start))
+    if within:
+        with within():
+            add_gradient(learner, passes, step)
+    if not math.isfinite(norm):
+        raise CheckFailedError(f"the gradient's norm is {norm}")
+    tokens = sum(batch.input_ids.numel() for batch in passes if batch.counts)
+    sampled = sum(len(batch.targets) for batch in passes if batch.counts)
+    of_passes, of_update = (min(seconds) for seconds in zip(*times[1:], strict=True))
+    rate = 1 / of_update
+    figures: Figures = {
+        "update_seconds": of_update,
+        "passes_seconds": of_passes,
+        "tokens_per_second": tokens * rate,
+    }
+    if device.type == "cuda":
+        model = shape_of_config(config)
+        length = shape.prompt_length + shape.response_length
+        flops = useful_flops(model, tokens, sampled, length)
+        figures |= {"tflops": flops * rate / 1e12}
+        if peak := peak_flops(torch.cuda.get_device_name(device)):
+            figures["share_of_peak"] = flops * rate / peak
+            figures["share_of_peak_in_passes"] = flops / of_passes / peak
+        figures["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+        figures["estimated_gib"] = estimated_bytes(model, settings, shape) / 2**30
+    return figures
+
+
+def useful_flops(model: ModelShape, tokens: int, sampled: int, length: int) -> float:
+    """Operations of a forward and a backward, recomputation not counted: of each token through the layers and its
+    causal attention, of each sampled token through the output head."""
+    head = model.vocab_size * model.hidden_size
+    layers = 6 * (model.matrix_parameters - head) + 6 * model.layers * model.attention_size * length
+    return float(tokens * layers + sampled * 6 * head)
+
+
+def estimated_bytes(model: ModelShape, settings: Training, shape: BatchShape) -> int:
+    """What `rpg plan` says that the learner alone takes: no sampler, no cache, no reference of its own."""
+    spec = Experiment.model_validate(
+        {
+            "name": "gpu-check",
+            "model": {"source": "pretrained", "path": "random"},
+            "data": {
+                "train": [{"source": "parquet", "name": "random", "path": "random.parquet"}],
+                "max_prompt_length": shape.prompt_length,
+            },
+            "reward": {"type": "exact_match"},
+            "rollout": {"max_response_length": shape.response_length},
+            "objective": {"type": "rpg"},
+            "reference": {"source": "behaviour", "update": None},
+            "training": settings.model_dump(),
+        }
+    )
+    return replace(memory_estimate(spec, model), sampler=0, kv_cache=0).total
+
+
+def _check_memory(figures: Figures) -> None:
+    """Raises CheckFailedError where a rank took more than the estimate says."""
+    peak, estimate = figures.get("peak_gib"), figures.get("estimated_gib")
+    if isinstance(peak, float) and isinstance(estimate, float) and not peak < _OVER_ESTIMATE * estimate:
+        raise CheckFailedError(f"{peak:.1f} GiB were taken, `rpg plan` estimates {estimate:.1f}")
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

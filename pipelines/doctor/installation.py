@@ -1,0 +1,184 @@
+"""What `rpg doctor` says: what is installed, what answers, what is misconfigured."""
+
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from typing import Literal
+
+from pipelines.home.home import Home
+from pipelines.launchers import Finding, launcher_of, launchers
+from pipelines.prefect_server.api import Services, answers, is_healthy, running_services, status_of_answer
+from pipelines.services.supervisord import ProcessState, Supervisor
+from rpg import sandbox
+from rpg.rewards import refusal
+from specs.errors import SpecError
+from specs.machine.files import read_json
+from specs.machine.gpu_slots import holders, slots_here
+from specs.machine.liveness import status_of
+from specs.schema.experiment import Experiment
+from specs.schema.rollout import SAMPLERS, engine_of
+
+REQUIRED = ("torch", "transformers", "deepspeed", "datasets", "prefect", "duckdb", "pyarrow", "optuna", "pydantic")
+OPTIONAL = {
+    **{each.package.distributions: f"rollout.engine: {engine_of(each)}" for each in SAMPLERS if each.package},
+    ("optuna-dashboard",): "a study's dashboard",
+}
+"""Distributions of which any one is enough -> what for."""
+_LOW_DISK_GIB = 2.0
+
+
+def examine(home: Home, experiment: Experiment | None = None) -> list[Finding]:
+    """Everything, in a fixed order: this machine, then what a spec's launcher reaches, or what every launcher needs.
+
+    An examination that fails is a finding too.
+    """
+    examinations: dict[str, Callable[[], Iterator[Finding]]] = {
+        "python": _python,
+        "packages": _packages,
+        "devices": _devices,
+        "sandbox": lambda: _sandbox(experiment),
+        "home": lambda: _home(home),
+        "database": lambda: _database(home),
+        "profile": lambda: _profile(home),
+        "services": lambda: _services(home),
+        "gpu slots": _gpu_slots,
+        "launchers": lambda: _launchers(home, experiment),
+    }
+    findings: list[Finding] = []
+    for name, examination in examinations.items():
+        try:
+            findings += examination()
+        except Exception as error:
+            findings.append(Finding(name, "broken", f"{type(error).__name__}: {error}"))
+    return findings
+
+
+def _python() -> Iterator[Finding]:
+    version = sys.version.split()[0]
+    status: Literal["ok", "broken"] = "ok" if sys.version_info >= (3, 11) else "broken"
+    yield Finding("python", status, f"{version} at {sys.executable}")
+    if sys.platform != "linux":
+        yield Finding("system", "note", f"{sys.platform}: a killed command's processes live until the next command")
+
+
+def _packages() -> Iterator[Finding]:
+    for name in REQUIRED:
+        try:
+            yield Finding(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Finding(name, "broken", "not installed")
+    for (name, *others), purpose in OPTIONAL.items():
+        try:
+            yield Finding(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            other = next((other for other in others if any(metadata.distributions(name=other))), "")
+            yield Finding(name, "note", f"installed (as {other})" if other else f"not installed; needed for {purpose}")
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    count = torch.cuda.device_count()
+    if count:
+        names = ", ".join(torch.cuda.get_device_name(index) for index in range(count))
+        yield Finding("devices", "ok", f"{count} CUDA: {names}")
+    else:
+        yield Finding("devices", "ok", f"no CUDA device; {os.cpu_count()} CPU cores")
+
+
+def _sandbox(experiment: Experiment | None) -> Iterator[Finding]:
+    lack = sandbox.missing()
+    if lack is None:
+        yield Finding("sandbox", "ok", "bubblewrap makes one for rewards that may run what a response says")
+    elif experiment and refusal(experiment.reward):
+        message = f"{lack.reason}; reward.type {experiment.reward.type} needs it here: {lack.hint}"
+        yield Finding("sandbox", "broken" if launcher_of(experiment).ranks_run_here else "note", message)
+    else:
+        yield Finding("sandbox", "note", f"{lack.reason}; needed for reward.type: reasoning_gym: {lack.hint}")
+
+
+def _home(home: Home) -> Iterator[Finding]:
+    existing = next(path for path in (home.root, *home.root.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        yield Finding("home", "broken", f"{existing} cannot be written")
+        return
+    free = shutil.disk_usage(existing).free / 2**30
+    low = free < _LOW_DISK_GIB
+    yield Finding("home", "note" if low else "ok", f"{home.root}, {free:.1f} GiB free")
+    mode = stat.S_IMODE(home.root.stat().st_mode) if home.root.exists() else 0
+    # Its group may pass through, where PostgreSQL has to run as a user of its own.
+    if mode & 0o067:
+        message = f"other users can get at {home.root}: `chmod 700` keeps them out ({mode:o})"
+        yield Finding("home's mode", "note", message)
+    crashed = [
+        path.parent.name
+        for path in home.root.glob("runs/*/state.json")
+        if status_of(path.parent, read_json(path)) == "crashed"
+    ]
+    if crashed:
+        yield Finding("crashed runs", "note", f"{', '.join(sorted(crashed))}; `rpg resume` goes on with one")
+
+
+def _database(home: Home) -> Iterator[Finding]:
+    if not home.root.exists():
+        return
+    from storage import Store
+
+    with Store.open(home.root) as store:
+        runs = store.query("select count(*) from runs").rows[0][0]
+    yield Finding("records", "ok", f"{runs} runs; `rpg db check --full` reads every row")
+
+
+def _profile(home: Home) -> Iterator[Finding]:
+    name = os.environ.get("RPG_PROFILE", "")
+    if name:
+        from pipelines.prefect_server.client import api_url
+
+        try:
+            yield Finding("profile", "ok", api_url(home, name))
+        except SpecError as error:
+            yield Finding("profile", "broken", f"RPG_PROFILE={name}: {error.issues[0].message}")
+
+
+def _services(home: Home) -> Iterator[Finding]:
+    services = running_services(home)
+    if services is None:
+        yield Finding("dashboard", "note", "not up; `rpg up` starts it, `rpg run` does without")
+        return
+    if is_healthy(services.url):
+        yield Finding("dashboard", "ok", services.dashboard)
+    else:
+        without = "its database does not answer" if answers(f"{services.url}/health") else "does not answer"
+        yield Finding("dashboard", "broken", f"{services.url}: {without}; see {home.logs / 'prefect-server.log'}")
+    states = Supervisor(home, services.control_port).states()
+    for program in dict.fromkeys(process.program for process in states):
+        yield _program(home, services, [process for process in states if process.program == program])
+    refuses = status_of_answer(f"{services.url}/admin/version") == 401
+    message = "the API refuses who shows no password" if refuses else "the API answers who shows no password"
+    yield Finding("password", "ok" if refuses else "broken", message)
+
+
+def _program(home: Home, services: Services, processes: list[ProcessState]) -> Finding:
+    """Whether a program's processes run, and where it is to be seen, or else its log."""
+    name = processes[0].program
+    addresses = {"studies": services.studies_url, "record": services.record_url}
+    if all(process.state == "RUNNING" for process in processes):
+        pids = ", ".join(str(process.pid) for process in processes)
+        return Finding(name, "ok", addresses.get(name) or f"process {pids}")
+    states = ", ".join(process.state.lower() for process in processes)
+    log = home.logs / processes[0].log
+    return Finding(name, "note" if name == "studies" else "broken", f"{states}; `rpg up` starts it again; see {log}")
+
+
+def _gpu_slots() -> Iterator[Finding]:
+    if slots := slots_here():
+        taken = holders(slots)
+        yield Finding("gpu slots", "ok", f"{len(slots)}: {', '.join(slots)}" + (f"; {taken}" if taken else ""))
+
+
+def _launchers(home: Home, experiment: Experiment | None) -> Iterator[Finding]:
+    for launcher in [launcher_of(experiment)] if experiment else launchers():
+        yield from launcher.examine(home, experiment)

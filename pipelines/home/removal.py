@@ -1,0 +1,182 @@
+"""Deleting runs and experiments with all that is on record of them. What others share stays: `rpg gc` frees it."""
+
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import duckdb
+
+from pipelines.home.garbage import size_of
+from pipelines.home.home import STORE, Home
+from pipelines.home.runs import find_run, read_state, status_of, study_runs
+from pipelines.home.state import run_ids as run_ids_in
+from pipelines.home.versions import is_experiment, runs_of, split_name, versions_in
+from specs.errors import RpgError
+from specs.machine.files import now, read_json, write_json
+from specs.machine.lease import RunBusyError, acquire
+from specs.machine.liveness import newest_lease
+from storage import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What a name stands for, to be deleted."""
+
+    runs: tuple[str, ...]
+    """Ids of those that are on record here."""
+    experiment: str = ""
+    """Its record goes too; empty: runs alone."""
+    num_bytes: int = 0
+    needed_by: tuple[str, ...] = ()
+    """Ids of runs that stay and whose base model is the weights of one that goes: evaluations measured them, trainings
+    began from them. What they recorded stays too."""
+
+
+class NotRemovableError(RpgError):
+    """Something is still in use."""
+
+
+def removal_of(home: Home, name: str) -> Removal:
+    """What would be deleted.
+
+    Args:
+        name: a run; an experiment, all its versions; or NAME@VERSION, the runs that no other version has.
+    Raises:
+        NoSuchRunError, NoSuchVersionError: nothing is called so.
+        NotRemovableError: a run is executed, waits on a server, belongs to a study, or to a home that machines share;
+            or no run is the version's alone.
+    """
+    experiment, version = split_name(name)
+    if (home.study(name) / "study.json").is_file():
+        raise NotRemovableError(f"{name} is a study, and its trials are what its answer rests on: they stay")
+    if not is_experiment(home, name):
+        runs = [find_run(home, name)]
+    elif version:
+        record = read_json(home.experiment(experiment) / "experiment.json")
+        kept = {run_id for other in versions_in(record) if other.number != version for run_id in other.runs}
+        runs = [run_id for run_id in runs_of(home, name) if run_id not in kept]
+        if not runs:
+            raise NotRemovableError(f"every run of {name} belongs to another version too; `rpg rm RUN` deletes one")
+    else:
+        runs = read_json(home.experiment(name) / "experiment.json").get("runs", [])
+    whole = experiment if is_experiment(home, name) and not version else ""
+    recorded = [run_id for run_id in runs if (home.run(run_id) / "run.json").is_file()]
+    if refusals := [why for run_id in recorded if (why := _refusal(home, run_id))]:
+        raise NotRemovableError("\n".join(refusals))
+    places = [home.run(run_id) for run_id in recorded] + ([home.experiment(whole)] if whole else [])
+    return Removal(
+        tuple(recorded), whole, sum(size_of(place) for place in places), tuple(_needing_weights(home, recorded))
+    )
+
+
+def remove(home: Home, removal: Removal) -> bool:
+    """Deletes the runs, and their names in the records of experiments. What another call has deleted meanwhile is gone.
+
+    Killed on the way, it leaves whole runs, and rests out of sight that the next call deletes.
+
+    Returns:
+        Whether the index knows; not where a full disk takes no new one, say. The next ingest tells it.
+    Raises:
+        NotRemovableError: a run has been begun meanwhile; those before it are deleted.
+    """
+    with home.locked("removal", waiting=lambda: None):
+        aside = home.root / ".removed"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        for run_id in removal.runs:
+            if home.run(run_id).is_dir():
+                _move_away(home, run_id, aside)
+            for copy in home.sent_copies(run_id):
+                shutil.rmtree(copy, ignore_errors=True)
+        for name in _experiments_of(home, removal.runs):
+            _forget(home, name, removal.runs)
+        if removal.experiment and (record := home.experiment(removal.experiment)).is_dir():
+            record.rename(aside / f"experiment {removal.experiment}")
+        try:
+            with Store.open(home.root) as store:
+                store.ingest()
+            is_indexed = True
+        except (OSError, duckdb.Error):
+            is_indexed = False  # readers pass over what is not there
+        shutil.rmtree(aside)  # last: what fails before it leaves a home that has forgotten the runs
+    return is_indexed
+
+
+def _refusal(home: Home, run_id: str) -> str:
+    status = status_of(home, run_id)
+    if status == "running":
+        return f"{run_id} is running; `rpg cancel {run_id}` stops it"
+    if status == "pending" and read_state(home, run_id).get("flow_run_id"):
+        return f"{run_id} waits on a server; `rpg cancel {run_id}` takes it back"
+    for study in sorted(home.root.glob("studies/*/study.json")):
+        if run_id in study_runs(home, study.parent.name):
+            return f"{run_id} is a trial of the study {study.parent.name}, whose answer rests on it"
+    if os.environ.get(STORE):
+        return f"{run_id} is kept in an object store that machines share; it is not deleted from here"
+    return ""
+
+
+def _needing_weights(home: Home, run_ids: Collection[str]) -> Iterator[str]:
+    """The other runs whose model is weights that one of some runs has exported."""
+    for other in run_ids_in(home):
+        model = read_json(home.run(other) / "spec.json").get("model") or {}
+        match Path(model.get("path", "")).parts:
+            # Under whatever root: the home may have been moved, or the run imported.
+            case (*_, "runs", run_id, "weights", _) if run_id in run_ids and other not in run_ids:
+                yield other
+
+
+def _move_away(home: Home, run_id: str, aside: Path) -> None:
+    """Takes a run that nobody executes out of the home at once: no reader sees half of it."""
+    directory, there = home.run(run_id), aside / run_id
+    try:
+        lease = acquire(directory)
+    except RunBusyError as error:
+        raise NotRemovableError(str(error)) from None
+    # Given back before the directory goes: its heartbeat would make the directory again.
+    lease.release()
+    with home.locked("ingest", waiting=lambda: None):  # neither indexed nor compacted meanwhile
+        directory.rename(there)
+        newest = newest_lease(there)
+        if newest is None or newest.number != lease.number:
+            there.rename(directory)
+            raise NotRemovableError(f"{run_id} was begun meanwhile; `rpg cancel {run_id}` stops it")
+
+
+def _experiments_of(home: Home, run_ids: Collection[str]) -> Iterator[str]:
+    for path in sorted(home.root.glob("experiments/*/experiment.json")):
+        if not set(run_ids).isdisjoint(read_json(path).get("runs", [])):
+            yield path.parent.name
+
+
+def _forget(home: Home, name: str, run_ids: Sequence[str]) -> None:
+    """Takes runs out of an experiment's record, and deletes the pages that show them.
+
+    Versions that have no run left go; the others keep their numbers, and no later one gets a number again.
+    """
+    with home.locked(f"experiment-{name}", waiting=lambda: None):
+        path = home.experiment(name) / "experiment.json"
+        record = read_json(path)
+        versions = [
+            replace(version, runs=tuple(run_id for run_id in version.runs if run_id not in run_ids))
+            for version in versions_in(record)
+        ]
+        left = [version for version in versions if version.runs]
+        before = versions_in(record)
+        pages = {f"report@{version.number}.html": version.runs for version in before}
+        pages |= {"report.html": before[-1].runs} if before else {}
+        for page, shown in pages.items():
+            if not set(shown).isdisjoint(run_ids):
+                (home.experiment(name) / page).unlink(missing_ok=True)
+        record |= {
+            "runs": [run_id for run_id in record.get("runs", []) if run_id not in run_ids],
+            "current": list(left[-1].runs) if left else [],
+            "labels": {run_id: label for run_id, label in record.get("labels", {}).items() if run_id not in run_ids},
+            "updated_at": now(),
+        }
+        if "versions" in record:
+            record["versions"] = [version.to_json() for version in left]
+            record["last_version"] = max(record.get("last_version", 0), *(version.number for version in versions), 0)
+        write_json(path, record)

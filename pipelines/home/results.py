@@ -1,0 +1,96 @@
+"""A stage's result on disk: where its manifest lies, whether the result is whole, and how a new one is published.
+
+What has its final name is whole: a result is filled aside, hashed, made durable and renamed.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pipelines.home.home import Home
+from specs.machine.files import files_under, now, publish_directory, read_json, versions_of, write_json
+from specs.machine.manifests import find_damage, list_files
+
+_PACKAGES = ("rpg-experiments", "torch", "transformers", "datasets", "reasoning-gym", "deepspeed")
+
+
+def manifest_of(stage: str, output: Path) -> Path:
+    """Where the manifest of a stage's result lies. (The report has none.)"""
+    return output / ("train.json" if stage == "train" else "manifest.json")
+
+
+def damage_of(manifest: Path, fingerprint: str, *, full: bool = False) -> str:
+    """What is wrong with a published result; empty where it can be taken as it is.
+
+    Plan and run ask this same question, so that what a plan calls CACHED is not made again.
+
+    Args:
+        fingerprint: the one that the result should have.
+        full: hash every file; else those that changed in size or time since they were last hashed.
+    """
+    recorded = read_json(manifest)
+    if recorded.get("fingerprint") != fingerprint:
+        return f"{manifest.name} is missing or of another fingerprint"
+    return find_damage(manifest.parent, recorded.get("files", {}), full=full)
+
+
+def is_report_current(state: dict[str, Any], fingerprint: str, inputs: Iterable[str], page: Path) -> bool:
+    """Whether a run's page is of this fingerprint and younger than the results that it shows.
+
+    Args:
+        state: the run's state.json.
+        inputs: names of the stages that the page shows.
+    """
+    stages = state.get("stages", {})
+    report = stages.get("report", {})
+    newest = max((stages.get(name, {}).get("ended_at") or "" for name in inputs), default="")
+    of_this = report.get("fingerprint") == fingerprint and report.get("status") == "finished"
+    return of_this and page.is_file() and newest <= (report.get("ended_at") or "")
+
+
+def check_results(home: Home, *, full: bool = False) -> Iterator[str]:
+    """Compares published results with their manifests. One line per damaged result, with its path in the home.
+
+    Args:
+        full: hash every file; else those that changed in size or time since they were last hashed.
+    """
+    shared = home.root.glob("artifacts/*/*/manifest.json")
+    of_runs = (path for name in ("train.json", "evaluate/*/manifest.json") for path in home.root.glob(f"runs/*/{name}"))
+    for manifest in sorted([*shared, *of_runs]):
+        if any(part.startswith(".") for part in manifest.relative_to(home.root).parts):
+            continue  # still being filled
+        fingerprint = read_json(manifest).get("fingerprint", "")
+        if damage := damage_of(manifest, fingerprint, full=full):
+            yield f"{manifest.parent.relative_to(home.root)}: {damage}"
+
+
+@contextlib.contextmanager
+def filling(output: Path) -> Iterator[Path]:
+    """A new directory beside `output` to fill; gone at the end if it was not published. The caller holds a lock."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for left_by_a_killed_process in output.parent.glob(f".{output.name}.*"):
+        shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
+    aside = output.parent / f".{output.name}.{os.getpid()}.{time.monotonic_ns()}"
+    aside.mkdir()
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def publish(aside: Path, output: Path, manifest: dict[str, Any]) -> None:
+    """Gives a filled directory its manifest and its name.
+
+    Args:
+        aside: what `filling` gave.
+        output: the final name; what stands there (damaged, or the same) is replaced.
+        manifest: stage, fingerprint, identity, inputs; files, created_at and versions are added.
+    """
+    files = list_files(aside, [str(file.relative_to(aside)) for file in files_under(aside)])
+    recorded = manifest | {"files": files, "created_at": now(), "versions": versions_of(*_PACKAGES)}
+    write_json(aside / "manifest.json", recorded)
+    publish_directory(aside, output)

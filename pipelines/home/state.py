@@ -1,0 +1,93 @@
+"""A run's documents: run.json, what the run is, written once; and state.json, how it stands, replaced at every change.
+
+Only the process that holds the run's lease writes state.json. Anyone may read it at any moment and finds it whole.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.home.home import Home
+from specs.machine.fence import Fence
+from specs.machine.files import now, read_json, write_json
+from specs.machine.liveness import FINAL
+from specs.secrets import hide
+
+Status = Literal["pending", "running", "finished", "failed", "cancelled"]
+WAITING = "waiting for a worker"
+"""Why a run that somebody had begun is pending: any worker of its pool goes on with it."""
+Record = dict[str, Any]
+
+
+class RunState:
+    """A run's state.json, written through at every change."""
+
+    def __init__(self, home: Home, run_id: str, fence: Fence | None = None) -> None:
+        """`fence`: of the lease under which this process writes; None: it only reads, or the run was never begun."""
+        self._fence = fence
+        self.path = home.run(run_id) / "state.json"
+        empty: Record = {
+            "status": "pending",
+            "started_at": None,
+            "ended_at": None,
+            "reason": "",
+            "pid": None,
+            "pid_started": None,
+            "host": None,
+            "flow_run_id": None,
+            "evaluation": None,
+            "stages": {},
+        }
+        self.record = empty | read_json(self.path)
+
+    @property
+    def status(self) -> Status:
+        """As it is written: that of a run whose process died still says `running`; see `runs.status_of`."""
+        status: Status = self.record["status"]
+        return status
+
+    def stage(self, name: str) -> Record:
+        """The record of a stage; empty where it was never begun."""
+        record: Record = self.record["stages"].get(name, {})
+        return record
+
+    def submitted(self, flow_run_id: str, api_url: str) -> None:
+        """Records that a flow run waits for a worker. Does not wait for the disk: the server has the flow run."""
+        self.record |= {"status": "pending", "reason": "submitted", "flow_run_id": flow_run_id, "api_url": api_url}
+        write_json(self.path, self.record, durable=False)
+
+    def update(self, **fields: Any) -> None:
+        """Sets fields of the run and writes the file, without the secrets that an error's words may hold.
+
+        Raises SupersededError where the run was taken over.
+        """
+        if self._fence:
+            self._fence.check()
+        self.record |= json.loads(hide(json.dumps(fields)))
+        write_json(self.path, self.record)
+
+    def end(self, status: str, reason: str, *, cause: str | None = None, ended_at: str = "") -> None:
+        """Records how the run has ended, or that it is to go on later (pending), and that no process executes it.
+
+        Args:
+            cause: of a failure, by its class.
+            ended_at: UTC, ISO-8601; empty: now, or not at all where it is to go on.
+        """
+        at = ended_at or (now() if status in FINAL else None)
+        self.update(status=status, reason=reason, cause=cause, ended_at=at, pid=None, pid_started=None)
+
+    def update_stage(self, name: str, **fields: Any) -> None:
+        """Sets fields of one stage and writes the file."""
+        self.update(stages=self.record["stages"] | {name: self.stage(name) | fields})
+
+
+def write_once(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Writes a document unless a whole one is there already."""
+    if not read_json(path):
+        write_json(path, dict(value), durable=durable)
+
+
+def run_ids(home: Home) -> list[str]:
+    """Ids of all runs that were ever begun or submitted, in alphabetical order."""
+    return sorted(path.parent.name for path in home.root.glob("runs/*/run.json"))

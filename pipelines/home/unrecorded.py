@@ -1,0 +1,24 @@
+"""Rows of training that a run was told not to record, or that were freed since: why they are not there."""
+
+from pathlib import Path
+
+from specs.machine.files import read_json
+from storage.catalogue import FREED
+
+
+def why_incomplete(directory: Path, table: str) -> str:
+    """Why rows of `rollouts` or `tokens` are not on record, in words; empty where all of them were to be recorded.
+
+    Args:
+        directory: the run's.
+    """
+    if freed := read_json(directory / FREED).get(table):
+        return f"`rpg gc` freed them on {freed['freed_at'][:10]}, as record.keep_days {freed['keep_days']:g} says"
+    for path in sorted((directory / "attempts").glob("*.json")):
+        record = read_json(path).get("record", {})
+        if record.get(table) == "none":
+            return f"the run was trained with record.{table}: none"
+        if record.get(table) == "sampled":
+            share = f"record.sampled_share: {record['sampled_share']:g}"
+            return f"the run was trained with record.{table}: sampled, {share}"
+    return ""

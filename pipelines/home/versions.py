@@ -1,0 +1,163 @@
+"""The versions of an experiment: each set of resolved cells that was run under its name.
+
+`rpg run FILE --set training.steps=100` gives the cells another resolved spec, so that its runs are a version of their
+own; other seeds of the same cells join the version that has them. NAME means the version that was run last, NAME@2 the
+second one.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipelines.home.home import Home
+from specs.errors import RpgError
+from specs.machine.files import read_json
+
+Record = Mapping[str, Any]
+"""An experiment's record, experiment.json."""
+
+
+class NoSuchVersionError(RpgError):
+    """The experiment has no version of that number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One set of cells, with all seeds that it was run with."""
+
+    number: int
+    """From 1, in the order in which they were first run."""
+    recipes: frozenset[str]
+    """What each cell is trained from, see `RunPlan.recipe`."""
+    runs: tuple[str, ...]
+    """Their ids."""
+    looks: tuple[int, ...] = ()
+    """Numbers of seeds at which the experiment's answer was given; who asks again has more chances of a false claim."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `versions_in` reads."""
+        plain = {"version": self.number, "recipes": sorted(self.recipes), "runs": list(self.runs)}
+        return plain | ({"looks": list(self.looks)} if self.looks else {})
+
+
+def versions_in(record: Record) -> list[Version]:
+    """The versions in an experiment's record, the one that was run last at the end.
+
+    A record of earlier versions of the program tells of the runs that were executed last alone: they are one version.
+    """
+    if "versions" in record:
+        return [
+            Version(
+                entry["version"],
+                frozenset(entry["recipes"]),
+                tuple(entry["runs"]),
+                tuple(entry.get("looks", ())),
+            )
+            for entry in record["versions"]
+        ]
+    runs = record.get("current") or record.get("runs")
+    return [Version(1, frozenset(), tuple(runs))] if runs else []
+
+
+def with_runs(
+    versions: Sequence[Version],
+    recipes: Collection[str],
+    runs: Sequence[str],
+    *,
+    in_addition: bool = False,
+    last_number: int = 0,
+) -> list[Version]:
+    """The versions after runs were executed; theirs is at the end.
+
+    Args:
+        recipes: of the runs' cells.
+        runs: in the order of the experiment's file, which the version takes where it has no others.
+        in_addition: the runs join the last version, whatever their cells are, as a study's trials do.
+        last_number: the highest that a version has had, where such a one was deleted: its number names no other.
+    """
+    wanted = frozenset(recipes)
+    if in_addition and versions:
+        version = versions[-1]
+    else:
+        known = [version for version in versions if version.recipes == wanted]
+        number = max(last_number, *(version.number for version in versions), 0) + 1
+        version = known[0] if known else Version(number, wanted, ())
+    others = [other for other in versions if other.number != version.number]
+    all_runs = runs if set(version.runs) <= set(runs) else dict.fromkeys([*version.runs, *runs])
+    return [*others, replace(version, recipes=version.recipes | wanted, runs=tuple(all_runs))]
+
+
+def merged_versions(there: Record, here: Record, newer: Record) -> list[Version]:
+    """The versions of an experiment's records in two homes together, that of the `newer` record at the end.
+
+    Versions of the same cells are one, numbered as `there`. A record of earlier versions of the program has none.
+    """
+    both = [version for record in (there, here) if "versions" in record for version in versions_in(record)]
+    if "versions" not in newer or not both:
+        return both
+    last = versions_in(newer)[-1]
+    together: dict[frozenset[str], Version] = {}
+    for version in both:
+        known = together.get(version.recipes)
+        taken = {other.number for other in together.values()}
+        number = version.number if version.number not in taken else max(taken) + 1
+        together[version.recipes] = Version(
+            known.number if known else number,
+            version.recipes,
+            tuple(dict.fromkeys([*(known.runs if known else ()), *version.runs])),
+            tuple(sorted({*(known.looks if known else ()), *version.looks})),
+        )
+    end = together.pop(last.recipes)
+    return [*together.values(), end]
+
+
+def split_name(text: str) -> tuple[str, int]:
+    """`sums@2` as ("sums", 2), `sums` as ("sums", 0). `sums@0` names no version, and is a name that nothing has."""
+    name, _, number = text.rpartition("@")
+    return (name, int(number)) if name and number.isdecimal() and int(number) else (text, 0)
+
+
+def runs_of(home: Home, text: str) -> list[str]:
+    """The ids of the runs of an experiment's version, in its order; empty where there is no such experiment.
+
+    Args:
+        text: NAME, or NAME@VERSION.
+    Raises:
+        NoSuchVersionError: the experiment has other versions.
+    """
+    name, number = split_name(text)
+    record = read_json(home.experiment(name) / "experiment.json")
+    if not number:
+        return list(record.get("current") or record.get("runs") or ())
+    versions = versions_in(record)
+    if not versions:
+        return []
+    for version in versions:
+        if version.number == number:
+            return list(version.runs)
+    known = ", ".join(f"{name}@{version.number}" for version in sorted(versions, key=lambda one: one.number))
+    raise NoSuchVersionError(f"there is no {text}; {name} has {known}")
+
+
+def looks_of(home: Home, text: str) -> tuple[int, ...]:
+    """Numbers of seeds at which the answer of an experiment's version was given; none where there is no such.
+
+    Args:
+        text: NAME, the version that was run last, or NAME@VERSION.
+    """
+    name, number = split_name(text)
+    versions = versions_in(read_json(home.experiment(name) / "experiment.json"))
+    return next((version.looks for version in reversed(versions) if number in (0, version.number)), ())
+
+
+def is_experiment(home: Home, text: str) -> bool:
+    """Whether NAME or NAME@VERSION names an experiment."""
+    return (home.experiment(split_name(text)[0]) / "experiment.json").is_file()
+
+
+def names_of_others(home: Home, text: str) -> list[str]:
+    """NAME@VERSION of the experiment's versions beside the one that is named, the last one first."""
+    name, number = split_name(text)
+    versions = versions_in(read_json(home.experiment(name) / "experiment.json"))
+    shown = number or (versions[-1].number if versions else 0)
+    return [f"{name}@{version.number}" for version in reversed(versions) if version.number != shown]

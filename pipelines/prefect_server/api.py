@@ -1,0 +1,311 @@
+"""The Prefect API that a command reports to: the one that `rpg up` keeps running, or a child of its own.
+
+Prefect's own ephemeral server outlives a flow that is killed. Ours is started from the main thread and dies with it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipelines.home.home import Home
+from pipelines.launchers.network import bound_port, is_anothers
+from pipelines.prefect_server.credentials import AUTH_VARIABLE, make_passwords, own_string, renew
+from pipelines.prefect_server.settings import LOOPBACK, Profile, client_environment, embedded_environment
+from pipelines.processes.reap import ProcessRecord
+from pipelines.processes.supervisor import log_tail, start
+from specs.errors import RpgError
+from specs.machine.files import read_json, write_json
+from specs.machine.liveness import is_alive, start_of
+
+START_SECONDS = 300.0
+"""A first start migrates a new database: 11 s on an idle machine with two cores, ten times that on a very busy one."""
+_STOP_SECONDS = 5.0
+
+
+class ServiceError(RpgError):
+    """A service did not come up, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What `rpg up` has left running, as prefect/server.json has it."""
+
+    url: str
+    """The API's: http://.../api."""
+    supervisor: ProcessRecord
+    """supervisord, which keeps all the programs alive."""
+    control_port: int
+    """Where supervisord takes orders."""
+    profile: Profile = "embedded"
+    studies_url: str = ""
+    """The address of optuna-dashboard for a browser; empty where it is not installed, or has not come up."""
+    record_url: str = ""
+    """The address of the reports and the record's files; empty in the embedded profile."""
+
+    @property
+    def dashboard(self) -> str:
+        """The address for a browser."""
+        return self.url.removesuffix("/api")
+
+    @property
+    def port(self) -> int:
+        """The dashboard's port."""
+        return int(self.dashboard.rpartition(":")[2])
+
+    def write(self, home: Home) -> None:
+        """Writes it where other commands look."""
+        write_json(services_file(home), asdict(self))
+
+
+def services_file(home: Home) -> Path:
+    """Where `rpg up` records what it has started."""
+    return home.prefect / "server.json"
+
+
+def running_services(home: Home) -> Services | None:
+    """What `rpg up` has started, if its supervisord is still alive."""
+    fields = read_json(services_file(home))
+    supervisor = ProcessRecord.parse(fields.get("supervisor") or {})
+    if supervisor is None or not is_alive(supervisor.pid, supervisor.started):
+        return None
+    return Services(**fields | {"supervisor": supervisor})
+
+
+SERVER_COMMAND = (sys.executable, "-m", "pipelines.prefect_server.terse", "pipelines.prefect_server.api_process")
+"""The command line of one process that serves the API and the dashboard on the socket that is its standard input."""
+
+
+def status_of_answer(address: str, timeout: float = 2.0) -> int:
+    """The status with which a GET of the address is answered; 0 where that takes more than `timeout` seconds."""
+    try:
+        with urllib.request.urlopen(address, timeout=timeout) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return int(error.code)
+    except (urllib.error.URLError, OSError, ValueError):
+        return 0
+
+
+def answers(address: str, timeout: float = 2.0) -> bool:
+    """Whether a GET of the address is answered with status 200 within `timeout` seconds."""
+    return status_of_answer(address, timeout) == 200
+
+
+def is_healthy(url: str, timeout: float = 2.0) -> bool:
+    """Whether a Prefect API answers at the URL, and its database answers it."""
+    return answers(f"{url}/ready", timeout)
+
+
+def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: float = START_SECONDS) -> None:
+    """Returns when the API answers. Raises ServiceError when its process ends first, or `timeout` seconds are over."""
+    deadline = time.monotonic() + timeout
+    while not is_healthy(url):
+        if process.poll() is not None:
+            raise ServiceError(f"the Prefect server ended while starting; {log}:\n{log_tail(log)}")
+        if time.monotonic() > deadline:
+            raise ServiceError(f"the Prefect server did not answer within {timeout:g} s; see {log}")
+        time.sleep(0.1)
+    refuse_anothers(url)
+
+
+def refuse_anothers(address: str) -> None:
+    """Raises ServiceError where another user of this machine listens at an address of ours: it is shown no password."""
+    if (port := urlsplit(address).port) and is_anothers(port):
+        raise ServiceError(f"port {port} of this machine has been taken by another user, who is shown no password")
+
+
+def auth_string_for(home: Home, url: str) -> str:
+    """What a client shows to the server at the URL: to one of this home its processes' own, at any other URL
+    PREFECT_API_AUTH_STRING; empty where there is none.
+
+    Raises:
+        ServiceError: another user listens where a server of this home did.
+    """
+    if _as_recorded(url) not in _own_urls(home):
+        return os.environ.get(AUTH_VARIABLE, "")
+    refuse_anothers(url)
+    return own_string(home)
+
+
+def _as_recorded(url: str) -> str:
+    """The URL as a server's record has it, which names loopback by its IPv4 address."""
+    with contextlib.suppress(ValueError):  # a port that is none
+        parts = urlsplit(url.rstrip("/"))
+        if parts.hostname in LOOPBACK and parts.port:
+            return parts._replace(netloc=f"127.0.0.1:{parts.port}").geturl()
+    return url.rstrip("/")
+
+
+def _own_urls(home: Home) -> set[str]:
+    """Where the servers of this home answer: those of `rpg up`, and of each command that has one of its own."""
+    services = running_services(home)
+    urls = {services.url, services.record_url} if services else set()
+    for path in home.prefect.glob("embedded-*.json"):
+        fields = read_json(path)
+        if (server := ProcessRecord.parse(fields)) and is_alive(server.pid, server.started):
+            urls.add(fields.get("url", ""))
+    return urls - {""}
+
+
+def renew_passwords(home: Home) -> None:
+    """Gives people new passwords; and the home's processes, where no server of it is up that takes theirs."""
+    home.create()
+    with home.locked("prefect-start", waiting=lambda: None):  # which a server that starts just now holds
+        renew(home, own=not _own_urls(home))
+
+
+def server_of(home: Home) -> tuple[str, str] | None:
+    """The URL of the API that has this home's runs, and what is shown there: that of `rpg up`, or else that of
+    PREFECT_API_URL; None where there is neither.
+    """
+    services = running_services(home)
+    url = services.url if services else os.environ.get("PREFECT_API_URL", "")
+    return (url, auth_string_for(home, url)) if url else None
+
+
+class EmbeddedServer:
+    """An API server that ends with this process at the latest. `start` returns at once, `wait` when it answers."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        # Bound from the start to the end, so that no other user can take the port and be shown the password.
+        self._listener, self._held = bound_port()
+        self.url = f"http://127.0.0.1:{self._held.getsockname()[1]}/api"
+        self._log = home.logs / "prefect-server.log"
+        self._record = home.prefect / f"embedded-{os.getpid()}.json"
+        self._process: Popen[bytes] | None = None
+        # Two servers must not migrate one new database at the same time.
+        self._starting = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Starts it; does not wait until it answers."""
+        self._home.create()
+        self._home.prefect.mkdir(parents=True, exist_ok=True)
+        self._starting.enter_context(self._home.locked("prefect-start", waiting=lambda: None))
+        make_passwords(self._home)
+        settings = embedded_environment(self._home, self.url) | {"PREFECT_UI_ENABLED": "0"}
+        with self._listener as listener:
+            self._process = start(SERVER_COMMAND, self._log, environment=settings, standard_input=listener.fileno())
+        parent = {"parent": os.getpid(), "parent_started": start_of(os.getpid())}
+        process = asdict(ProcessRecord.of(self._process.pid, "server"))
+        write_json(self._record, process | parent | {"url": self.url})
+
+    def wait(self) -> None:
+        """Returns when it answers."""
+        assert self._process is not None, "start() comes first"
+        try:
+            wait_until_healthy(self.url, self._process, self._log)
+        finally:
+            self._starting.close()
+
+    def stop(self) -> None:
+        """Ends it; what it has accepted stays in its database."""
+        self._starting.close()
+        with self._held, self._listener:
+            if self._process is None:
+                return
+            self._process.terminate()
+            with contextlib.suppress(TimeoutExpired):
+                self._process.wait(_STOP_SECONDS)
+            self._process.kill()
+            self._process.wait()
+            self._record.unlink(missing_ok=True)
+
+
+class Api:
+    """The API that a command reports to: that of `rpg up`, or else an embedded one for the time of the command.
+
+    Entering the block starts an embedded one where it is needed and returns at once; `connected` waits for it.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._embedded: EmbeddedServer | None = None
+        self.url = ""
+
+    def __enter__(self) -> "Api":
+        services = running_services(self._home)
+        if services is not None and is_healthy(services.url):
+            self.url = services.url
+        else:
+            self._embedded = EmbeddedServer(self._home)
+            self.url = self._embedded.url
+            self._embedded.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._embedded is not None:
+            self._embedded.stop()
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """Within the block Prefect in this process reports to the API."""
+        with client_settings(self._home, self.url):
+            if self._embedded is not None:
+                self._embedded.wait()
+            try:
+                yield
+            finally:
+                drain()
+
+
+_SILENT = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL"}
+"""Prefect tells of a server that is away for every message that it could not send."""
+
+
+@contextlib.contextmanager
+def client_settings(home: Home, url: str) -> Iterator[None]:
+    """Within the block Prefect in this process uses this API, sends no heartbeat, and prints nothing."""
+    shown = auth_string_for(home, url)
+    if "prefect" not in sys.modules:
+        # Without the password, which is for Prefect here and for no process that this one starts.
+        os.environ.update(client_environment(home, url) | _SILENT)
+    logging.raiseExceptions = False  # The same, of its handler of log records.
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_URL,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        PREFECT_HOME,
+        temporary_settings,
+    )
+
+    # The heartbeat's thread sleeps in steps of a second and is waited for at each flow's end.
+    settings: dict[Any, Any] = {
+        PREFECT_API_URL: url,
+        PREFECT_API_AUTH_STRING: shown or None,
+        PREFECT_HOME: home.prefect,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+    }
+    with temporary_settings(settings):
+        yield
+
+
+def drain() -> None:
+    """Sends what Prefect's clients still hold; the states of tasks travel as events.
+
+    What a server that is away does not take within some seconds is given up: at the interpreter's end Prefect would
+    wait for it, for minutes.
+    """
+    from prefect._internal.concurrency.threads import get_global_loop
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    with contextlib.suppress(Exception):
+        drained = [worker.drain_all(timeout=5, at_exit=False) for worker in (EventsWorker, APILogWorker)]
+        loop = get_global_loop()._loop
+        if loop and any(unsent for _, unsent in drained):  # type: ignore[misc]
+            services = [task for task in asyncio.all_tasks(loop) if task.get_coro().__name__ == "_run"]  # type: ignore[union-attr]
+            for task in services:
+                loop.call_soon_threadsafe(task.cancel)

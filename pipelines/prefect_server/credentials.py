@@ -1,0 +1,144 @@
+"""The passwords of a home's services: made when one is first asked for, kept where only this user can read them.
+
+Of those that the pages and the Prefect API take, one may submit and one may only read. A third is the home's own: its
+processes show it to each other, so that the two of people can be changed while runs train.
+"""
+
+import base64
+import contextlib
+import hmac
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from pipelines.home.home import Home
+from specs.machine.files import aside_of, replacing
+
+AUTH_VARIABLE = "PREFECT_API_AUTH_STRING"
+"""The environment variable from which a client of a Prefect server takes the auth string, `user:password`."""
+SERVER_AUTH_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
+"""The environment variable with the auth string that Prefect's server, and a page of ours, asks for."""
+READER_VARIABLE = "RPG_READER_AUTH_STRING"
+"""The environment variable with the auth string that a page takes too, and the Prefect API does not."""
+PASSWORDS_VARIABLE = "RPG_WEB_PASSWORDS"
+"""Environment variable; `home`: a page asks for the passwords of its home, as those that `rpg up` starts do."""
+_USERS = {"auth": "rpg", "reader": "reader", "own": "home"}
+"""The user of each auth string of a home, by the name of its file."""
+Accepts = Callable[[str], bool]
+"""Whether a `user:password` opens."""
+
+
+def password(home: Home, name: str) -> str:
+    """The password of that name, random and without characters that a URL would quote; made where there is none.
+
+    Where it is one that people or processes show by HTTP, it is `user:password`.
+    """
+    path = _file(home, name)
+    for directory in (home.services, path.parent):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Written aside and linked, so that of two commands that make it at once both read the whole file of one.
+    if not path.exists():
+        aside = aside_of(path)
+        _write_new(aside, name)
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+        aside.unlink()
+    return path.read_text(encoding="ascii").strip()
+
+
+def auth_string(home: Home) -> str:
+    """What a user types into the dashboard's login page: services/secrets/auth."""
+    return password(home, "auth")
+
+
+def own_string(home: Home) -> str:
+    """What the home's own processes show each other."""
+    return password(home, "own")
+
+
+def make_passwords(home: Home) -> None:
+    """Makes those that a server of this home takes, where they are missing."""
+    for name in _USERS:
+        password(home, name)
+
+
+def renew(home: Home, *, own: bool) -> None:
+    """Gives people new passwords, that to submit and that to read. The former ones open nothing from now on.
+
+    Args:
+        own: the home's processes get a new one too. None of them may be up.
+    """
+    make_passwords(home)
+    for name in _USERS if own else ("auth", "reader"):
+        with replacing(_file(home, name)) as aside:
+            _write_new(aside, name)
+
+
+def login_files(home: Home) -> dict[str, Path]:
+    """Where a person finds what to log in with, by what it is for."""
+    return {"password": _file(home, "auth"), "reader": _file(home, "reader")}
+
+
+class Passwords:
+    """Some of a home's passwords, as their files have them: one that is changed opens nothing from the next request on.
+
+    A file that is missing opens nothing.
+    """
+
+    def __init__(self, home: Home, *names: str) -> None:
+        self._paths = [_file(home, name) for name in names]
+        self._read: dict[Path, tuple[tuple[int, int], bytes]] = {}
+        """By file: which one it was, by its number on the disk and its time, and what it held."""
+
+    def __call__(self, shown: str) -> bool:
+        """Whether one of them is `shown`."""
+        given = shown.encode()
+        return any(hmac.compare_digest(given, expected) for path in self._paths if (expected := self._current(path)))
+
+    def _current(self, path: Path) -> bytes:
+        try:
+            status = path.stat()
+            version = status.st_ino, status.st_mtime_ns
+            if path not in self._read or self._read[path][0] != version:
+                self._read[path] = version, path.read_bytes().strip()
+        except FileNotFoundError:
+            return b""
+        return self._read[path][1]
+
+
+def asked_for(home: Home) -> Accepts | None:
+    """Which passwords a page of the record or of studies takes, as its environment says; None: it asks for none."""
+    if os.environ.get(PASSWORDS_VARIABLE) == "home":
+        return Passwords(home, *_USERS)
+    given = [os.environ[name].encode() for name in (SERVER_AUTH_VARIABLE, READER_VARIABLE) if os.environ.get(name)]
+    if not given:
+        return None
+    return lambda shown: any(hmac.compare_digest(shown.encode(), expected) for expected in given)
+
+
+def shown_in(authorization: str) -> str:
+    """The `user:password` of an Authorization header (HTTP basic authentication); empty where it has none."""
+    scheme, _, encoded = authorization.strip().partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(encoded.strip(), validate=True).decode()
+    except ValueError:
+        return ""
+
+
+def header_with(auth_string: str) -> str:
+    """The Authorization header that shows `user:password`."""
+    return "Basic " + base64.b64encode(auth_string.encode()).decode()
+
+
+def _file(home: Home, name: str) -> Path:
+    return home.services / "secrets" / name
+
+
+def _write_new(path: Path, name: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        user = _USERS.get(name, "")
+        file.write(f"{user}:" * bool(user) + secrets.token_urlsafe(24))

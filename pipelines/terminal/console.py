@@ -1,0 +1,26 @@
+"""Rich's console with texts that cannot command the terminal."""
+
+import sys
+from collections.abc import Iterable
+from typing import IO, Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from pipelines.terminal.spelling import beneath, spelt
+
+
+class SafeConsole(Console):
+    """A console whose own styles and cursor movements reach the terminal, and of the texts what can be read."""
+
+    def __init__(self, file: IO[str] | None = None, *, stderr: bool = False, **settings: Any) -> None:
+        stream = file or beneath(sys.stderr if stderr else sys.stdout)
+        super().__init__(file=stream, highlight=False, **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of what is printed, texts spelt out; a link, which is a command too, is none."""
+        for text, style, control in super().render(renderable, options):
+            if control or not self.is_terminal:
+                yield Segment(text, style, control)
+            else:
+                yield Segment(spelt(text), style.update_link(None) if style and style.link else style)

@@ -1,0 +1,103 @@
+"""Ends a stage of which no process works any more, with the stacks of its ranks in the log.
+
+A rank that waits for others cannot tell a deadlock from a long answer that another samples. But all processes of a
+stage together always show work: a token, a pass, a score, a part of a checkpoint, an exchange. Whichever shows it sets
+the time of one file in the stage's directory, and each rank watches that file.
+"""
+
+import faulthandler
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from specs.machine.exit_cause import EarlyExit, note_exit
+
+SIGN = "working"
+"""Name of the file."""
+_VARIABLE = "RPG_SIGN_OF_WORK"
+"""Environment variable: the file's path, for this process and those that it starts."""
+_EVERY_SECONDS = 1.0
+"""Between two times that one process sets."""
+_LONGEST_LOOK_SECONDS = 30.0
+_LOOKS_IN_ALL = 10
+_LOOKS_FOR_STACKS = 3
+"""How many looks a rank waits once it has printed its stacks: so do the others meanwhile, whose file systems may show
+the file's time later."""
+
+_shown_at = 0.0
+
+
+def show_work() -> None:
+    """Says that this process works. It may be called at every token."""
+    global _shown_at
+    now = time.monotonic()
+    if now - _shown_at < _EVERY_SECONDS:
+        return
+    _shown_at = now
+    if sign := os.environ.get(_VARIABLE):
+        with suppress(OSError):  # a full disk or a lost server ends the run by itself, and not from here
+            os.utime(sign)
+
+
+def variables_to_show_work(directory: Path) -> dict[str, str]:
+    """Environment of a process that works for a stage, and that none of its ranks starts.
+
+    Args:
+        directory: the stage's.
+    """
+    return {_VARIABLE: str(directory / SIGN)}
+
+
+def watch_for_standstill(directory: Path, seconds: float) -> None:
+    """From now on ends this process, with exit code 1, once no process of the stage has shown work for so long.
+
+    Args:
+        directory: the stage's, on a file system that all its ranks share.
+        seconds: 0: never.
+    """
+    if not seconds:
+        return
+    (directory / SIGN).touch()
+    os.environ.update(variables_to_show_work(directory))
+    threading.Thread(target=_watch, args=(directory, seconds), name="standstill", daemon=True).start()
+
+
+def _watch(directory: Path, seconds: float) -> None:
+    look_seconds = min(seconds / _LOOKS_IN_ALL, _LONGEST_LOOK_SECONDS)
+    message = f"no rank has worked for {seconds:g} s: no token, pass, score or exchange"
+    # Looks are counted, not seconds: a process that was suspended has not looked meanwhile.
+    most = round(seconds / look_seconds)
+    for still in _looks_without_work(directory / SIGN, look_seconds):
+        if still == most:
+            rank = os.environ.get("RANK", "0")
+            # In one piece: all ranks print theirs now, most of them into the same log.
+            print(f"rank {rank}: {message} (standstill_seconds); it is here:\n{_stacks()}", file=sys.stderr, flush=True)
+        elif still == most + _LOOKS_FOR_STACKS:
+            note_exit(directory, EarlyExit("hung", message))
+            os._exit(1)
+
+
+def _looks_without_work(sign: Path, look_seconds: float) -> Iterator[int]:
+    """After each look: how many in a row have found the file as it was."""
+    seen, still = 0, 0
+    while True:
+        time.sleep(look_seconds)
+        with suppress(OSError):  # what cannot be looked at counts as unchanged
+            shown = sign.stat().st_mtime_ns
+            still = still if shown == seen else -1
+            seen = shown
+        still += 1
+        yield still
+
+
+def _stacks() -> str:
+    """Where each thread of this process is."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
