@@ -72,7 +72,7 @@ def rpg(query: str, kind: str) -> list[str]:
 
 
 def cpu_seconds(home: Path, command: list[str]) -> float:
-    """Of a Python process that runs a command's code; what it prints is read and dropped."""
+    """CPU seconds of a Python process that runs a command's code; its output is read and dropped."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "RPG_HOME": str(home)}
     with subprocess.Popen([sys.executable, "-c", *command], env=environment, stdout=subprocess.PIPE) as process:

@@ -59,7 +59,7 @@ FRESH_SEEDS = 5
 DIFFICULTY = 2.0
 """Standard deviation of the problems' difficulty, logits."""
 GAIN = 0.5
-"""Of training, logits."""
+"""Effect of training on every problem, logits."""
 COVERAGE = (0.92, 0.99)
 MOST_CLAIMS = 0.07
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
@@ -73,7 +73,7 @@ class Setting:
     """One line of the first table."""
 
     seeds: tuple[int, ...]
-    """Of each arm."""
+    """Seeds of each arm."""
     problems: int
     luck: tuple[float, ...]
     """Standard deviation of a seed's accuracy in each arm, as a share."""
@@ -95,7 +95,7 @@ class World:
 
     @property
     def deviation(self) -> float:
-        """Of a problem's logit in one arm."""
+        """Standard deviation of a problem's logit in one arm."""
         return float(np.hypot(DIFFICULTY, self.arm_effect))
 
     def middle(self) -> float:
@@ -228,7 +228,7 @@ class Page:
     """One line of the third table."""
 
     effects: tuple[float, ...]
-    """Of each arm over the first, as a share."""
+    """Effect of each arm over the first, as a share."""
     seeds: tuple[int, ...]
     luck: tuple[float, ...]
     problems: int = 300
@@ -244,7 +244,7 @@ class Page:
 
     @property
     def words(self) -> str:
-        """What tells the line from others."""
+        """Words that tell the line from others."""
         effects = ", ".join(f"{100 * effect:+g}" if effect else "0" for effect in self.effects)
         effects = f"0 x {len(self.effects)}" if not any(self.effects) else effects
         seeds = ",".join(map(str, self.seeds)) if len(set(self.seeds)) > 1 else str(self.seeds[0])

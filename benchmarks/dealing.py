@@ -25,7 +25,7 @@ class Engine:
     def __init__(self, queue: deque[int]) -> None:
         self._queue = queue
         self._running = np.zeros((0, 2))
-        """Of each response under way: tokens so far, tokens in all."""
+        """Tokens so far and tokens in all of each response under way. [responses, 2]"""
         self.seconds = 0.0
 
     @property

@@ -35,7 +35,7 @@ def measure(engine: str, directory: Path, steps: int) -> dict[str, dict[str, lis
     import torch
     from step_time_worker import make_base, make_run
 
-    from rpg.parts import open_parts
+    from rpg.components import open_components
     from rpg.processes import ranks
     from rpg.recording.run_directory import RunDirectory
     from rpg.rollouts.source import RolloutSource
@@ -52,12 +52,14 @@ def measure(engine: str, directory: Path, steps: int) -> dict[str, dict[str, lis
         specs[way] = RunDirectory(run).spec()
     (directory / "rounds" / "base").symlink_to(directory / "base")
     found: dict[str, dict[str, list[float]]] = {way: {} for way in WAYS}
-    with open_parts(RunDirectory(directory / "rounds" / "run"), specs["rounds"], torch.device("cpu")) as parts:
-        sources = {way: RolloutSource(replace(parts, spec=specs[way])) for way in WAYS}
+    with open_components(
+        RunDirectory(directory / "rounds" / "run"), specs["rounds"], torch.device("cpu")
+    ) as components:
+        sources = {way: RolloutSource(replace(components, spec=specs[way])) for way in WAYS}
         for step in range(1, steps + SKIPPED_STEPS + 1):
-            before, batches = parts.order.position, {}
+            before, batches = components.order.position, {}
             for way in WAYS[:: 1 if step % 2 else -1]:
-                parts.order.position = before
+                components.order.position = before
                 start, cpu = time.perf_counter(), time.process_time()
                 batches[way] = batch = sources[way].take(step, Stopwatch(torch.device("cpu")))
                 figures: dict[str, Any] = {

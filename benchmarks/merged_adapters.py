@@ -47,7 +47,7 @@ def base_model(hidden_size: int) -> PreTrainedModel:
 
 @torch.no_grad()
 def logprobs(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Of each token after the first. [b, L - 1]"""
+    """Logprob of each token after the first. [b, L - 1]"""
     logits = model(input_ids=ids).logits[:, :-1].float()
     return torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
 

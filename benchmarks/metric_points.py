@@ -119,7 +119,7 @@ def write_json(path: Path, value: dict[str, object]) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process so far."""
+    """CPU seconds of this process so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 

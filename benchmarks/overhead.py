@@ -45,15 +45,15 @@ def main() -> None:
     from step_time_worker import make_base, make_run
 
     from rpg import train
-    from rpg.keeper import Keeper
     from rpg.recording.progress import ProgressFile
+    from rpg.run_recorder.recorder import RunRecorder
     from rpg.samplers.sentinel import Sentinel
     from rpg.trainer import Trainer
 
     seconds: Counter[str] = Counter()
     for owner, name, what in (
-        (Keeper, "rollouts", "recording"),
-        (Keeper, "finish_step", "recording"),
+        (RunRecorder, "rollouts", "recording"),
+        (RunRecorder, "finish_step", "recording"),
         (ProgressFile, "step", "logging"),
         (Sentinel, "check", "sentinel"),
         (Trainer, "step", "step"),

@@ -64,7 +64,7 @@ def responses(lengths: np.ndarray, *, group_size: int) -> StepRollouts:
 
 
 def passes_of(step: StepRollouts, *, max_tokens: int, packed: bool) -> list[Microbatch]:
-    """As the trainer cuts a minibatch on one rank."""
+    """Forward passes into which the trainer cuts a minibatch on one rank."""
     every = range(len(step.lengths))
     if packed:
         [rows] = plan_packed(step.prompt_lengths, step.lengths, step.group_ids, every, ranks=1, max_tokens=max_tokens)

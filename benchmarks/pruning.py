@@ -44,13 +44,13 @@ class Curves:
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, trials: int, steps: int) -> "Curves":
-        """Of a study with so many trials."""
+        """Draws the learning curves of a study with so many trials."""
         final = rng.normal(0.6, SPREAD, trials)
         pace = steps * 0.3 * np.exp(rng.normal(0, 0.4, trials))
         return cls(final, pace, rng.normal(0, LUCK, trials), rng.standard_normal((trials, steps + 1)))
 
     def measured(self, trial: int, step: int, steps: int) -> float:
-        """What an evaluation after a step says."""
+        """Accuracy that an evaluation after a step measures."""
         pace = self.pace[trial]
         risen = (1 - math.exp(-step / pace)) / (1 - math.exp(-steps / pace))
         true = self.start + (self.final[trial] - self.start) * risen
@@ -63,7 +63,7 @@ def measurement_error() -> float:
 
 
 def interval_half_width() -> float:
-    """Of a trial's interval at 95 %: luck and samples."""
+    """Half the width of a trial's interval at 95 %, from luck and samples."""
     return 1.96 * math.hypot(LUCK, measurement_error())
 
 
@@ -136,14 +136,14 @@ def study_of(trials: int, pruner: dict[str, Any]) -> Study:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one rule over many studies."""
+    """Means of one pruning rule over many studies."""
 
     share: float
-    """Of the steps that are trained without pruning."""
+    """Share of the steps that are trained without pruning."""
     loss: float
     """True final value of the best trial less that of the one that comes out first."""
     loss_unpruned: float
-    """The same without pruning."""
+    """Loss of the chosen trial without pruning."""
     reached: float
     """Share of studies in which what comes out first without pruning is not above the pruned winner's interval."""
 

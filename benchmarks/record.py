@@ -265,7 +265,7 @@ def other_values(rows: pa.Table, number: int) -> pa.Table:
 
 
 def write_documents(run: Path, number: int, steps: int) -> None:
-    """What a finished run says of itself."""
+    """Writes the documents of a finished run."""
     at = (BEGAN + timedelta(hours=number)).isoformat()
     cell = {"objective.kl_coef": 10.0 ** -(number % 5)}
     identity = {"run_id": run.name, "experiment": "growth", "name": f"seed {number}", "seed": number, "values": cell}
@@ -299,28 +299,28 @@ def rpg(home: Path, *arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Seconds:
-    """What a call takes."""
+    """Wall and CPU seconds of a call."""
 
     wall: float
     cpu: float
-    """Of this process and of those that it started and waited for."""
+    """CPU seconds of this process and of those that it started and waited for."""
 
 
 def timed(call: Callable[[], object]) -> Seconds:
-    """What a call takes."""
+    """Wall and CPU seconds of a call."""
     begun, cpu = time.perf_counter(), cpu_seconds()
     call()
     return Seconds(time.perf_counter() - begun, cpu_seconds() - cpu)
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it started and waited for, so far."""
+    """CPU seconds so far of this process and of those that it started and waited for."""
     used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(times.ru_utime + times.ru_stime for times in used)
 
 
 def median(times: Iterable[Seconds]) -> Seconds:
-    """Of wall and of CPU seconds, each by itself."""
+    """Median wall seconds and median CPU seconds, each by itself."""
     listed = list(times)
     return Seconds(statistics.median(t.wall for t in listed), statistics.median(t.cpu for t in listed))
 

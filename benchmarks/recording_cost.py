@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 INGEST_SECONDS = 30.0
-"""As flows do."""
+"""Seconds between two ingests, as in flows."""
 
 
 def counted(owner: Any, name: str, what: str, seconds: Counter[str]) -> None:
@@ -60,7 +60,7 @@ def main() -> None:
     from step_time_worker import make_base, make_run
 
     from rpg import train
-    from rpg.keeper import Keeper
+    from rpg.run_recorder.recorder import RunRecorder
     from rpg.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -74,7 +74,7 @@ def main() -> None:
         (home / "runs" / "run").symlink_to(run)
 
         seconds: Counter[str] = Counter()
-        for owner, name in ((Keeper, "rollouts"), (Keeper, "finish_step"), (Trainer, "step")):
+        for owner, name in ((RunRecorder, "rollouts"), (RunRecorder, "finish_step"), (Trainer, "step")):
             counted(owner, name, "step" if owner is Trainer else "rows", seconds)
         step, first = Trainer.step, True
 

@@ -65,13 +65,13 @@ class Figures:
     submit: float
     """The whole of `rpg submit`."""
     overhead: list[float]
-    """Of each run: from when a worker took it to its flow run's end, less its stages."""
+    """Seconds of each run from when a worker took it to its flow run's end, less its stages."""
     first_stage: list[float]
     """From when the server had a flow run to its first stage, of the runs for which a worker was free."""
     queue_delay: list[float]
-    """Of each other run: from the end of a run, which freed a worker, to when a worker took it."""
+    """Seconds of each later run from the end of a run, which freed a worker, to when a worker took it."""
     api: list[float]
-    """Of each request for all of them while they were executed."""
+    """Seconds of each request for all runs while they were executed."""
     whole: float
     """From the end of `rpg submit` to the end of the last run."""
 

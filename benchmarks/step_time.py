@@ -35,7 +35,7 @@ WORKER = Path(__file__).with_name("step_time_worker.py")
 WAYS = ("trl", "transformers", "vllm", "floor-transformers", "floor-vllm")
 SKIPPED_STEPS = 3
 RESPONSES = 64
-"""Of a step."""
+"""Responses of a step."""
 
 
 def measure(way: str, lengths: str, *, seed: int, steps: int, home: Path, signal: str) -> dict[str, float]:

@@ -182,7 +182,7 @@ def _rows(store: Store, table: str, run_id: str, start: int, end: int) -> pa.Tab
 
 
 def _responses(rows: pa.Table) -> np.ndarray:
-    """Of each row the response that it belongs to: one number for step and rollout_id. [N]"""
+    """Index of the response that each row belongs to: one number for step and rollout_id. [N]"""
     steps, numbers = (rows.column(name).to_numpy().astype(np.int64) for name in ("step", "rollout_id"))
     return np.asarray((steps << 32) + numbers)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rpg.objectives.kl import reward_penalties
 from rpg.processes import ranks
-from specs.schema.objective import Advantage, Objective, Rival
+from specs.schema.objective import Advantage, Objective, PublishedObjective
 from specs.schema.schedule import constant
 
 EPSILON = 1e-4
@@ -69,7 +69,7 @@ def token_advantages(
     held = torch.arange(len(lengths), device=lengths.device) if held is None else held
     here = lengths[held]
     later = torch.zeros(int(here.sum()), dtype=torch.float64, device=rewards.device)
-    if isinstance(objective, Rival) and objective.penalizes_reward:
+    if isinstance(objective, PublishedObjective) and objective.penalizes_reward:
         if old_logprobs is None or ref_logprobs is None:
             raise ValueError("kl_in reward needs old_logprobs and ref_logprobs")
         penalties = constant(objective.kl_coef) * reward_penalties(

@@ -191,4 +191,4 @@ _READERS: dict[str, Callable[[Any, Sequence[memoryview]], Any]] = {
     "path": lambda content, _: Path(content),
     "bytes": lambda content, parts: bytes(parts[content]),
 }
-"""By kind, what reads an object of the document."""
+"""Readers of the document's objects, by kind."""

@@ -147,7 +147,7 @@ def rollout_metrics(step: StepRollouts) -> dict[str, float]:
 
 
 def _term_means(step: StepRollouts) -> dict[str, float]:
-    """Of each term of a weighted reward, its mean over the responses that could be scored."""
+    """Mean of each term of a weighted reward over the responses that could be scored."""
     names = sorted({name for score in step.scores for name in score.terms})
     values = {name: [score.terms[name] for score in step.scores if score.terms] for name in names}
     return {f"reward/{name}/mean": sum(each) / len(each) for name, each in values.items()}
@@ -165,7 +165,8 @@ def scheduled_values(spec: Experiment, step: int) -> dict[str, float]:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Of this process so far, GiB: on a GPU the most that torch allocated, on a CPU the largest resident set."""
+    """Peak memory of this process so far, GiB: on a GPU the most that torch allocated, on a CPU the largest resident
+    set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -9,7 +9,7 @@ import torch
 from rpg.batches.batch import StepRollouts
 
 PHASES = ("rollout", "reward", "logprobs", "update", "sync", "checkpoint")
-"""Of every step. A phase of some steps only, such as `evaluate`, has a metric in those."""
+"""Phases of every step. A phase of some steps only, such as `evaluate`, has a metric in those."""
 
 
 class Stopwatch:

@@ -20,7 +20,7 @@ from specs.machine.standstill import watch_for_standstill
 from specs.machine.timed_output import time_output
 
 if TYPE_CHECKING:
-    from rpg.parts import Parts
+    from rpg.components import TrainerComponents
     from rpg.recording.run_directory import RunDirectory
     from rpg.rollouts.source import RolloutSource
     from specs.schema.experiment import Experiment
@@ -65,7 +65,7 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
     watch_for_standstill(run.path, spec.stages.train.standstill_seconds)
     import transformers
 
-    from rpg.parts import open_parts
+    from rpg.components import open_components
     from rpg.processes import ranks
     from rpg.processes.device import choose_device, use_threads
     from rpg.rollouts.source import RolloutSource
@@ -79,8 +79,8 @@ def _train(run: "RunDirectory", stop: StopAfterStep, started: float) -> int:
     ranks.join(device.type)
     use_threads(spec.resources, processes=ranks.on_this_machine())
     try:
-        with open_parts(run, spec, device) as parts, RolloutSource(parts) as source:
-            return _run(parts, source, inputs, stop, started)
+        with open_components(run, spec, device) as components, RolloutSource(components) as source:
+            return _run(components, source, inputs, stop, started)
     finally:
         ranks.leave()
 
@@ -93,48 +93,55 @@ def with_budget(spec: "Experiment", microbatch_tokens: int) -> "Experiment":
     return spec.model_copy(update={"training": training})
 
 
-def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: StopAfterStep, started: float) -> int:
+def _run(
+    components: "TrainerComponents",
+    source: "RolloutSource",
+    inputs: dict[str, Any],
+    stop: StopAfterStep,
+    started: float,
+) -> int:
     """Trains from the run's last checkpoint on, if there is one, and records how it ended. Returns the exit code."""
     from rpg.checkpoints.checkpoint import Checkpoints
     from rpg.checkpoints.retention import Retention
     from rpg.guards import GuardStoppedError
-    from rpg.keeper import Keeper, TrainingState, open_writer
     from rpg.processes import ranks
     from rpg.recording.progress import ProgressFile
+    from rpg.run_recorder.recorder import RunRecorder, open_writer
+    from rpg.run_recorder.state import TrainingState
     from rpg.samplers.out_of_memory import SamplerOutOfMemoryError
     from rpg.samplers.sentinel import StaleEngineError
     from rpg.trainer import DivergedError, Trainer
     from specs.machine.fence import Fence
 
-    run, first = parts.run, ranks.rank() == 0
+    run, first = components.run, ranks.rank() == 0
     fence = Fence(run.path, inputs.get("lease", 0))
-    checkpoints = Checkpoints(run.checkpoints, Retention.of(parts.spec.training.checkpoint), fence)
+    checkpoints = Checkpoints(run.checkpoints, Retention.of(components.spec.training.checkpoint), fence)
     state = TrainingState()
     resumed = checkpoints.latest()
-    writer = open_writer(run, resumed, fence, parts.spec)
-    keeper = Keeper(parts, source, checkpoints, writer, fence)
-    keeper.recall_evaluations(resumed)
+    writer = open_writer(run, resumed, fence, components.spec)
+    recorder = RunRecorder(components, source, checkpoints, writer, fence)
+    recorder.recall_evaluations(resumed)
     begins = f"attempt {writer.attempt}, {ranks.world_size()} rank(s)"
-    keeper.event(resumed, "resumed" if resumed else "started", begins)
+    recorder.event(resumed, "resumed" if resumed else "started", begins)
     if inputs.get("failure"):
-        keeper.event(resumed, "attempt_failed", inputs["failure"])
-    progress = ProgressFile(run, fence, steps=parts.spec.training.steps, speaks=first)
-    if trial := parts.learner.packing_trial:
+        recorder.event(resumed, "attempt_failed", inputs["failure"])
+    progress = ProgressFile(run, fence, steps=components.spec.training.steps, speaks=first)
+    if trial := components.learner.packing_trial:
         progress.say(str(trial))
         if not trial.keeps_apart:
-            keeper.event(resumed, "not_packed", str(trial))
-    trainer = Trainer(parts, source, state, keeper, progress)
+            recorder.event(resumed, "not_packed", str(trial))
+    trainer = Trainer(components, source, state, recorder, progress)
     try:
         if resumed:
-            state.load(parts, source, checkpoints.path(resumed))
+            state.load(components, source, checkpoints.path(resumed))
         else:
-            parts.prove_sampler()
+            components.check_sampler_weights()
         ready = f"ready in {time.monotonic() - started:.1f} s"
         progress.say(f"{'goes on after' if resumed else 'begins at'} step {resumed}; {ready}")
         done = trainer.train(stop)
     except (DivergedError, GuardStoppedError, StaleEngineError, SamplerOutOfMemoryError) as error:
-        keeper.event(state.step, "guard_stopped" if isinstance(error, GuardStoppedError) else "failed", str(error))
-        keeper.close()
+        recorder.event(state.step, "guard_stopped" if isinstance(error, GuardStoppedError) else "failed", str(error))
+        recorder.close()
         note_exit(run.path, EarlyExit(cause_of(error), str(error)))
         print(f"train: {error}", file=sys.stderr)
         return 1
@@ -152,7 +159,7 @@ def _run(parts: "Parts", source: "RolloutSource", inputs: dict[str, Any], stop: 
         note_exit(run.path, EarlyExit("preempted" if stop.by_signal else "stopped"))
         progress.say(f"stopped after step {state.step}, as asked; its state is saved")
         return STOPPED
-    keeper.finish(state, inputs["fingerprint"])
+    recorder.finish(state, inputs["fingerprint"])
     return 0
 
 

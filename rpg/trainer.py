@@ -26,6 +26,7 @@ Regularized policy gradient (RPG), Zhang 2025, arXiv:2505.17508. Where this depa
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,15 +37,16 @@ from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, plan_step, trained_fraction
 from rpg.batches.shares import hand_over
 from rpg.batches.step_loss import pass_loss, step_advantages
+from rpg.components import TrainerComponents
 from rpg.guards import FiredGuard, GuardStoppedError, RollBackRequested
-from rpg.keeper import Keeper, TrainingState
 from rpg.metrics import UpdateMetrics, peak_memory_gib, rollout_metrics, scheduled_values, staleness_metrics
 from rpg.objectives import TokenBatch
-from rpg.parts import Parts
 from rpg.processes import ranks
 from rpg.processes.stopping import StopAfterStep
 from rpg.recording.progress import ProgressFile
 from rpg.rollouts.source import RolloutSource
+from rpg.run_recorder.recorder import RunRecorder
+from rpg.run_recorder.state import TrainingState
 from rpg.schedule import learning_rate
 from rpg.stopwatch import Stopwatch
 
@@ -56,26 +58,45 @@ class DivergedError(RuntimeError):
     """A gradient or a loss is not finite."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredStep:
+    """A step's responses as this rank trains on them, with what the objective takes of each sampled token."""
+
+    rollouts: StepRollouts
+    minibatches: list[Minibatch]
+    ledger: TokenLedger
+    """Old and reference logprobs, and what the updates note."""
+    advantage: Tensor
+    """Advantage of every sampled token that this rank holds. [M]"""
+    trained_version: int
+    """Version of the policy that the first update starts from."""
+
+
 class Trainer:
     """Trains one run. Every rank runs this code, knows how all rollouts of a step did, and trains on its share."""
 
     def __init__(
-        self, parts: Parts, source: RolloutSource, state: TrainingState, keeper: Keeper, progress: ProgressFile
+        self,
+        components: TrainerComponents,
+        source: RolloutSource,
+        state: TrainingState,
+        recorder: RunRecorder,
+        progress: ProgressFile,
     ) -> None:
-        self.parts = parts
+        self.components = components
         self.source = source
         self.state = state
-        self.keeper = keeper
+        self.recorder = recorder
         self.progress = progress
-        self.spec = parts.spec
-        self.training = parts.spec.training
-        self.until: int = parts.run.inputs().get("until", 0)
+        self.spec = components.spec
+        self.training = components.spec.training
+        self.until: int = components.run.inputs().get("until", 0)
         """The step at which training pauses, its policy evaluated and its state saved; 0: none."""
-        self.evaluates = "evaluation" in parts.run.inputs()
-        self.spec_now = parts.spec
+        self.evaluates = "evaluation" in components.run.inputs()
+        self.spec_now = components.spec
         """The spec with the objective of the step under way, see `Experiment.at_step`."""
         self.clock: Stopwatch | None = None
-        """Of the step under way."""
+        """Stopwatch of the step under way."""
         self.largest_pass = 0
         """Tokens of the largest forward pass so far on any rank, padding included."""
 
@@ -84,7 +105,7 @@ class Trainer:
         with stop.between_steps_only():
             if self.evaluation_is_due():  # the attempt before was asked to stop before it could evaluate
                 self.evaluate()
-                self.keeper.flush()
+                self.recorder.flush()
             while self.state.step < self.training.steps and not self.pausing:
                 try:
                     stopping = self.step(stop)
@@ -111,67 +132,97 @@ class Trainer:
         return self.pausing and not self.evaluation_is_due()
 
     def step(self, stop: StopAfterStep) -> bool:
-        """Samples one batch of rollouts, scores it, trains on it, records it. Returns whether to stop now."""
-        self.clock = clock = Stopwatch(self.parts.device, self.clock)
+        """One step. Returns whether to stop now.
+
+        Raises:
+            GuardStoppedError, DivergedError, RollBackRequested: a guard fired.
+        """
+        self.clock = clock = Stopwatch(self.components.device, self.clock)
         self.state.step += 1
         self.spec_now = self.spec.at_step(self.state.step)
-        rollouts = self.source.take(self.state.step, clock)
-        self.parts.sampler.sleep()
-        trained_version = self.state.policy_version
+        rollouts = self.sample(clock)
         with clock("logprobs"):
-            signal = self.signal(rollouts) if self.spec.skips_zero_advantage else None
-            learner = self.parts.learner
-            plan = plan_step(
-                rollouts, self.training, packed=learner.packs, signal=signal, attention=learner.attention_share
-            )
-            rollouts = hand_over(rollouts, plan.trainers(len(rollouts.lengths)))
-            minibatches = cut(rollouts, plan, self.parts.device)
-            own = torch.tensor([self.largest_pass, *(part.largest_pass for part in minibatches)]).max()
-            self.largest_pass = int(ranks.largest(own))  # a rank that helps another has none of its own
-            ledger = TokenLedger(len(rollouts.rollout_logprobs), self.parts.device)
-            self.recompute(minibatches, ledger)
-            advantage = self.advantages(rollouts, ledger)
-        with clock("update"), self.parts.learner.updating():
-            updates, rate = self.update(minibatches, advantage, ledger)
+            scored = self.score(rollouts)
+        with clock("update"), self.components.learner.updating():
+            updates, rate = self.update(scored.minibatches, scored.advantage, scored.ledger)
         with clock("sync"):
             self.sync()
-        schedule = self.parts.schedule
-        metrics = {
+        metrics = self.metrics_of(scored, updates, rate)
+        self.record(scored)
+        return self.move_on(scored, metrics, clock, stop)
+
+    def sample(self, clock: Stopwatch) -> StepRollouts:
+        """The step's responses and their rewards, those that this rank sampled. The sampler sleeps then, if it may."""
+        rollouts = self.source.next_batch(self.state.step, clock)
+        self.components.sampler.sleep()
+        return rollouts
+
+    def score(self, rollouts: StepRollouts) -> ScoredStep:
+        """Deals the responses to the ranks and minibatches that train on them, and gives every token its old and
+        reference logprob and its advantage."""
+        learner = self.components.learner
+        signal = self.signal(rollouts) if self.spec.skips_zero_advantage else None
+        plan = plan_step(
+            rollouts, self.training, packed=learner.packs, signal=signal, attention=learner.attention_share
+        )
+        rollouts = hand_over(rollouts, plan.trainers(len(rollouts.lengths)))
+        minibatches = cut(rollouts, plan, self.components.device)
+        own = torch.tensor([self.largest_pass, *(part.largest_pass for part in minibatches)]).max()
+        self.largest_pass = int(ranks.largest(own))  # a rank that helps another has none of its own
+        ledger = TokenLedger(len(rollouts.rollout_logprobs), self.components.device)
+        self.recompute(minibatches, ledger)
+        return ScoredStep(rollouts, minibatches, ledger, self.advantages(rollouts, ledger), self.state.policy_version)
+
+    def metrics_of(self, scored: ScoredStep, updates: UpdateMetrics, rate: float) -> dict[str, float]:
+        """The step's metrics over all ranks, but for times and memory. `rate`: the last update's learning rate."""
+        rollouts, schedule = scored.rollouts, self.components.schedule
+        return {
             **rollout_metrics(rollouts),
-            **updates.reduce(self.parts.sentinel_metrics()),
-            **staleness_metrics(rollouts, trained_version),
-            **(trained_fraction(minibatches, rollouts) if self.spec.skips_zero_advantage else {}),
+            **updates.reduce(self.components.sentinel_metrics()),
+            **staleness_metrics(rollouts, scored.trained_version),
+            **(trained_fraction(scored.minibatches, rollouts) if self.spec.skips_zero_advantage else {}),
             **({"skipped_updates": float(updates.num_skipped)} if self.training.on_not_finite == "skip" else {}),
             "learning_rate": rate,
             "reference/version": float(schedule.version),
             "reference/age_steps": float(schedule.age_steps),
             **scheduled_values(self.spec, self.state.step),
         }
-        self.keeper.rollouts(
+
+    def record(self, scored: ScoredStep) -> None:
+        """Hands the step's responses and tokens to the record."""
+        self.recorder.rollouts(
             self.state.step,
-            rollouts,
-            response_means(advantage, torch.from_numpy(rollouts.held_num_sampled)),
-            ledger,
-            trained_version=trained_version,
-            reference_version=schedule.version,
+            scored.rollouts,
+            response_means(scored.advantage, torch.from_numpy(scored.rollouts.held_num_sampled)),
+            scored.ledger,
+            trained_version=scored.trained_version,
+            reference_version=self.components.schedule.version,
         )
-        num_trained = sum(minibatch.num_computed_with_context for minibatch in minibatches) * self.training.epochs
+
+    def move_on(self, scored: ScoredStep, metrics: dict[str, float], clock: Stopwatch, stop: StopAfterStep) -> bool:
+        """Moves the reference, evaluates and saves where that is due, and has the step's rows written.
+
+        Returns:
+            Whether to stop now.
+        """
+        computed = sum(minibatch.num_computed_with_context for minibatch in scored.minibatches)
+        num_trained = computed * self.training.epochs
         if exception := self.check_guards(metrics) or self.source.failure():
-            self.keeper.finish_step(self.state, metrics | clock.metrics(rollouts, num_trained=num_trained))
+            self.recorder.finish_step(self.state, metrics | clock.metrics(scored.rollouts, num_trained=num_trained))
             raise exception
         self.move_reference(metrics.get("kl/reverse"))
-        stopping = stop.agreed(self.parts.run.cancel)
+        stopping = stop.agreed(self.components.run.cancel)
         if not stopping and self.evaluation_is_due():
             with clock("evaluate"):
                 self.evaluate()
         stopping = stopping or self.pausing
         if not stopping:
-            self.source.go_on(self.state.step)
+            self.source.prefetch(self.state.step)
         with clock("checkpoint"):
-            self.keeper.save(self.state, stopping=stopping)
-        metrics |= clock.metrics(rollouts, num_trained=num_trained)
-        metrics["memory/peak_gib"] = peak_memory_gib(self.parts.device)
-        self.keeper.finish_step(self.state, metrics)
+            self.recorder.save(self.state, stopping=stopping)
+        metrics |= clock.metrics(scored.rollouts, num_trained=num_trained)
+        metrics["memory/peak_gib"] = peak_memory_gib(self.components.device)
+        self.recorder.finish_step(self.state, metrics)
         self.progress.step(self.state.step, metrics)
         return stopping
 
@@ -185,18 +236,18 @@ class Trainer:
         from_sampler = self.spec.rollout.gives_old_logprobs
         for minibatch in minibatches[1:] if self.spec.first_pass_gives_old_logprobs else minibatches:
             for batch in minibatch.passes:
-                old = batch.rollout_logprobs if from_sampler else self.parts.learner.logprobs(batch)[0]
+                old = batch.rollout_logprobs if from_sampler else self.components.learner.logprobs(batch)[0]
                 ledger.write(batch, old_logprobs=old)
-        if self.parts.reference:
-            with self.parts.reference.in_place():
+        if self.components.reference:
+            with self.components.reference.in_place():
                 for minibatch in minibatches:
                     for batch in minibatch.passes:
-                        ledger.write(batch, ref_logprobs=self.parts.learner.logprobs(batch)[0])
+                        ledger.write(batch, ref_logprobs=self.components.learner.logprobs(batch)[0])
 
     def advantages(self, rollouts: StepRollouts, ledger: TokenLedger) -> Tensor:
-        """Of every sampled token that this rank holds. [M]"""
+        """Advantage of every sampled token that this rank holds. [M]"""
         old_logprobs = ledger.columns["old_logprobs"].cpu()
-        ref_logprobs = ledger.columns["ref_logprobs"].cpu() if self.parts.reference else old_logprobs
+        ref_logprobs = ledger.columns["ref_logprobs"].cpu() if self.components.reference else old_logprobs
         return step_advantages(self.spec_now, rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
 
     def signal(self, rollouts: StepRollouts) -> Bools:
@@ -210,8 +261,8 @@ class Trainer:
         self, minibatches: list[Minibatch], advantage: Tensor, ledger: TokenLedger
     ) -> tuple[UpdateMetrics, float]:
         """Makes minibatches x epochs optimizer updates. Returns their metrics and the last one's learning rate."""
-        metrics, rate = UpdateMetrics(self.parts.device), 0.0
-        advantage = advantage.to(self.parts.device)
+        metrics, rate = UpdateMetrics(self.components.device), 0.0
+        advantage = advantage.to(self.components.device)
         for epoch in range(self.training.epochs):
             for number, minibatch in enumerate(minibatches):
                 before = metrics.copy()
@@ -219,7 +270,7 @@ class Trainer:
                 for batch in minibatch.passes:
                     self.add_pass(minibatch, batch, advantage, ledger, metrics, gives_old=gives_old)
                 rate = self.next_learning_rate()
-                norm = self.parts.learner.update(learning_rate=rate)
+                norm = self.components.learner.update(learning_rate=rate)
                 self.state.updates += 1
                 if math.isfinite(norm):
                     self.state.skipped_in_a_row = 0
@@ -231,7 +282,7 @@ class Trainer:
                 metrics.num_skipped += 1
         if metrics.num_skipped:
             which = f"{metrics.num_skipped} of {self.updates_per_step} updates were skipped"
-            self.keeper.event(self.state.step, "updates_skipped", f"{which}: their gradients were not finite")
+            self.recorder.event(self.state.step, "updates_skipped", f"{which}: their gradients were not finite")
         return metrics, rate
 
     def add_pass(
@@ -251,12 +302,12 @@ class Trainer:
         Args:
             gives_old: its logprobs are the old ones as well.
         """
-        logprobs, entropies = self.parts.learner.logprobs(batch)
+        logprobs, entropies = self.components.learner.logprobs(batch)
         if gives_old:
             ledger.write(batch, old_logprobs=logprobs)
         tokens = self.tokens(batch, logprobs, advantage, ledger)
         result = pass_loss(self.spec_now, minibatch, batch, tokens, entropies)
-        self.parts.learner.backward(result.loss)
+        self.components.learner.backward(result.loss)
         per_token = {name: batch.pick(values) for name, values in result.diagnostics().items()}
         metrics.add(batch, {**per_token, "entropy": entropies.detach()}, result.loss)
         ledger.write(
@@ -282,7 +333,7 @@ class Trainer:
             return
         row = f"; {skipped} updates in a row had to be skipped" if skips else ""
         message = f"{reason}{row}; nothing of this step is saved"
-        raise self.exception_for(self.parts.guards.fire_not_finite(self.state.step, message))
+        raise self.exception_for(self.components.guards.fire_not_finite(self.state.step, message))
 
     def tokens(self, batch: Microbatch, logprobs: Tensor, advantage: Tensor, ledger: TokenLedger) -> TokenBatch:
         """A pass's tokens as the objective takes them. Where the policy that sampled is the reference, ref is old."""
@@ -290,14 +341,14 @@ class Trainer:
         return TokenBatch(
             logprobs=batch.spread(logprobs),
             old_logprobs=old,
-            ref_logprobs=batch.spread(ledger.read("ref_logprobs", batch)) if self.parts.reference else old,
+            ref_logprobs=batch.spread(ledger.read("ref_logprobs", batch)) if self.components.reference else old,
             advantages=batch.spread(batch.look_up(advantage).to(old)),
             response_mask=batch.response_mask,
         )
 
     def next_learning_rate(self) -> float:
         """The learning rate of the next update: the schedule's, lowered by the roll-backs so far."""
-        return self.parts.guards.learning_rate_factor(self.state.step) * learning_rate(
+        return self.components.guards.learning_rate_factor(self.state.step) * learning_rate(
             self.training.schedule,
             peak=self.training.optimizer.learning_rate,
             update=self.state.updates,
@@ -307,27 +358,27 @@ class Trainer:
     def sync(self) -> None:
         """Gives the sampler the new weights; an engine of its own has to prove that they arrived."""
         self.state.policy_version += 1
-        self.source.rest()
-        self.parts.give_sampler_weights(self.state.policy_version)
+        self.source.wait()
+        self.components.give_sampler_weights(self.state.policy_version)
 
     def evaluation_is_due(self) -> bool:
         """Whether the policy is to be evaluated now and was not yet. After the last step the evaluate stage does it."""
         step, every = self.state.step, self.spec.evaluation.every_steps
         due = self.pausing or (every > 0 and 0 < step < self.training.steps and step % every == 0)
-        return self.evaluates and due and not self.keeper.has_evaluated(step)
+        return self.evaluates and due and not self.recorder.has_evaluated(step)
 
     def evaluate(self) -> None:
         """Has the sampler, which is idle and holds the policy, answer the evaluation sets. Training goes on as if it
         had not: the answers follow from seeds of their own."""
-        means = self.keeper.evaluation(self.state.step, self.parts.evaluate())
+        means = self.recorder.evaluation(self.state.step, self.components.evaluate())
         self.progress.evaluated(self.state.step, means)
 
     def check_guards(self, metrics: dict[str, float]) -> Exception | None:
         """Records the guards that warn. Returns what ends the step, where a guard stops the run or rolls it back."""
         exception = None
-        for fired in self.parts.guards.check(self.state.step, metrics):
+        for fired in self.components.guards.check(self.state.step, metrics):
             if fired.guard.action == "warn":
-                self.keeper.event(self.state.step, "guard_warned", fired.message)
+                self.recorder.event(self.state.step, "guard_warned", fired.message)
                 self.progress.say(f"warning: {fired.message}")
             else:
                 exception = exception or self.exception_for(fired)
@@ -335,7 +386,7 @@ class Trainer:
 
     def exception_for(self, fired: FiredGuard) -> Exception:
         """What a guard raises that stops the run or rolls it back."""
-        if self.parts.guards.may_roll_back(fired):
+        if self.components.guards.may_roll_back(fired):
             return RollBackRequested(fired)
         tried = f", after {fired.guard.at_most} roll-back(s)" if fired.guard.action == "roll_back" else ""
         kind = DivergedError if fired.guard.metric == "not_finite" else GuardStoppedError
@@ -347,25 +398,25 @@ class Trainer:
         Raises:
             GuardStoppedError: there is no such checkpoint.
         """
-        bounds = self.parts.guards.roll_back_bounds(fired)
-        target = next((step for bound in bounds if (step := self.keeper.roll_back(self.state, up_to=bound))), 0)
+        bounds = self.components.guards.roll_back_bounds(fired)
+        target = next((step for bound in bounds if (step := self.recorder.roll_back(self.state, up_to=bound))), 0)
         if not target:
             raise GuardStoppedError(f"{fired.message}; there is no checkpoint from before step {fired.since} to go to")
-        self.parts.guards.record_roll_back(fired, target, write=ranks.rank() == 0)
-        factor = self.parts.guards.learning_rate_factor(target + 1)
+        self.components.guards.record_roll_back(fired, target, write=ranks.rank() == 0)
+        factor = self.components.guards.learning_rate_factor(target + 1)
         message = f"{fired.message}: back to step {target}, the learning rate times {factor:g} from there"
-        self.keeper.event(target, "rolled_back", message)
-        self.keeper.close()
+        self.recorder.event(target, "rolled_back", message)
+        self.recorder.close()
         self.progress.say(message)
 
     def move_reference(self, kl_reverse: float | None) -> None:
         """Moves the reference to the present policy if its schedule says so. `kl_reverse`: the step's metric, if it has
         one."""
-        if self.parts.schedule.after_step(kl_reverse, updates=self.updates_per_step) and self.parts.reference:
-            self.parts.reference.move(ema_decay=self.parts.schedule.ema_decay)
-            version = self.parts.schedule.version
-            self.keeper.event(
+        if self.components.schedule.after_step(kl_reverse, updates=self.updates_per_step) and self.components.reference:
+            self.components.reference.move(ema_decay=self.components.schedule.ema_decay)
+            version = self.components.schedule.version
+            self.recorder.event(
                 self.state.step,
                 "reference_moved",
-                f"version {version} after step {self.state.step}: {self.parts.schedule.reason}",
+                f"version {version} after step {self.state.step}: {self.components.schedule.reason}",
             )

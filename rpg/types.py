@@ -54,8 +54,9 @@ class Turn:
     token_ids: tuple[int, ...]
     """At least one; of a sampled turn the end token included where there is one."""
     logprobs: tuple[float, ...] | None = None
-    """Of each sampled token under the distribution it was drawn from, nats: tempered, cut to top_k and the nucleus,
-    and renormalised. They differ from the learner's wherever a cut took something away. None: the tokens were given."""
+    """Logprob of each sampled token under the distribution it was drawn from, nats: tempered, cut to top_k and the
+    nucleus, and renormalised. They differ from the learner's wherever a cut took something away. None: the tokens were
+    given."""
 
     def __post_init__(self) -> None:
         """Raises ValueError where there is no token, or not a logprob for each sampled one."""
@@ -105,7 +106,7 @@ class Rollout:
 
     @property
     def rollout_logprobs(self) -> tuple[float, ...]:
-        """Of the sampled tokens alone, nats; see Turn."""
+        """Logprobs of the sampled tokens alone, nats; see Turn."""
         return tuple(logprob for turn in self.turns for logprob in turn.logprobs or ())
 
     @property

@@ -7,29 +7,30 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 MAX_BYTES = 1 << 18
-"""Of a spec file, and of a file that it names and that is read to check it: a hostfile, a model's config.json."""
+"""Bytes of a spec file, and of a file that it names and that is read to check it: a hostfile, a model's config.json."""
 MAX_DEPTH = 32
 """Levels of nesting."""
 MAX_VALUES = 10_000
 """Keys, list items and sections of a file; an alias counts as often as it is used."""
 MAX_DIGITS = 100
-"""Of a whole number, to any base: a fraction can hold it."""
+"""Digits of a whole number, to any base: a fraction can hold it."""
 MAX_RANKS = 1 << 20
-"""Of a run; and of its nodes, and of a host's slots."""
+"""Ranks of a run; and its nodes, and a host's slots."""
 MAX_RUNS = 4096
-"""Of an experiment: cells x seeds."""
+"""Runs of an experiment: cells x seeds."""
 MAX_COMBINATIONS = 4096
-"""Of a matrix, those that `exclude` leaves out included."""
+"""Combinations of a matrix, those that `exclude` leaves out included."""
 MAX_EXCLUDED = 256
 """Entries of `exclude`."""
 MAX_CHECKED_VALUES = 1 << 16
-"""Of all cells of a matrix together: each has all values of the spec."""
+"""Checked values of all cells of a matrix together: each has all values of the spec."""
 MAX_PARAMETERS = 32
-"""Of a study."""
+"""Parameters of a study."""
 MAX_CANDIDATES = 512
-"""Of one parameter that lists them."""
+"""Candidates of one parameter that lists them."""
 MAX_TRIED_VALUES = 1 << 15
-"""Of all trials together that show whether a study's candidates are possible: each has all values of the spec."""
+"""Values of all trials together that show whether a study's candidates are possible: each has all values of the
+spec."""
 MAX_ISSUES = 100
 """Problems that are told of one file."""
 MAX_TOLD = 2000
@@ -49,7 +50,7 @@ BOUNDS = {
     "candidates that one parameter lists": MAX_CANDIDATES,
     "values in all trials of which one is tried for each candidate": MAX_TRIED_VALUES,
 }
-"""As the reference has them."""
+"""Name -> bound, in the reference's words."""
 
 
 class NotPlainError(OSError):

@@ -42,7 +42,7 @@ class Position:
     """One line of one file."""
 
     file: str
-    """As the user named it, or as another file leads to it; `--set ...` for an override."""
+    """The file as the user named it, or as another file leads to it; `--set ...` for an override."""
     line: int
     """From 1; 0: not a line of a file."""
     snippet: str
@@ -78,7 +78,7 @@ def nearest_position(path: Path, positions: Mapping[Path, Position]) -> Position
 
 
 def in_file_order(issues: Iterable[Issue]) -> list[Issue]:
-    """By file in order of appearance, then by line; each issue once."""
+    """Sorts issues by file in order of appearance, then by line; each issue once."""
     distinct = list(dict.fromkeys(issues))
     files = list(dict.fromkeys(issue.file for issue in distinct))
     return sorted(distinct, key=lambda issue: (files.index(issue.file), issue.line))

@@ -71,7 +71,7 @@ def _ours(kind: Kind, name: str) -> Kind:
 
 @lru_cache
 def _entry_points(group: str, _path: tuple[str, ...]) -> tuple["EntryPoint", ...]:
-    """Of all packages on the path, which is an argument so that another path is searched anew."""
+    """Entry points of all packages on the path, which is an argument so that another path is searched anew."""
     from importlib.metadata import entry_points
 
     return tuple(entry_points(group=group))

@@ -15,9 +15,9 @@ class Metric:
     """One number a step, as it stands in the table `metrics`."""
 
     name: str
-    """As in the table `metrics`."""
+    """Name in the table `metrics`."""
     title: str
-    """Of its chart, without the unit."""
+    """Title of its chart, without the unit."""
     meaning: str
     """A sentence or two of Markdown; formulas as code."""
     unit: str = ""

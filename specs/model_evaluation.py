@@ -69,19 +69,19 @@ class SamplingSetting(Spec):
     name: str = Field(min_length=1)
     """What tables and charts call it: greedy, published."""
     samples_per_problem: int | None = Field(None, ge=1)
-    """As evaluation.samples_per_problem."""
+    """Answers to each problem, like evaluation.samples_per_problem."""
     temperature: float | None = Field(None, ge=0)
-    """As evaluation.temperature: 0 is greedy decoding."""
+    """Sampling temperature, like evaluation.temperature: 0 is greedy decoding."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """As evaluation.top_p."""
+    """Nucleus of sampling, like evaluation.top_p."""
     top_k: int | None = Field(None, ge=0)
-    """As evaluation.top_k."""
+    """Most likely tokens to sample from, like evaluation.top_k."""
     stop: tuple[StopText, ...] | None = None
-    """As evaluation.stop."""
+    """Texts that end a response, like evaluation.stop."""
     max_response_length: int | None = Field(None, ge=1)
-    """As evaluation.max_response_length."""
+    """Most tokens of a response, like evaluation.max_response_length."""
     seed: int | None = Field(None, ge=0)
-    """As evaluation.seed."""
+    """Seed of sampling, like evaluation.seed."""
 
 
 class EvaluationData(Data):
@@ -103,8 +103,8 @@ class ModelEvaluation(Spec):
     question: str = ""
     """What the evaluation answers, in a sentence."""
     models: tuple[EvaluatedModel, ...] = Field(min_length=1)
-    """What is measured: {path: a Hub id or a directory}, {run: a run's id, checkpoint: last}, or {source: scratch}.
-    The first is the one that the others are held against."""
+    """The models that are measured: {path: a Hub id or a directory}, {run: a run's id, checkpoint: last}, or {source:
+    scratch}. The first is the one that the others are held against."""
     sampling: tuple[SamplingSetting, ...] = ()
     """Ways to sample, each for every model; none: the one that `evaluation` says."""
     data: EvaluationData
@@ -128,7 +128,7 @@ class ModelEvaluation(Spec):
 
 
 class Ranks(Training):
-    """Of the section `training` what measuring a model takes: the ranks."""
+    """The part of the section `training` that measuring a model takes: the ranks."""
 
     steps: int = 0
     """None."""

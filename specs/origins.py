@@ -11,7 +11,7 @@ from specs.document import Document
 from specs.errors import Path, Position, nearest_position
 from specs.schema.experiment import Experiment, with_published
 from specs.schema.fields import says, split
-from specs.schema.objective import Rival
+from specs.schema.objective import PublishedObjective
 
 _OVERRIDE = "--set"
 Kind = Literal["file", "set", "matrix", "published", "default"]
@@ -22,12 +22,12 @@ class Origin:
     """Where one value of a run's spec comes from."""
 
     path: Path
-    """Of the value in the spec. A list of plain values is one value."""
+    """Path of the value in the spec. A list of plain values is one value."""
     kind: Kind
     """file: a spec file, one that it extends or a study's; set: `--set`; matrix: the run's cell or seed; published: the
     setting that the objective was published with; default: the schema's."""
     file: str = ""
-    """As the user named it; empty where no file says the value."""
+    """The file as the user named it; empty where no file says the value."""
     line: int = 0
     """From 1; 0: no line of a file."""
 
@@ -65,7 +65,7 @@ def origins_of(document: Document, values: Mapping[str, Any], experiment: Experi
 
 def _is_rivals(experiment: Experiment, path: Path) -> bool:
     """Whether it is a field of a rival, whose defaults are what it was published with."""
-    return path[0] == "objective" and isinstance(experiment.objective, Rival)
+    return path[0] == "objective" and isinstance(experiment.objective, PublishedObjective)
 
 
 def _matrix_place(document: Document, values: Mapping[str, Any], path: Path) -> Position | None:

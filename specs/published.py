@@ -21,7 +21,7 @@ class SpecOfCell:
     """A cell of a matrix."""
 
     source: Mapping[str, Any]
-    """What is written, with the cell's values."""
+    """The written spec, with the cell's values."""
     experiment: Experiment
 
 

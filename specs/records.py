@@ -97,7 +97,7 @@ class TokenRow:
     old_logprob: Float32 | None
     """log π_old: of the policy at the start of the step, by the learner, nats."""
     rollout_logprob: Float32 | None
-    """Of the policy that sampled, by the engine, nats."""
+    """Logprob under the policy that sampled, by the engine, nats."""
     ref_logprob: Float32 | None
     """log π_ref: of the reference policy, nats."""
     ratio: Float32 | None
@@ -105,7 +105,7 @@ class TokenRow:
     clipped: bool | None
     """Whether a bound of the clip acted on the token."""
     entropy: Float32 | None
-    """Of the distribution of the next token, at the sampling temperature, nats."""
+    """Entropy of the distribution of the next token, at the sampling temperature, nats."""
     sampled: bool
     """Whether the policy sampled it. False: given by the environment of several turns (what a tool returned, what a
     user said), and context alone. True in older records."""
@@ -118,7 +118,7 @@ class EvaluationRow:
     run_id: str
     """The run, as in `runs`."""
     fingerprint: str
-    """Of the evaluate stage whose settings it was measured with; the run's state names the current one."""
+    """Fingerprint of the evaluate stage whose settings it was measured with; the run's state names the current one."""
     step: Int32
     """Step of training whose policy was measured; 0: the base model."""
     dataset: str
@@ -148,7 +148,7 @@ class EvaluationSampleRow:
     run_id: str
     """The run, as in `runs`."""
     fingerprint: str
-    """Of the evaluate stage, as in `evaluations`."""
+    """Fingerprint of the evaluate stage, as in `evaluations`."""
     step: Int32
     """Step of training whose policy answered; 0: the base model."""
     dataset: str
@@ -193,7 +193,7 @@ class CheckpointRow:
     step: Int32
     """Step of training after which it was saved."""
     path: str
-    """Of its directory, relative to the run's directory."""
+    """Path of its directory, relative to the run's directory."""
     kind: str
     """full: everything needed to go on; weights: the policy alone, as safetensors."""
     num_bytes: int

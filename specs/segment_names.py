@@ -22,7 +22,7 @@ class SegmentName:
     first_step: int
     last_step: int
     digest: str
-    """Of the content: the first 16 hexadecimal digits of its SHA-256; empty in names of earlier versions."""
+    """Digest of the content: the first 16 hexadecimal digits of its SHA-256; empty in names of earlier versions."""
     rank: int = 0
     """Whose share it is, from 0."""
     ranks: int = 1
@@ -40,7 +40,7 @@ class SegmentName:
 
     @property
     def first_share(self) -> "SegmentName":
-        """The same for all shares of the same rows."""
+        """Name of rank 0's share, the same for all shares of the same rows."""
         return self.share(0)
 
     @property
@@ -84,5 +84,5 @@ class DigestedFile(io.FileIO):
 
     @property
     def digest(self) -> str:
-        """Of what was written so far."""
+        """Digest of what was written so far."""
         return self._hash.hexdigest()[:16]

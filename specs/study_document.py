@@ -45,7 +45,7 @@ from specs.study_space import (
 )
 
 MOST_TRIED = 16
-"""Of a finite range with more candidates the ends and the next to the lowest are tried."""
+"""Candidates of a finite range that are tried; of more, the ends and the next to the lowest."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class StudyDocument:
     source: dict[str, Any]
     """What the study's file says, paths absolute."""
     positions: Positions
-    """Of the study's own file."""
+    """Positions in the study's own file."""
 
     warnings: tuple[Issue, ...] = ()
     """What has no effect in any trial, and what the study says without effect, each at its place."""
@@ -273,7 +273,7 @@ def _tried(searched: Range) -> list[Any]:
 
 
 def _at_candidate(issue: Issue, varied: str, params: Params, study: Study) -> Issue:
-    """What is wrong with a trial, told at the parameter that has the value, or else at the one whose turn it was.
+    """The issue of a trial, told at the parameter that has the value, or else at the one whose turn it was.
 
     Args:
         varied: whose turn it was; empty where all parameters had their lowest or highest value.

@@ -148,7 +148,8 @@ def num_combinations(space: Space) -> int:
 
     @cache
     def count(index: int, inactive: frozenset[str]) -> int:
-        """Of the parameters from this one on, where those of them that can no longer be searched are known."""
+        """Number of combinations of the parameters from this one on, where those of them that can no longer be searched
+        are known."""
         if index == len(ordered):
             return 1
         path = ordered[index]

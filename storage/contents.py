@@ -63,7 +63,7 @@ def half_written(root: Path, segments: Iterable[Segment]) -> set[str]:
 
 
 def lost(root: Path, run_id: str, before: Iterable[Segment], listed: Sequence[Segment]) -> list[Segment]:
-    """Those of a run's segments that were there before, and whose rows are nowhere now.
+    """Segments of a run that were there before, and whose rows are nowhere now.
 
     Rows that were merged are in another file; those that were freed, and those of an earlier run or evaluation of that
     name, were deleted on purpose.
@@ -106,7 +106,7 @@ def _is_of_manifest(root: Path, segment: Segment) -> bool:
 
 
 def _merged_names(root: Path, listed: Sequence[Segment], *, alone: bool = False) -> dict[str, set[str]]:
-    """By table, the names of the segments whose rows are in compacted ones.
+    """Names of the segments whose rows are in compacted ones, by table.
 
     Args:
         alone: look into those too beside which nothing is listed of the table.

@@ -25,7 +25,7 @@ from storage.columns import columns
 _HERE = Path(__file__).parent
 _log = logging.getLogger("storage")
 _ROWS_AT_ONCE = 20_000
-"""Of rows that are inserted as JSON, so that their text stays small."""
+"""Rows that are inserted at once as JSON, so that their text stays small."""
 
 
 def database_path(root: Path) -> Path:
@@ -183,7 +183,7 @@ def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[di
 
 
 def insert_plain_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: list[dict[str, Any]]) -> None:
-    """The same for rows of numbers and texts alone, about ten times as fast."""
+    """Inserts rows of numbers and texts alone, about ten times as fast."""
     if rows:
         import pyarrow as pa  # here, as a query that reads no segment by itself is answered sooner without it
 

@@ -37,7 +37,7 @@ class Description:
 
 @cache
 def descriptions() -> dict[str, Description]:
-    """By table or view."""
+    """Descriptions by table or view."""
     texts = [text for file in SQL_FILES for text in _in_sql(sql(file))]
     described = dict(texts)
     for module, classes in ((records, records.TABLES), (metrics, {"metric_names": metrics.Metric})):

@@ -327,7 +327,7 @@ def _name_segments(connection: duckdb.DuckDBPyConnection, root: Path) -> None:
 
 
 def _whole(root: Path, entries: Iterable[KnownSegment]) -> list[KnownSegment]:
-    """Those whose files are there, and whole as far as their footers say: DuckDB refuses a view over any other."""
+    """Segments whose files are there, and whole as far as their footers say: DuckDB refuses a view over any other."""
     whole = []
     for entry in entries:
         with contextlib.suppress(BadSegmentError, FileNotFoundError):

@@ -34,7 +34,7 @@ PACKAGES = (
     "triton",
     "vllm",
 )
-"""Those that a result may depend on; the attempt's document lists every installed one."""
+"""Packages that a result may depend on; the attempt's document lists every installed one."""
 
 
 _as_json = json.JSONEncoder(ensure_ascii=False).encode

@@ -23,7 +23,7 @@ class ServerRecord(Protocol):
 
     @property
     def root(self) -> Path:
-        """Of that home."""
+        """Root directory of that home."""
         ...
 
     def refresh(self, tables: Collection[str]) -> None:

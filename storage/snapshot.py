@@ -212,7 +212,7 @@ def _read_for(sql: str) -> set[str]:
 
 
 def _tables_in(sql: str) -> set[str]:
-    """The same without the summary, which an ingest makes."""
+    """Tables that a query may read, without the summary, which an ingest makes."""
     return _read_for(sql) - {SUMMARY}
 
 

@@ -78,7 +78,7 @@ class Stream:
 
     _statement: Statement
     warnings: tuple[str, ...]
-    """As a `Result` has them."""
+    """Warnings, as a `Result` has them."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class Unit:
     stamp: str | None
     """When the directory had changed before it was read; None: it is to be read again in any case."""
     rows: Rows
-    """Of the catalogue's tables."""
+    """Rows of the catalogue's tables."""
     segments: tuple[KnownSegment, ...]
     has_merged: bool
     """Whether segments that were merged into others are still there, and are to be deleted."""

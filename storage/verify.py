@@ -124,7 +124,7 @@ def _segment(root: Path, segment: Segment, known: KnownSegment | None) -> Iterat
 
 
 def _missing_steps(directory: Path, segments: list[Segment]) -> Iterator[str]:
-    """Of a run that has ended, the steps up to its last of which a table has no rows."""
+    """Steps of an ended run up to its last of which a table has no rows."""
     if read_document(directory / "state.json").get("status") not in FINAL:
         return
     last = read_document(directory / "progress.json").get("step")

@@ -1,10 +1,27 @@
 """What tests of several packages begin with."""
 
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+SLOWEST_FILES = 10
+"""Files of tests that the end of a suite names."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names the files whose tests took longest, set-up included, where there were more files than are named."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    if len(seconds) > SLOWEST_FILES:
+        terminalreporter.section(f"slowest {SLOWEST_FILES} files")
+        for name, took in sorted(seconds.items(), key=lambda of_file: -of_file[1])[:SLOWEST_FILES]:
+            terminalreporter.write_line(f"{took:7.1f} s  {name}")
 
 
 @pytest.fixture

@@ -38,9 +38,9 @@ FLOORS = {
     "rpg": [
         {"train", "stage", "engine"},
         {"trainer"},
-        {"keeper"},
+        {"run_recorder"},
         {"rollouts"},
-        {"parts", "replay", "preflight"},
+        {"components", "replay", "preflight"},
         {"evaluation", "base", "reference"},
         {"rollouters", "samplers", "learner", "metrics", "stopwatch"},
         {"recording", "guards"},

@@ -204,7 +204,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 def test_the_reference_pages_are_current() -> None:
     command = [sys.executable, "tools/write_reference.py", "--check"]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    this_checkout = os.environ | {"PYTHONPATH": str(ROOT)}  # the environment may belong to another one
+    finished = subprocess.run(command, cwd=ROOT, env=this_checkout, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
 
 

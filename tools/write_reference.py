@@ -24,7 +24,7 @@ from specs.loader import SCHEMAS
 from specs.metrics import METRICS, Metric
 from specs.schema.base import is_open
 from specs.schema.fields import members
-from specs.schema.objective import Objective, RegularizedObjective, Rival
+from specs.schema.objective import Objective, PublishedObjective, RegularizedObjective
 
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = "<!-- written by tools/write_reference.py -->\n"
@@ -249,7 +249,7 @@ def _rivals() -> list[str]:
         if kind is RegularizedObjective:
             continue
         objective = kind()
-        own = [name for name in kind.model_fields if name != "type" and name not in Rival.model_fields]
+        own = [name for name in kind.model_fields if name != "type" and name not in PublishedObjective.model_fields]
         rows.append(
             _table_row(
                 f"`{objective.type}`",
@@ -265,7 +265,7 @@ def _rivals() -> list[str]:
     return rows
 
 
-def _penalty(rival: Rival) -> str:
+def _penalty(rival: PublishedObjective) -> str:
     credit = " from each token on" if rival.kl_in == "reward" and rival.kl_credit == "to_go" else ""
     return f"{rival.kl_coef:g} {rival.kl_estimator} in the {rival.kl_in}{credit}"
 

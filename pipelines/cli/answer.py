@@ -36,7 +36,7 @@ def answer_lines(document: "Document", home: Home) -> list[str]:
 
 
 def answer_data(document: "Document", outcomes: Sequence[RunOutcome], home: Home) -> dict[str, Any]:
-    """The same for a program, with how each run ended."""
+    """The printed answer as plain data, with how each run ended."""
     from pipelines.report.compare import compare
 
     name = document.experiment.name

@@ -24,7 +24,7 @@ class Reading:
 
     home: Home
     record: "ServerRecord | None" = None
-    """Where the home is a mirror: of what."""
+    """The record that the home mirrors, if it is a mirror."""
 
     def refresh(self, tables: Collection[str] | None = None, *, logs: bool = False, only: Collection[str] = ()) -> None:
         """Brings a mirror up to the server's record; a home of this machine is what it is.

@@ -44,7 +44,7 @@ class ServerRecord:
 
     @property
     def root(self) -> Path:
-        """Of `home`."""
+        """Root directory of `home`."""
         return self.home.root
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
 
 
 def print_run(run: dict[str, Any]) -> None:
-    """The same for a reader."""
+    """Prints a run's data for a reader."""
     from rpg.statistics import THESE_WEIGHTS
 
     print(
@@ -220,7 +220,7 @@ def _objects(store: "Store", query: str, run_id: str) -> list[dict[str, Any]]:
 
 
 def _files(home: Home, run_id: str, evaluations: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Where what the run left is."""
+    """Paths of what the run left."""
     directory = home.run(run_id)
     weights = sorted(directory.glob("weights/step-*"))
     checkpoints = sorted(directory.glob("checkpoints/step-*"))

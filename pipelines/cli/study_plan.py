@@ -53,7 +53,7 @@ def study_plan_data(document: StudyDocument, made: Plan, home: Home) -> dict[str
 
 
 def print_study_plan(document: StudyDocument, data: dict[str, Any]) -> None:
-    """The same for a reader."""
+    """Prints a study's plan for a reader."""
     import sys
 
     from rich.markup import escape

@@ -25,11 +25,11 @@ _MADE_WITH = {"code": "code", "package": "package", "lock": "installed packages"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What is said of a run, or of its model after a step."""
+    """The text about a run, or about its model after a step."""
 
     run: Run
     step: int
-    """Of the weights that are told of; 0: none, the run as a whole."""
+    """Step of the weights that are described; 0: none, the run as a whole."""
     answer: str
     outcomes: tuple[Outcome, ...]
     of_experiment: str

@@ -20,7 +20,7 @@ from storage import Store
 
 _NEEDED = {"run.json", "state.json"}
 _MOST_NAMED = 3
-"""Of what is wrong with an export's documents."""
+"""Problems of an export's documents that an error names."""
 _TELL_APART = ("status", "started_at", "ended_at", "evaluation")
 """Fields of a run's state that differ between two executions of it, or between two of its moments."""
 
@@ -145,7 +145,7 @@ def _bring(export: Export, aside: Path, final: Path) -> None:
 
 
 def _problems(run: Path, name: Path) -> list[str]:
-    """What is wrong with a document of the run; nothing with a file that is none."""
+    """Problems of a document of the run; none where the file is no document."""
     return read_checked(run / name)[1] if name.suffix == ".json" and name.parts[0] != "weights" else []
 
 

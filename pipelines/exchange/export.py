@@ -22,7 +22,7 @@ from storage.provenance import input_manifest
 
 MANIFEST = "export.json"
 FORMAT = 1
-"""Of the manifest; an import takes no later one."""
+"""Format of the manifest; an import takes no later one."""
 _OF_THIS_HOME = ("leases", "exits", "process.json", "cancel.json", MANIFEST)
 """What of a run's record means something in its own home alone."""
 

@@ -40,7 +40,7 @@ class Pushed:
     """NAMESPACE/NAME."""
     private: bool
     url: str
-    """Of the commit."""
+    """URL of the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Model:
     weights: Path
     """A directory that transformers loads."""
     base_license: str
-    """Of the model that training began from, as its card says; empty where that is not known."""
+    """License of the model that training began from, as its card says; empty where that is not known."""
 
     def texts(self, repo: str) -> dict[str, str]:
         """The files beside the weights, by name: card, spec and certificate.

@@ -61,7 +61,7 @@ class TokenRows:
 
     @property
     def path(self) -> Path:
-        """Where the rows lie."""
+        """Path of the rows."""
         return self.run / "segments" / "tokens"
 
 

@@ -24,7 +24,7 @@ def manifest_of(stage: str, output: Path) -> Path:
 
 
 def damage_of(manifest: Path, fingerprint: str, *, full: bool = False) -> str:
-    """What is wrong with a published result; empty where it can be taken as it is.
+    """Damage of a published result, in words; empty where it can be taken as it is.
 
     Plan and run ask this same question, so that what a plan calls CACHED is not made again.
 

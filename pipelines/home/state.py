@@ -43,7 +43,7 @@ class RunState:
 
     @property
     def status(self) -> Status:
-        """As it is written: that of a run whose process died still says `running`; see `runs.status_of`."""
+        """Status as it is written: that of a run whose process died still says `running`; see `runs.status_of`."""
         status: Status = self.record["status"]
         return status
 

@@ -14,7 +14,7 @@ from specs.schema.experiment import Experiment
 
 
 class LocalRanks:
-    """As many ranks as the spec asks for, in one process group."""
+    """Ranks on this machine, as many as the spec asks for, in one process group."""
 
     ranks_run_here = True
     signal_children = True

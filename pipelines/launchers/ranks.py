@@ -53,7 +53,7 @@ class Share:
     device: str = "cpu"
     """The spec's resources.device; where it is not the CPU, GPU slots are leased for the processes."""
     gpus: int = 0
-    """Those of the ranks and their engines, or of the engines alone; 0: one a rank."""
+    """GPUs of the ranks and their engines, or of the engines alone; 0: one a rank."""
     threads: int = 0
     """The spec's resources.threads."""
     interface: str = ""
@@ -74,7 +74,7 @@ class Share:
         return ENDED_WELL if self.ranks else (0,)
 
     def commands(self, environment: Mapping[str, str]) -> list[tuple[list[str], dict[str, str]]]:
-        """Of each process the module that it runs, with arguments, and its variables beside `environment`."""
+        """Module with arguments that each process runs, and its variables beside `environment`."""
         if self.ranks:
             program = rank_program(Path(self.run_dir), self.stage)
             return [(program, self.rank_environment(local_rank)) for local_rank in range(self.ranks)]
@@ -133,7 +133,8 @@ when it listened no more."""
 
 
 class Processes:
-    """Those of a share: one a rank or engine, output in the machine's log. They die with this one, however it ends."""
+    """Processes of a share, one a rank or engine, with output in the machine's log. They die with this one, however it
+    ends."""
 
     def __init__(self, share: Share, slots: Sequence[str] = ()) -> None:
         """Starts them. Raises SecretError where this machine lacks a secret that the spec's environment refers to."""

@@ -61,7 +61,7 @@ def on_device(experiment: Experiment, device: Device | None) -> Experiment:
 
 @cache
 def smallest_gpu() -> Device | None:
-    """Of this machine's GPUs, by nvidia-smi; None where it has none."""
+    """Memory of this machine's smallest GPU, by nvidia-smi; None where it has none."""
     program = shutil.which("nvidia-smi")
     if not program:
         return None

@@ -9,11 +9,11 @@ from specs.machine.gpu_slots import slots_here
 from specs.schema.experiment import Experiment
 
 PEAK_FLOPS = 989e12
-"""Of an H100 SXM in bfloat16, FLOP/s."""
+"""Peak rate of an H100 SXM in bfloat16, FLOP/s."""
 FLOAT32_FLOPS = 67e12
-"""The same in float32, without TF32."""
+"""Peak rate in float32 without TF32, FLOP/s."""
 BANDWIDTH = 3.35e12
-"""Of an H100 SXM's memory, bytes/s."""
+"""Bandwidth of an H100 SXM's memory, bytes/s."""
 TRAINING_SHARE = 0.4
 """Share of the peak that training is assumed to reach."""
 SAMPLING_SHARE = 0.6

@@ -64,13 +64,14 @@ class MemoryEstimate:
     """Weights that ZeRO 3 gathers for the layers that compute and for the next ones."""
     activations: int
     logits: int
-    """Of a chunk of tokens, and the gradient of the output head, which is added up over the chunks in float32."""
+    """Logits of a chunk of tokens, and the gradient of the output head, which is added up over the chunks in
+    float32."""
     kv_cache: int
     """For an engine that takes a share of a known memory, the share, its weights included. 0 on GPUs of its own."""
     cache_stays: bool = False
     """Whether `kv_cache` is held while training too: by an engine that does not sleep, or that samples meanwhile."""
     away: int = 0
-    """Of the parts above, what is in host memory while rollouts are sampled."""
+    """Bytes of the parts above that are in host memory while rollouts are sampled."""
 
     @property
     def total(self) -> int:
@@ -257,7 +258,8 @@ def _largest_microbatch(experiment: Experiment) -> int:
 
 
 def _activations(shape: ModelShape, training: Training, tokens: int, size: int, logits: int) -> int:
-    """What is kept for the backward pass, and the work on one layer in it, for which the logits' room is free by then.
+    """Activations kept for the backward pass, and the work on one layer in it, for which the logits' room is free by
+    then.
 
     Recomputation keeps each layer's input, and works on the whole of one layer, or on what it did not keep of it.
     """

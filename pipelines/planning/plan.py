@@ -40,8 +40,8 @@ class StagePlan:
     """Why, down to the spec's line where a field changed."""
     output: Path
     taken_from: str = ""
-    """Of a train stage: id of the run that has trained it, under another name or with fewer steps, and whose result it
-    takes or goes on from; empty: none."""
+    """For a train stage, the id of the run that has trained it, under another name or with fewer steps, and whose
+    result it takes or goes on from; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class _RunIdentity:
     run_id: str
     cell: "Cell"
     stages: dict[str, _StageIdentity]
-    """By name, in the order they run."""
+    """Stages by name, in the order they run."""
 
 
 class _Planner:
@@ -280,7 +280,7 @@ class _Planner:
 
 
 def _steps(plan: dict[str, Any]) -> int:
-    """Of a run's recorded plan."""
+    """Training steps of a run's recorded plan."""
     return int(plan["stages"]["train"]["identity"][_STEPS])
 
 

@@ -28,7 +28,7 @@ def weights_in(home: Home) -> WeightsOf:
 
 
 def most_accurate(home: Home, run_id: str, steps: Collection[int]) -> int | None:
-    """Of some steps of a run the one with the highest accuracy, of equal ones the latest; None: none was evaluated.
+    """The step with the highest accuracy among some steps of a run, of equal ones the latest; None: none was evaluated.
 
     On the set that `training.checkpoint.keep_best.accuracy_on` of its spec names, else in the mean over its sets.
     """

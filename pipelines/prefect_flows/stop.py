@@ -51,7 +51,7 @@ def waits(state: RunState) -> bool:
 
 
 def waiting_on_servers(home: Home, experiment: str, states: Mapping[str, RunState], silent: set[str]) -> list[str]:
-    """Those runs of an experiment that have ended on record, and of which a server has flow runs that have not.
+    """Runs of an experiment that have ended on record, and of which a server has flow runs that have not.
 
     Args:
         silent: as of `end_everywhere`.

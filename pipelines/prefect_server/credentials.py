@@ -89,7 +89,7 @@ class Passwords:
     def __init__(self, home: Home, *names: str) -> None:
         self._paths = [_file(home, name) for name in names]
         self._read: dict[Path, tuple[tuple[int, int], bytes]] = {}
-        """By file: which one it was, by its number on the disk and its time, and what it held."""
+        """Identity (number on the disk and time) and content of each file that was read."""
 
     def __call__(self, shown: str) -> bool:
         """Whether one of them is `shown`."""

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "PAUSED", "CANCELLING")
 """The types of states of flow runs that have not ended. What a worker lists of a crashed one may go on too."""
 OPEN = (*LIVE, "CRASHED")
-"""As before, and crashed: a worker may schedule such a flow run again."""
+"""Live states, and crashed: a worker may schedule such a flow run again."""
 _PAGE = 200
 
 

@@ -35,7 +35,7 @@ _REQUEST_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 10.0
 """Between two rounds while the server does not answer."""
 _LAST_PAUSE_SECONDS = 0.5
-"""As before, when the flow has ended and waits."""
+"""Seconds between two rounds when the flow has ended and waits."""
 SUSPENDED = "suspended on the server"
 _REFUSED = {400, 404, 405, 409, 413, 422}
 """HTTP statuses after which the same message would be refused again."""
@@ -48,7 +48,7 @@ class Message:
     kind: Literal["artifact", "page", "log", "event"]
     """page: an artifact of no flow run, which takes the place of the one that the server has of its key."""
     fields: dict[str, Any]
-    """Of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
+    """Fields of Prefect's ArtifactCreate, LogCreate or Event, as JSON."""
 
 
 class Outbox:
@@ -63,7 +63,7 @@ class Outbox:
         self.request: StopRequest | None = None
         """Set when the flow run was cancelled, paused or suspended on the server."""
         self.record_url: str | None = None
-        """Of the record's report pages; empty where the server names none, None until it has answered."""
+        """URL of the record's report pages; empty where the server names none, None until it has answered."""
         self._file = unsent_file(home, flow_run_id or "")
         self._lock = threading.Lock()
         self._messages: dict[str, Message] = {}
@@ -325,7 +325,7 @@ def _move_bar(client: "SyncPrefectClient", artifact: UUID, percent: float) -> No
 
 
 def _client_settings() -> dict[Any, Any]:
-    """Of the thread's own client: the caller's server, no retries of its own, and no long wait."""
+    """Settings of the thread's own client: the caller's server, no retries of its own, and no long wait."""
     from prefect.settings import (
         PREFECT_API_AUTH_STRING,
         PREFECT_API_KEY,

@@ -10,7 +10,7 @@ from pipelines.prefect_server.credentials import AUTH_VARIABLE, SERVER_AUTH_VARI
 Profile = Literal["embedded", "server"]
 """embedded: one API process on SQLite. server: PostgreSQL, Redis, several API processes, background services apart."""
 API_PROCESSES = 2
-"""Of the server profile."""
+"""API processes of the server profile."""
 
 # The dashboard's second version: the first shows Mermaid as text.
 _EVERY_SERVER = {
@@ -31,7 +31,7 @@ SHARED_STATE = {
 }
 """What several processes of one server keep in Redis instead of in memory."""
 API_ONLY = {"PREFECT__SERVER_WEBSERVER_ONLY": "1"}
-"""Of a process that answers requests and leaves the background services to another."""
+"""Variables of a process that answers requests and leaves the background services to another."""
 HOSTS_VARIABLE = "RPG_TRUSTED_HOSTS"
 """Environment variable: names, with commas between them, under which a proxy lets others ask for our servers."""
 RECORD_PATH = "/rpg/record"

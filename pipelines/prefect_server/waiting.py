@@ -12,7 +12,7 @@ from pipelines.prefect_server.deployments import EXPERIMENTS
 from pipelines.prefect_server.flow_runs import LIVE, pages
 
 _CANCELLED = 1000
-"""As many flow runs are looked at that were cancelled, the latest first: a server keeps all that there ever were."""
+"""Cancelled flow runs that are looked at, the latest first: a server keeps all that there ever were."""
 Post = Callable[[str, dict[str, Any]], Any]
 """Sends JSON to a path below an API's URL, and returns the JSON that is answered."""
 
@@ -23,9 +23,9 @@ class WaitingRun:
 
     run_id: str
     run: dict[str, Any]
-    """As run.json has it."""
+    """Content of run.json."""
     state: dict[str, Any]
-    """As state.json has it."""
+    """Content of state.json."""
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""

@@ -21,7 +21,8 @@ GRACE_SECONDS = 5.0
 """Between the request and the kill, where nobody chose another grace."""
 
 GIVE_BACK_SECONDS = 60.0
-"""As before, where the work is to go on later: a step of a large model and its checkpoint take longer."""
+"""Seconds between the request and the kill where the work is to go on later: a step of a large model and its checkpoint
+take longer."""
 WORKER_GRACE = "RPG_WORKER_GRACE"
 """Environment variable with other seconds than `GIVE_BACK_SECONDS`; `rpg worker --grace`."""
 

@@ -33,7 +33,7 @@ SERVER_PASSWORDS = (
 TIMEOUT_GRACE_SECONDS = 5.0
 """Between the request to stop and the kill, for a child whose time is up."""
 TAIL_LINES = 15
-"""Of a log, in an error's message."""
+"""Lines of a log in an error's message."""
 
 
 class StageError(Exception):

@@ -156,7 +156,7 @@ class Mirror:
             shutil.rmtree(self.home.root / unit)
 
     def _read_index(self, only: Collection[str]) -> dict[str, _Unit]:
-        """What is known of the units. A document that an interrupted command left in parts counts as none."""
+        """The index of known units. A document that an interrupted command left in parts counts as none."""
         units = {}
         for unit in only or self.units():
             # Not `read_json`, which expects by a file's name what a run's document of that name holds.

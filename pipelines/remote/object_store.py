@@ -38,7 +38,7 @@ class ObjectStore:
         self._root = str(root).rstrip("/")
 
     def tokens(self) -> dict[str, str]:
-        """Of each unit in the store a text that differs between two states of it."""
+        """A text for each unit in the store that differs between two states of it."""
         prefix = f"{self._root}/listings/"
         found = self._files.find(prefix.rstrip("/"), detail=True)
         return {path.removeprefix(prefix).removesuffix(".json"): _token(entry) for path, entry in found.items()}

@@ -71,7 +71,7 @@ class Listing:
     digest: str
     """Differs between two states of the unit."""
     files: Mapping[str, FileVersion]
-    """By path in the home."""
+    """Versions of the files by path in the home."""
 
     @classmethod
     def of(cls, files: Mapping[str, FileVersion]) -> "Listing":

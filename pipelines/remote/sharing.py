@@ -99,7 +99,7 @@ class SharedRun:
         self._unit, self._directory = f"runs/{run_id}", home.run(run_id)
         self._unsent = _unsent_file(home, run_id)
         self._number = 0
-        """Of the lease that this process holds."""
+        """Fencing number of the lease that this process holds."""
         self._listed: _Files = {}
         """What the store's listing of the run names, while this process holds the run."""
         self._listing, self._fetching_leases = threading.Lock(), threading.Lock()

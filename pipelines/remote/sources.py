@@ -30,7 +30,7 @@ class Changes:
     """How the record differs from what a mirror knows of it."""
 
     changed: Mapping[str, Listing]
-    """By unit: the listings that the mirror lacks or has otherwise."""
+    """Listings that the mirror lacks or has otherwise, by unit."""
     gone: Collection[str]
     """Units that the mirror knows and that are no longer there."""
 

@@ -26,7 +26,7 @@ class NoWeightsError(RpgError):
 
 
 class Moment(StrEnum):
-    """Of a step: which of its policies a gradient is taken at."""
+    """Which of a step's policies a gradient is taken at."""
 
     start = "start"
     """The policy that sampled the step's responses, before its first update: ratios are 1, unless the sampler's own
@@ -43,7 +43,7 @@ def objective_gradients(
     *,
     moment: Moment,
 ) -> list[list[StepGradients]]:
-    """Of each other objective, an entry a step:
+    """Gradients of each other objective against the run's own, an entry a step:
 
         step; checkpoint: the step of the weights, 0 for the base model; logprob_change: largest difference between
         these weights' logprobs and the recorded old ones, nats; recorded_norm, replayed_norm: of the two gradients;

@@ -58,7 +58,7 @@ class RunReplay:
     recorded: Alternative
     replayed: Alternative
     reproduction: Reproduction
-    """The same for every other objective."""
+    """How closely the run's own objective gives back what is on record."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     overall: dict[str, Any] = field(default_factory=dict)
     furthest: list[dict[str, Any]] = field(default_factory=list)
@@ -174,7 +174,7 @@ def replay_run(
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one objective, over steps."""
+    """Sums of one objective over steps."""
 
     tally: Tally = field(default_factory=Tally)
     gradients: GradientComparison = field(default_factory=GradientComparison)

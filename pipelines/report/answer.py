@@ -30,7 +30,7 @@ from storage import Store
 
 ACCURACY = "accuracy"
 WORST = 0.0
-"""With which a failed seed counts: all measures are shares."""
+"""Value that a failed seed counts with: all measures are shares."""
 _MOST_NAMED = 6
 """Runs that a sentence names one by one."""
 BySteps = Mapping[str, Mapping[int, Scores]]
@@ -48,20 +48,20 @@ class Outcome:
     after: Interval
     """The measure at `step`, failed seeds at WORST."""
     before: Interval | None
-    """The same of the base model; None where it was not evaluated."""
+    """Accuracy of the base model; None where it was not evaluated."""
     gain: Interval | None
     """after - before, paired by problem and seed; None too where a seed failed, and where several have not ended."""
     against_first: Interval | None
     """after minus that of the first group, as the verdict has it; None for the first group itself, and where the two
     cannot be compared."""
     num_seeds: int
-    """Those that failed among them."""
+    """Seeds that failed, among `num_seeds`."""
     num_problems: int
     step: int
     """At which it was evaluated: where groups are compared, the last that all have."""
     num_failed: int = 0
     as_is: bool = False
-    """Of models as they are: nothing was trained, and what differs is these weights."""
+    """Whether models were measured as they are: nothing was trained, and the weights differ."""
     differs: bool = False
     """Whether the verdict tells it from the first group."""
     chosen: bool = False
@@ -76,7 +76,7 @@ class Answer:
     measure: str
     outcomes: tuple[Outcome, ...]
     verdict: Verdict | None
-    """Of the groups; None of one alone, and where they cannot be compared."""
+    """Verdict on the groups; None where there is one alone, or where they cannot be compared."""
     text: str
     """The headline."""
     clusters: Mapping[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Answer:
         return self.verdict is not None and bool(self.verdict.differences)
 
     def to_json(self) -> dict[str, Any]:
-        """What is said, as plain data."""
+        """The answer as plain data."""
         differences = self.verdict.differences if self.verdict else ()
         return {
             "dataset": self.dataset,
@@ -167,12 +167,12 @@ def confidence_of(groups: Sequence[Group]) -> float:
 
 
 def num_seeds(groups: Sequence[Group]) -> int:
-    """Of the cell that has most: runs that have finished or failed."""
+    """Finished and failed runs of the cell that has most."""
     return max(sum(run.trains and (has_ended(run) or run.status == "failed") for run in group.runs) for group in groups)
 
 
 def outcomes_of(found: Sequence[Answer]) -> list[Outcome]:
-    """Those of all datasets."""
+    """Outcomes on all datasets."""
     return [outcome for answer in found for outcome in answer.outcomes]
 
 
@@ -315,7 +315,7 @@ class _Table:
     after: np.ndarray
     """Rows of NaN for failed seeds come last."""
     before: np.ndarray | None
-    """Of the seeds that did not fail."""
+    """Scores of the base model, of the seeds that did not fail."""
     step: int
     num_failed: int
     counted: bool
@@ -329,7 +329,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """Those of the groups that have one, by label, and whether they can be held against each other."""
+    """Score tables of the groups that have one, by label, and whether they can be held against each other."""
 
     of_group: Mapping[str, _Table]
     shared: bool
@@ -368,7 +368,7 @@ class _Evaluated:
 
 
 def _evaluated(group: Group, by_run: BySteps, *, alone: bool) -> _Evaluated:
-    """Of the runs that have ended; where none has, of what there is so far.
+    """Scores of the runs that have ended; where none has, scores so far.
 
     Args:
         alone: there is no other group. Then what there is of failed runs is told where no run has finished.
@@ -413,7 +413,7 @@ def _tables(groups: Sequence[Group], by_run: BySteps) -> _Tables:
 
 
 def _problems(runs: Sequence[Mapping[int, Scores]], step: int) -> tuple[str, ...]:
-    """Those that every run answered at the step."""
+    """Problems that every run answered at the step."""
     return tuple(sorted(set.intersection(*(set(steps[step]) for steps in runs))))
 
 
@@ -450,7 +450,8 @@ def _answer(
 
 
 def _against(outcome: Outcome, first: str, said: Verdict, intervals: Verdict) -> Outcome:
-    """With its difference from the first group. `intervals`: has those of differences, also where nothing is said."""
+    """The outcome with its difference from the first group. `intervals`: has those of differences, also where nothing
+    is said."""
     if outcome.label == first:
         return outcome
     interval = intervals.over(outcome.label, first)

@@ -21,7 +21,7 @@ _POINTS_IN_A_CROWD = 60
 
 
 def most_points(drawn: Sequence[DrawnGroup]) -> int:
-    """Of a learning curve: where many groups share a chart, each is averaged to so many points; 0: none is."""
+    """Most points of a learning curve: where many groups share a chart, each is averaged to so many; 0: none is."""
     return _POINTS_IN_A_CROWD if len(drawn) > _CROWD else 0
 
 
@@ -64,7 +64,7 @@ def _accuracy_line(accuracy: Accuracy, drawn: DrawnGroup) -> Line:
 
 
 def _lines(drawn: DrawnGroup, metric: Metric, by_run: Mapping[str, Curve], confidence: float, most: int) -> list[Line]:
-    """Of one metric: the mean over the seeds, with its interval or with each seed beside it.
+    """Lines of one metric: the mean over the seeds, with its interval or with each seed beside it.
 
     Args:
         most: a longer curve is averaged to so many points; 0: it is drawn as it is.

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pipelines.report.charts import Axis, Frame, Line, axis, color_class, number, polyline
 
 _BANDWIDTH = 0.12
-"""Of the smoothed surface, as a share of each axis."""
+"""Bandwidth of the smoothed surface, as a share of each axis."""
 _CELLS = 24
-"""Of the surface, along each axis."""
+"""Cells of the surface along each axis."""
 _LEAST_WEIGHT = 0.2
 """Where the kernels of all trials add up to less there is no trial near, and the surface is left blank."""
 
@@ -44,7 +44,7 @@ class Scale:
     """How the values of a parameter lie along an axis."""
 
     names: tuple[str, ...] = ()
-    """Of the choices at 0, 1, ..., where the parameter is one of several."""
+    """Names of the choices at 0, 1, ..., where the parameter is one of several."""
     log: bool = False
     """Values are logarithms to base 10."""
     whole: bool = False

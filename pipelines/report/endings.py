@@ -111,7 +111,7 @@ class Beside:
     theirs_last: float
     theirs_best: float
     source: str
-    """Where theirs stands."""
+    """Source of the published figure."""
     remarks: str
 
 

@@ -31,8 +31,8 @@ Curve = NDArray[np.float64]
 Curves = Mapping[str, Mapping[str, Curve]]
 """Name of the metric -> run id -> curve."""
 LARGEST = 1e75
-"""Of a figure that reports reckon with: the fourth power of a larger one is no number, as variances of variances need
-it. Figures come from single precision, which ends at 3e38."""
+"""Largest figure that reports reckon with: the fourth power of a larger one is no number, as variances of variances
+need it. Figures come from single precision, which ends at 3e38."""
 TROUBLE = (
     "guard_warned",
     "guard_stopped",
@@ -90,7 +90,7 @@ class Run:
     status: str
     spec: JsonObject
     stages: JsonObject
-    """By stage: fingerprint, status, cached, started_at, ended_at, reason."""
+    """Fingerprint, status, cached, started_at, ended_at and reason, by stage."""
     path: Path
 
     @property
@@ -272,7 +272,8 @@ def _numbered(votes: Sequence[str | None]) -> tuple[int | None, ...]:
 
 @lru_cache(maxsize=10_000)
 def _pass_and_majority(correct: tuple[bool, ...], votes: tuple[int | None, ...], seed: int) -> dict[str, float]:
-    """Of one problem. Many problems have the same pattern of answers, so that few are worked out anew."""
+    """pass@k and maj@k of one problem. Many problems have the same pattern of answers, so that few are worked out
+    anew."""
     table, larger = np.array([correct]), [k for k in sizes(len(correct)) if k > 1]
     scores = {f"pass@{k}": float(pass_at_k(table, k)[0]) for k in larger}
     return scores | {f"maj@{k}": float(majority_at_k(table, [votes], k, seed=seed)[0]) for k in larger}

@@ -10,9 +10,9 @@ from pipelines.report.charts import Axis, axis, color_class, number, picture
 from pipelines.report.statistics import Interval
 
 WIDTH = 820
-"""Of a chart across the whole page, pixels."""
+"""Width of a chart across the whole page, pixels."""
 NARROW = 360
-"""Of the same on a telephone, where the names stand above their rows."""
+"""Width of such a chart on a telephone, where the names stand above their rows, pixels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ _MOST_STEPS = 10
 """Over all runs: among the responses of so many last steps it is chosen."""
 _EACH = 2
 _CHOICES = {"best": "Highest reward", "worst": "Lowest reward", "moved": "Most changed by their step's updates"}
-"""Of equal rewards that comes first whose group did worse (better); a group has one place in each."""
+"""Kinds of chosen responses. Among equal rewards the one whose group did worse (better) is first; a group has one place
+in each."""
 _FIRST_STEPS = """
     WITH steps AS (SELECT DISTINCT run_id, step FROM rollouts WHERE list_contains(?, run_id)),
     last AS (FROM steps QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC) <= ?)
@@ -95,7 +96,7 @@ class ShownResponse:
 
 @dataclass(frozen=True, slots=True)
 class ChosenResponses:
-    """Those of one kind, by heading."""
+    """Chosen responses of one kind, by heading."""
 
     heading: str
     responses: list[ShownResponse]

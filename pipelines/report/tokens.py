@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 RATIO_LEVELS = (1.01, 1.05, 1.2, 1.6)
 """From which on a ratio above 1, or the inverse of one below, is coloured stronger."""
 ENTROPY_LEVELS = (0.1, 0.5, 1.0, 2.0)
-"""The same of the entropy, nats."""
+"""Entropies from which on the colour is stronger, nats."""
 ADVANTAGE_LEVELS = (0.001, 0.25, 0.5, 1.0)
-"""The same of the advantage's size, reward units."""
+"""Sizes of the advantage from which on the colour is stronger, reward units."""
 COLUMNS = "position, token_id, logprob, old_logprob, ratio, clipped, entropy, sampled"
-"""Of the table `tokens`: what `shown_tokens` reads."""
+"""Columns of the table `tokens` that `shown_tokens` reads."""
 _UNFINISHED = "▫"
 """Stands for a token whose bytes are the beginning of a character that a later token completes."""
 
@@ -32,7 +32,8 @@ class ShownToken:
 
     text: str
     classes: str
-    """Of the style sheet: how strong its colours are, whether a clip acted on it, whether the policy sampled it."""
+    """Classes of the style sheet: strength of its colours, whether a clip acted on it, whether the policy sampled
+    it."""
     about: str
     """Its numbers, which a pointer on it shows."""
 

@@ -81,12 +81,12 @@ class _ConcurrentEvaluation:
         self._num_slots = slots_of_evaluation(self._experiment)
         self._slots = slots_here() if self._num_slots else []
         self._look_at = 0.0
-        """By the monotonic clock."""
+        """Time of the next look, by the monotonic clock."""
         self._failures = 0
         """In a row."""
         self._told_of_slots = False
         self._began_with = self._experiment.launcher
-        """Of the process."""
+        """Launcher that the process was started with."""
         self._child: RunningChild | None = None
         self._log = execution.directory / "logs" / "evaluate-concurrent.log"
         self._log_start = 0
@@ -142,7 +142,7 @@ class _ConcurrentEvaluation:
             self._execution.warn(f"evaluation waits for {what} or the end of training: {reason}")
 
     def _due(self) -> list[dict[str, Any]]:
-        """What is exported and not measured, as `rpg.stage` takes it: the base model, and the steps before the last."""
+        """Exported and unmeasured weights, as `rpg.stage` takes them: the base model, and the steps before the last."""
         self._wait(_LOOK_SECONDS)
         experiment = self._execution.plan.experiment
         wanted, every = experiment.evaluation.checkpoints, experiment.training.export_every_steps

@@ -59,7 +59,7 @@ def take_training(execution: "RunExecution", stage: StagePlan) -> None:
 
 
 def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path) -> None:
-    """What is taken, in a directory aside."""
+    """Puts what is taken into a directory aside."""
     if not (source / "train.json").is_file():
         raise FileNotFoundError(f"{source.name} is not there any more")
     whole, evaluate = stage.action == "CACHED", execution.plan.stage("evaluate")

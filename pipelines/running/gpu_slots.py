@@ -53,7 +53,7 @@ def slots_of_evaluation(experiment: Experiment) -> int:
 
 
 def concurrency_warnings(experiment: Experiment) -> Iterator[Issue]:
-    """What is wrong where this machine has GPUs for training, and not for ranks that evaluate meanwhile."""
+    """Warns where this machine has GPUs for training, and none for ranks that evaluate meanwhile."""
     ranks = experiment.evaluation.concurrent_ranks
     if not ranks or not launcher_of(experiment).ranks_run_here:
         return
@@ -69,7 +69,7 @@ def concurrency_warnings(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _too_few(experiment: Experiment, stage: str, slots: Sequence[str]) -> Issue | None:
-    """What is wrong where a stage needs more slots than these."""
+    """The issue where a stage needs more slots than these."""
     ranks = _ranks(experiment, stage)
     count = _slots_wanted(experiment, stage)
     if count <= len(slots):

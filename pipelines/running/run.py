@@ -69,7 +69,7 @@ class RunExecution:
         self.lease: Lease | None = None
         """While this process holds the run."""
         self.outbox = Outbox(home, None)
-        """What is to be told to Prefect. The flow puts its own here."""
+        """Queue of what Prefect is told. The flow puts its own here."""
         self.sinks = SinkProcesses(home, run_id, ())
         """They send what the run records. Once it has begun, they are those of its spec's sinks that lack something."""
         self.begun = False
@@ -256,7 +256,7 @@ def _join_experiment(home: Home, document: "Document", run: RunPlan) -> None:
 
 
 def _fingerprint(document: "Document") -> str:
-    """Of an experiment's whole spec, places of work included."""
+    """Fingerprint of an experiment's whole spec, places of work included."""
     return hashlib.sha256(json.dumps(document.to_json()["experiment"], sort_keys=True).encode()).hexdigest()
 
 

@@ -24,10 +24,10 @@ _RETRY_SECONDS = 60.0
 _END_SECONDS = 30.0
 """How long a run that has ended waits at most for its sinks."""
 _STOP_SECONDS = 5.0
-"""As before, for a run that was stopped."""
+"""Seconds that sinks have to finish after a run was stopped."""
 _POLL_SECONDS = 0.1
 _NO_ATTEMPT = 0
-"""Of rows that no trainer wrote: no start of one supersedes them."""
+"""Attempt of rows that no trainer wrote: no start of one supersedes them."""
 
 
 class SinkProcesses:

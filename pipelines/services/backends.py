@@ -19,7 +19,7 @@ from pipelines.services.supervisord import Program
 _DEBIAN = Path("/usr/lib/postgresql")
 """Debian keeps each major version of PostgreSQL in a directory of its own there, and out of PATH."""
 _SERVER_USER = "postgres"
-"""As whom PostgreSQL runs where we are root, which it refuses to be: the user that Debian's package makes."""
+"""User that PostgreSQL runs as where we are root, which it refuses to be: the one that Debian's package makes."""
 PREFECT_DATABASE = "prefect"
 STUDIES_DATABASE = "rpg_studies"
 
@@ -194,7 +194,7 @@ def _binaries(version: str) -> Path:
 
 
 def _user() -> str:
-    """As whom PostgreSQL runs: empty for the user who calls."""
+    """User that PostgreSQL runs as; empty for the user who calls."""
     if os.geteuid() != 0:
         return ""
     try:

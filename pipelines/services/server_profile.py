@@ -35,7 +35,8 @@ class ServerProfile:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the processes of the Prefect server. `start_backends` has registered the block types before them."""
+        """Environment of the Prefect server's processes. `start_backends` has registered the block types before
+        them."""
         return server_environment(
             self.home,
             self.url,

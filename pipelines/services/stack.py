@@ -38,10 +38,10 @@ DEFAULT_PORT = 4200
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked of `rpg up`."""
+    """What a call of `rpg up` asks for."""
 
     port: int = 0
-    """Of the Prefect dashboard; 0: 4200, or any free one where that is taken."""
+    """Port of the Prefect dashboard; 0: 4200, or any free one where that is taken."""
     profile: Profile | None = None
     """None: the one that is up, else embedded."""
     workers: int = 0

@@ -59,9 +59,9 @@ class News:
     """What the record had beyond some step, at one moment."""
 
     metrics: list[Point]
-    """Of the later steps, in order."""
+    """Metric values of the later steps, in order."""
     evaluations: list[Point]
-    """Of all steps, in order."""
+    """Evaluations of all steps, in order."""
     attempt: int
     """Number of the trainer's last start; 0: it has not begun."""
     resumed_from: int | None

@@ -18,7 +18,7 @@ from specs.schema.execution import WandbSink
 _STEP = "step"
 """The axis of every figure. W&B's own counts rows, and takes none that comes after a later one."""
 _EXIT_CODES = {"finished": 0, "running": 0, "pending": 0, "cancelled": 255}
-"""By which W&B shows a run as finished or killed; any other as failed."""
+"""Exit codes by which W&B shows a run as finished or killed; any other as failed."""
 
 
 class WandbSession:

@@ -13,7 +13,7 @@ from specs.study_document import StudyDocument
 
 
 def conditions(document: StudyDocument) -> dict[str, Any]:
-    """What is kept of a study's conditions."""
+    """Conditions of a study, as they are kept."""
     study = document.study
     goals = [goal.model_dump(mode="json") for goal in study.targets]
     return {
@@ -28,7 +28,7 @@ def conditions(document: StudyDocument) -> dict[str, Any]:
 
 
 def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str:
-    """Of all that makes a trial's result, the searched fields left out: only trials of one experiment compare.
+    """Digest of all that makes a trial's result, the searched fields left out: only trials of one experiment compare.
 
     What the stages' fingerprints are made from: files enter by their content, and where and how work runs does not.
 
@@ -50,7 +50,7 @@ def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str
 
 
 def spec_digest(document: StudyDocument) -> str:
-    """Of the spec, by which studies of earlier versions tell whether their experiment has changed."""
+    """Digest of the spec, by which studies of earlier versions tell whether their experiment has changed."""
     identity = document.experiment.experiment.identity()
     for name in ("name", "question"):
         identity.pop(name, None)

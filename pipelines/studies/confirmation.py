@@ -20,7 +20,7 @@ LARGEST_SEED = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is confirmed."""
+    """A configuration that is confirmed on fresh seeds."""
 
     trial: int
     """The trial's number in the search."""

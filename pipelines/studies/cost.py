@@ -25,20 +25,20 @@ CHANGE_COST = ("training", "rollout", "data", "model", "evaluation")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a part of a study."""
+    """Cost of a part of a study."""
 
     runs: int
     """A trial with a seed, or an arm with one."""
     trained_to_end: int
     """Runs among them that reach the last step."""
     steps: int
-    """Of training, over all runs."""
+    """Training steps over all runs."""
     tokens: int
     """Most response tokens to sample for training."""
     evaluation_samples: int | None
     """Responses to evaluate checkpoints with; None where the size of an evaluation set is not known yet."""
     gpu_hours: float | None
-    """Of training on H100s; None where the model's config is not on this machine."""
+    """Hours of training on H100s; None where the model's config is not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class StudyCost:
 
     trials: int
     seeds: tuple[int, ...]
-    """Of each trial."""
+    """Seeds of each trial."""
     worst: Cost
-    """Of the search."""
+    """Largest cost of the search."""
     best: Cost
     confirmation: Cost
     varying: tuple[str, ...]
@@ -114,7 +114,7 @@ def _halved(pruner: Halving, trials: int, horizon: int) -> list[int]:
 
 
 def _cost(document: StudyDocument, ends: Sequence[int], seeds: int, *, pruned: bool = True) -> Cost:
-    """Of trials that end at these steps, the first of them the baseline's.
+    """Cost of trials that end at these steps, the first of them the baseline's.
 
     Args:
         pruned: whether they meet the study's rungs.

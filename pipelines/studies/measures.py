@@ -98,7 +98,7 @@ def _evaluated(
 
 
 def _trained(store: Store, metric: str, run_ids: Sequence[str], step: int) -> list[float]:
-    """Of each run the metric's mean over its last steps; empty where a run has none."""
+    """Mean of the metric over each run's last steps; empty where a run has none."""
     rows = store.query(
         "SELECT run_id, avg(value) FROM (SELECT run_id, value FROM metrics "
         "WHERE list_contains(?, run_id) AND name = ? AND (? = 0 OR step <= ?) "

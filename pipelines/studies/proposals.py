@@ -91,7 +91,7 @@ def stored_params(study: Study, params: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def violations(study: Study, measured: Mapping[str, float]) -> dict[str, float]:
-    """By how much each constraint is missed, at most 0 where it is kept; measured: its value by `measure_label`."""
+    """Amount by which each constraint is missed, at most 0 where it is kept; measured: its value by `measure_label`."""
     missed: dict[str, float] = {}
     for constraint in study.constraints:
         value = measured.get(measure_label(constraint.metric, constraint.dataset), math.nan)

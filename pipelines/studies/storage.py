@@ -42,7 +42,7 @@ class StudyStorageError(RpgError):
 
 
 class StudyStorageAwayError(StudyStorageError):
-    """As before, and it may answer in a moment: it is just starting, or nobody listens there yet."""
+    """The study's storage does not answer yet: it is just starting, or nobody listens there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def open_storage(home: Home, name: str, away: Callable[[str], bool] = lambda _: 
 
 
 def _open_patiently(url: str, away: Callable[[str], bool]) -> "tuple[BaseStorage, sqlalchemy.Engine]":
-    """As `open_database`; arguments and errors are as of `open_storage`."""
+    """Opens the storage like `open_database`; arguments and errors are those of `open_storage`."""
     deadline = time.monotonic() + OUTAGE_SECONDS
     while True:
         try:

@@ -47,7 +47,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is being done about a trial that has not ended."""
+    """Work under way on a trial that has not ended."""
 
     until: int = 0
     """The step to train to; 0: the end."""
@@ -66,7 +66,7 @@ class Work:
         return self.worker is None or not _lives(self.worker, self.beat)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The work as JSON data."""
         return asdict(self)
 
     @classmethod

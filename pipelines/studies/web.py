@@ -42,7 +42,7 @@ class Journals:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._opened: dict[str, tuple[bytes, JournalStorage]] = {}
-        """By study, in the order of `storages`: the journal's first line, and its storage."""
+        """First line and storage of each study's journal, in the order of `storages`."""
         self._lock = threading.Lock()
 
     def storages(self) -> list[BaseStorage]:
@@ -90,7 +90,7 @@ class ReadOnlyStorage(BaseStorage):
     set_trial_user_attr = set_trial_system_attr = _refuse
 
     def get_all_studies(self) -> list[FrozenStudy]:
-        """Those of every storage that can be read."""
+        """Studies of every storage that can be read."""
         studies = []
         for place, storage in enumerate(self._storages()):
             try:

@@ -48,7 +48,7 @@ class Pages:
         self._home = home
         self._cache = Path(tempfile.mkdtemp(prefix="rpg-pages-"))
         self._versions: dict[str, str] = {}
-        """By unit: the digest of what its page in the cache was rendered from."""
+        """Digest of what each unit's page in the cache was rendered from."""
         self._turn = threading.Lock()
 
     def close(self) -> None:

@@ -28,9 +28,9 @@ class ModelShape:
     matrix_parameters: int
     """Parameters that every token is multiplied with: the active ones, of the embeddings only the output head."""
     expert_parameters: int
-    """Of all experts that tokens are routed to."""
+    """Parameters of all experts that tokens are routed to."""
     router_parameters: int
-    """Of what chooses the experts."""
+    """Parameters of the routers, which choose the experts."""
     largest_weight: int
     """Elements of the largest parameter."""
     linear_widths: dict[str, int]
@@ -42,7 +42,7 @@ class ModelShape:
     attention_size: int
     """Size of a token's query, of one layer, over all its heads."""
     intermediate_size: int
-    """Of the MLP; of experts those of one token together."""
+    """Width of the MLP; of experts, the widths of one token's together."""
     experts_per_token: int
     """Experts of a layer that a token is routed to; 0: the model has none."""
     vocab_size: int

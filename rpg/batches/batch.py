@@ -34,7 +34,7 @@ class StepRollouts:
     problems: tuple[int, ...]
     """Index of the problem of each group."""
     group_ids: Integers
-    """Of each response: which group it belongs to, from 0. [B]"""
+    """Group index of each response, from 0. [B]"""
     lengths: Integers
     """Tokens of each response, the given ones included. [B]"""
     num_sampled: Integers
@@ -48,7 +48,7 @@ class StepRollouts:
     sampled: Bools
     """Which of them the policy sampled. [N]"""
     rollout_logprobs: Floats
-    """Of the sampled tokens under the distribution they were drawn from, nats. [M]"""
+    """Logprobs of the sampled tokens under the distribution they were drawn from, nats. [M]"""
     responses: tuple[str, ...]
     """The text of each response that this rank holds."""
     policy_version: int
@@ -77,7 +77,7 @@ class StepRollouts:
 
     @property
     def rewards(self) -> Floats:
-        """Of each response, penalties included. [B]"""
+        """Reward of each response, penalties included. [B]"""
         return np.array([score.reward for score in self.scores], dtype=np.float32)
 
     @property
@@ -186,14 +186,14 @@ class Microbatch:
     """Prompt and response, padded on the right, where causal attention never looks [b, L]; packed, all in one row
     [1, L], where the responses to a prompt follow it one after another."""
     packed: tuple[tuple[int, ...], ...]
-    """Of a packed row: for each prompt in it its length and those of its responses, see Packing. Empty where each
-    response has a row of its own."""
+    """Layout of a packed row: for each prompt in it its length and those of its responses, see Packing. Empty where
+    each response has a row of its own."""
     sources: Tensor
     """Positions in the flattened input ids whose hidden state predicts a sampled token, row by row. [n]"""
     host_sources: Tensor
-    """The same on the host, where they can be read without waiting for the device. [n]"""
+    """`sources` on the host, where they can be read without waiting for the device. [n]"""
     targets: Tensor
-    """Those sampled tokens. [n]"""
+    """Ids of the sampled tokens. [n]"""
     tokens: Tensor
     """Where they stand among the M sampled tokens that this rank holds. [n]"""
     response_mask: Tensor
@@ -203,7 +203,7 @@ class Microbatch:
     rollouts: Tensor
     """Index of each row's response in the step, on the host. [b]"""
     rollout_logprobs: Tensor
-    """Of the sampled tokens by the engine that sampled them, nats. [n]"""
+    """Logprobs of the sampled tokens by the engine that sampled them, nats. [n]"""
     counts: bool
     """False: its only token is none of the step's and weighs nothing, see Rows."""
 
@@ -298,7 +298,7 @@ class _Layout:
     """Where the b responses of a pass stand in its flattened input ids."""
 
     prompt_owners: Integers
-    """Of each response: which response its prompt stands directly before. [b]"""
+    """Index of the response that each response's prompt stands directly before. [b]"""
     first_tokens: Integers
     """Position of each response's first token. [b]"""
     size: int

@@ -1,4 +1,4 @@
-"""What is known of each sampled token that this rank holds, laid end to end as in StepRollouts."""
+"""Columns of what is known of each sampled token that this rank holds, laid end to end as in StepRollouts."""
 
 import torch
 from torch import Tensor

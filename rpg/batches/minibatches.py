@@ -17,11 +17,11 @@ class UpdatePlan:
     """The responses of one optimizer update, and each rank's passes over its share of them."""
 
     trained: Integers
-    """Those that every count and denominator is of."""
+    """Responses that every count and denominator is of."""
     computed: Integers
-    """Those of them that are in a pass."""
+    """Those of the trained responses that are in a pass."""
     passes: list[list[Rows]]
-    """Of each rank; as many on one as on another."""
+    """Forward passes of each rank; as many on one as on another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class StepPlan:
     """Whether a pass is one row without padding."""
 
     def trainers(self, count: int) -> Integers:
-        """Of each of the step's `count` responses: the rank that trains on it; -1 where none does. [count]"""
+        """Rank that trains on each of the step's `count` responses; -1 where none does. [count]"""
         trainers = np.full(count, -1, dtype=np.int64)
         for update in self.updates:
             for rank, passes in enumerate(update.passes):
@@ -54,7 +54,7 @@ class Minibatch:
     num_computed: int
     """Sampled tokens in the passes of all ranks."""
     num_computed_with_context: int
-    """The same with the given tokens and those of each response's prompt, though responses may share it."""
+    """Computed tokens with the given ones and those of each response's prompt, though responses may share it."""
 
     @property
     def largest_pass(self) -> int:

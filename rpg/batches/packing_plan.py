@@ -63,7 +63,7 @@ def plan_packed(
     max_tokens: int,
     attention: float = 0.0,
 ) -> list[list[Rows]]:
-    """The same for passes of one row, which hold a prompt once for all its responses: they stand group by group.
+    """Plans passes of one row, which hold a prompt once for all its responses: they stand group by group.
 
     Whole groups are dealt to the ranks, or single responses where that leaves the fullest rank with less work.
 
@@ -91,7 +91,7 @@ def plan_packed(
 
 
 def _work(tokens: int, attention: float, *, behind: int = 0) -> float:
-    """Of a piece of a sequence, `behind` so many tokens that it attends to, in units of what a token costs without
+    """Work of a piece of a sequence, `behind` so many tokens that it attends to, in units of what a token costs without
     attention."""
     return tokens + attention * tokens * (tokens + 2 * behind)
 

@@ -48,7 +48,7 @@ class PassLoss:
     loss: Tensor
     """Its part of the update's loss, a scalar; over all passes and ranks the parts add up to it."""
     token_losses: Tensor
-    """Of each token, with the correction and the entropy bonus; not masked. The loss is their aggregate."""
+    """Loss of each token, with the correction and the entropy bonus; not masked. The loss is their aggregate."""
     evaluation: ObjectiveEvaluation
     """The objective alone."""
     correction: Tensor

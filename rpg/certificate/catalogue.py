@@ -6,7 +6,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from specs.schema.fields import members
-from specs.schema.objective import Divergence, Objective, RegularizedObjective, Rival
+from specs.schema.objective import Divergence, Objective, PublishedObjective, RegularizedObjective
 
 ESTIMATORS = ("reinforce", "differentiable")
 LEVELS = ("token", "sequence")
@@ -68,7 +68,7 @@ def label(objective: Objective) -> str:
     """An objective in a few words, without what its heading or its defaults say; k3 reward: taken off the reward."""
     if isinstance(objective, RegularizedObjective):
         return f"{objective.divergence} {objective.estimator} {objective.level}"
-    if not isinstance(objective, Rival) or not objective.needs_reference:
+    if not isinstance(objective, PublishedObjective) or not objective.needs_reference:
         return objective.type
     where = " reward" if objective.kl_in == "reward" else " weighted" if objective.kl_weighted else ""
     return f"{objective.type} {objective.kl_estimator}{where}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from rpg.certificate.cases import SITUATIONS, Cases, enumerated_cases
 from rpg.objectives import token_losses
 from rpg.objectives.kl import reward_penalties
-from specs.schema.objective import Objective, Rival
+from specs.schema.objective import Objective, PublishedObjective
 from specs.schema.schedule import at_step, constant, schedules_in
 
 TOLERANCE = 1e-10
@@ -39,7 +39,7 @@ class GradientFinding:
     error: float
     """Relative error of the expected gradient against that of the claimed objective."""
     cosine: float
-    """Of the angle between the expected gradient and that of the claimed objective."""
+    """Cosine of the angle between the expected gradient and that of the claimed objective."""
     variance: float
     """Trace of the covariance of the gradient from one response; reward units squared."""
     divergence_error: dict[str, float]
@@ -54,8 +54,8 @@ class Certificate:
     """How an objective's gradient compares with the exact one, in every situation."""
 
     objective: dict[str, Any]
-    """As resolved; kl_coef is taken as 1 here where it is not 0, so that the divergence weighs as much as the
-    reward."""
+    """The objective as resolved; kl_coef is taken as 1 here where it is not 0, so that the divergence weighs as much as
+    the reward."""
     claim: str
     """always, on_policy or never: when the expected gradient is said to be exact."""
     claimed: str
@@ -152,7 +152,7 @@ def _advantages(objective: Objective, cases: Cases) -> Tensor:
     """[responses, 4]: the centred reward, less the divergence where the objective takes it off the reward."""
     mask = cases.response_mask
     penalties = torch.zeros_like(cases.logprobs)
-    if isinstance(objective, Rival) and objective.penalizes_reward:
+    if isinstance(objective, PublishedObjective) and objective.penalizes_reward:
         penalties[mask] = constant(objective.kl_coef) * reward_penalties(
             (cases.old_logprobs - cases.ref_logprobs)[mask],
             mask.sum(-1),

@@ -41,7 +41,7 @@ class Piece:
     """A part of a tensor in memory."""
 
     name: str
-    """Of the whole tensor; the same on every rank."""
+    """Name of the whole tensor; the same on every rank."""
     start: int
     """Its first element in the flattened tensor."""
     values: Tensor

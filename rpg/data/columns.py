@@ -31,7 +31,7 @@ class TableSource(Source):
     columns: Columns = Columns()
     """Which column holds what."""
     cluster: str = addition("")
-    """Of an evaluation set: column that names the passage, the theme or the template that a problem shares with others.
+    """Column of an evaluation set that names the passage, the theme or the template that a problem shares with others.
     Intervals are then those of new clusters, not of new problems alone. Empty: every problem is by itself."""
 
     def problem(self, row: dict[str, Any], dataset: str, where: str) -> SourceProblem:
@@ -116,7 +116,7 @@ def names(row: dict[str, Any], prefix: str = "") -> list[str]:
 
 
 def _leaves(fields: Any, prefix: str = "") -> list[str]:
-    """The same of an Arrow schema or struct."""
+    """Leaves of an Arrow schema or struct."""
     import pyarrow as pa
 
     columns: list[str] = []

@@ -14,9 +14,9 @@ from itertools import takewhile
 Words = tuple[str, ...]
 
 LEAST_WORDS = 8
-"""Of a question: a shorter one may stand within another by chance."""
+"""Fewest words of a question: a shorter one may stand within another by chance."""
 _LEAST_QUESTIONS = 10
-"""Of a set: fewer may begin or end alike by chance."""
+"""Fewest questions of a set: fewer may begin or end alike by chance."""
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\[,!])(?=\d{3}\b)")
 _SPELLINGS = (
     (re.compile(r"\\[dt]frac(?![a-z])"), r"\\frac "),
@@ -69,7 +69,7 @@ class Questions:
     """The questions of the evaluation sets, to look for in other texts: by their first words, then word for word."""
 
     def __init__(self, questions: Sequence[Words]) -> None:
-        """Those of fewer than LEAST_WORDS words are never found."""
+        """Indexes the questions; those of fewer than LEAST_WORDS words are never found."""
         self._questions = questions
         self._by_beginning: dict[Words, list[int]] = {}
         for index, question in enumerate(questions):

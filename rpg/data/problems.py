@@ -39,7 +39,7 @@ class StagedProblem:
     cluster: str = ""
     """Name of what it shares with other problems of its set; empty: nothing."""
     text: str = ""
-    """As its source has it, without the spec's own template; is not published."""
+    """The question in its source's words, without the spec's own template; is not published."""
 
 
 def text_of(prompt: str | list[Message]) -> str:

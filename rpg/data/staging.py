@@ -18,7 +18,7 @@ from specs.schema.data import Data, Source
 
 SPLITS = ("train", "evaluation")
 SCHEMA = pa.schema([(name, pa.string()) for name in ("problem_id", "prompt", "answer", "dataset", "metadata")])
-"""Of a split without clusters; with some it has the column `cluster` too."""
+"""Schema of a split without clusters; with some it has the column `cluster` too."""
 
 
 QUESTIONS = "questions"
@@ -38,13 +38,13 @@ class StagedSet:
     duplicates: int = 0
     """Copies removed."""
     conflicting: int = 0
-    """Of these, copies whose answer differs from the one kept."""
+    """Copies among these whose answer differs from the one kept."""
     overlapping: int = 0
     """Training problems left out because an evaluation set has them."""
 
     @property
     def name(self) -> str:
-        """Of the set, or of its first problem's origin."""
+        """Name of the set, or of its first problem's origin."""
         return self.problems[0].dataset
 
 
@@ -166,7 +166,7 @@ class _HeldOut:
     def __init__(self, evaluation: list[StagedSet]) -> None:
         self._by_prompt = {problem.problem_id: problem.dataset for each in evaluation for problem in each.problems}
         self._questions: list[tuple[Words, str]] = []
-        """Of the sets that no program generates, each with its set's name."""
+        """Questions of the sets that no program generates, each with its set's name."""
         for each in evaluation:
             if not each.generated:
                 questions = without_instruction([words_of(problem.text) for problem in each.problems])

@@ -117,6 +117,6 @@ def _answers(
 
 
 def _seed(seed: int, problem: Problem) -> int:
-    """The same for a problem at every checkpoint and in any company: what differs then is the policy."""
+    """Seed of a problem, the same at every checkpoint and in any company: what differs then is the policy."""
     text = f"{seed} {problem.dataset} {problem.problem_id}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1

@@ -33,7 +33,7 @@ class ExportedPolicy:
 
     @property
     def inode(self) -> int:
-        """Of the directory: weights that are exported again have another."""
+        """Inode of the directory: weights that are exported again have another."""
         return self.weights.stat().st_ino
 
     def measured(self) -> MeasuredPolicy:

@@ -18,7 +18,7 @@ from specs.machine.files import read_json, write_json
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswers:
-    """Those of one policy."""
+    """Kept answers of one policy."""
 
     directory: Path
 

@@ -16,7 +16,7 @@ Correct = NDArray[np.bool_]
 PerProblem = NDArray[np.float64]
 
 _MOST_SUBSETS = 1_000
-"""Of n samples taken k at a time: all of them up to so many, else so many drawn at random."""
+"""Most subsets of n samples taken k at a time: all of them up to so many, else so many drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,12 +44,12 @@ def digests_of(weights: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentResults:
-    """Those of a run for one evaluate stage."""
+    """Results of a run's concurrent evaluation for one evaluate stage."""
 
     run: Path
     """The run's directory."""
     fingerprint: str
-    """Of the stage."""
+    """Fingerprint of the stage."""
 
     @property
     def directory(self) -> Path:

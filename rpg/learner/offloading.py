@@ -13,9 +13,9 @@ _MOVED_BY_DEEPSPEED: dict[int, tuple[str, ...]] = {
     2: ("hp_params", "optim_states"),
     3: ("lp_grads", "contiguous_grad_buffer"),
 }
-"""By ZeRO stage, in the words of its OffloadStateTypeEnum. At 1 and 2 no gradients are left after an update. At 3
-DeepSpeed moves float32 weights and optimizer state of its own FusedAdam alone, and without ZeRO nothing: there they are
-moved here."""
+"""State that DeepSpeed moves itself, by ZeRO stage, in the words of its OffloadStateTypeEnum. At 1 and 2 no gradients
+are left after an update. At 3 DeepSpeed moves float32 weights and optimizer state of its own FusedAdam alone, and
+without ZeRO nothing: there they are moved here."""
 
 
 class UpdateState:

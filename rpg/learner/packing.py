@@ -83,7 +83,7 @@ class Packing:
 
     @cached_property
     def key_bounds(self) -> Tensor:
-        """The same among `keys`. [segments + 1], int32"""
+        """Bounds of the segments among `keys`. [segments + 1], int32"""
         return self._bounds([each.length + len(each.prompt) for each in self.segments])
 
     def _bounds(self, lengths: list[int]) -> Tensor:

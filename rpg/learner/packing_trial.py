@@ -12,9 +12,9 @@ from rpg.learner.packing import Packing
 from rpg.processes import ranks
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""By precision: how far logprobs in a packed row may be from those of the same sequence alone, in the mean, as a share
-of the logprobs' own spread. Measured on random models of 2 to 12 layers on a CPU: at most 8e-7 and 0.012 where the
-sequences are kept apart, at least 0.54 where they are not."""
+"""Largest accepted distance by precision: how far logprobs in a packed row may be from those of the same sequence
+alone, in the mean, as a share of the logprobs' own spread. Measured on random models of 2 to 12 layers on a CPU: at
+most 8e-7 and 0.012 where the sequences are kept apart, at least 0.54 where they are not."""
 _LONGEST = 88
 """Tokens of the longest sequence, where the model's context has room for it."""
 

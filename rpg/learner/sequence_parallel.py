@@ -159,7 +159,7 @@ class _PackedPart(Packing):
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """Of this part's tokens. [1, L / parts]"""
+        """Positions of this part's tokens. [1, L / parts]"""
         return self.places[:, self.start : self.end].contiguous()
 
     def attend(

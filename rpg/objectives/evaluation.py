@@ -10,7 +10,7 @@ from rpg.objectives.clipping import Clipped
 from rpg.objectives.kl import penalty, token_divergences
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import TERMS, Terms, TokenBatch, token_terms
-from specs.schema.objective import Objective, Rival
+from specs.schema.objective import Objective, PublishedObjective
 from specs.schema.schedule import constant
 
 
@@ -20,7 +20,7 @@ class ObjectiveEvaluation:
     `response_mask` is 0."""
 
     losses: Tensor
-    """As `token_losses` gives them."""
+    """Losses of the tokens, as `token_losses` gives them."""
     weight: Tensor
     """m, the factor of ∇log π in minus the gradient of the sum of the losses."""
     ratio: Tensor
@@ -34,9 +34,9 @@ class ObjectiveEvaluation:
     kl_reverse: Tensor
     """Nats, ≥ 0; its mean over tokens estimates KL(π ‖ π_ref) without bias, states drawn by the sampler."""
     kl_forward: Tensor
-    """The same of KL(π_ref ‖ π)."""
+    """Estimate of KL(π_ref ‖ π) at each token, nats."""
     kl_behaviour: Tensor
-    """The same of KL(π_old ‖ π)."""
+    """Estimate of KL(π_old ‖ π) at each token, nats."""
 
     @property
     def clipped(self) -> Tensor:
@@ -110,12 +110,12 @@ def token_losses(
 
 
 def _losses(objective: Objective, batch: TokenBatch) -> tuple[Tensor, Clipped, Terms, Terms]:
-    """Of a prepared batch: the losses with the penalty, where the clip acts, and the terms of the objective's ratio and
-    of single tokens."""
+    """Parts of a prepared batch: the losses with the penalty, where the clip acts, and the terms of the objective's
+    ratio and of single tokens."""
     tokens = token_terms(batch)
     terms = tokens if objective.ratio_over == "token" else TERMS[objective.ratio_over](batch)
     losses, clipped = equation(objective, terms)
-    if isinstance(objective, Rival) and objective.penalizes_loss:
+    if isinstance(objective, PublishedObjective) and objective.penalizes_loss:
         estimate = penalty(tokens, estimator=objective.kl_estimator, weighted=objective.kl_weighted)
         losses = losses + constant(objective.kl_coef) * estimate
     return losses, clipped, terms, tokens

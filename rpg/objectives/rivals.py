@@ -10,12 +10,12 @@ from torch import Tensor
 from rpg.objectives.clipping import Clipped, ppo_clipped, ppo_surrogate
 from rpg.objectives.registry import equation
 from rpg.objectives.terms import Terms, bounded_exp
-from specs.schema.objective import Cispo, ClippedRival
+from specs.schema.objective import Cispo, ClippedPublishedObjective
 from specs.schema.schedule import constant
 
 
 @equation.register
-def clipped_surrogate(objective: ClippedRival, terms: Terms) -> tuple[Tensor, Clipped]:
+def clipped_surrogate(objective: ClippedPublishedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
     """−min(w A, w̄ A)
 
     w̄ is w held in [1 − low, 1 + high]; where A < 0 the loss is at most −dual A. The ratio is the token's (PPO, GRPO,

@@ -35,9 +35,10 @@ class TokenBatch:
     logprobs: Tensor
     """log π(y_t | x, y_<t) under the policy being trained, nats. The only differentiable input."""
     old_logprobs: Tensor
-    """The same tokens under the policy that the step counts as its sampler, nats. Constant."""
+    """Logprobs of the same tokens under the policy that the step counts as its sampler, nats. Constant."""
     ref_logprobs: Tensor
-    """The same tokens under the reference policy, nats. Constant. `old_logprobs` where the sampler is the reference."""
+    """Logprobs of the same tokens under the reference policy, nats. Constant. `old_logprobs` where the sampler is the
+    reference."""
     advantages: Tensor
     """Reward units. Constant."""
     response_mask: Tensor
@@ -50,7 +51,7 @@ class TokenBatch:
             raise ValueError(f"all inputs must have one shape [batch, time]; given: {given}")
 
     def prepared(self) -> "TokenBatch":
-        """The same in float32 or wider, all but `logprobs` constant, the mask bool and padding 0."""
+        """The batch in float32 or wider, all but `logprobs` constant, the mask bool and padding 0."""
         mask = self.response_mask.detach() != 0
         dtype = torch.promote_types(self.logprobs.dtype, torch.float32)
 

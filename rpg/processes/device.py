@@ -30,7 +30,7 @@ def device_at_hand(resources: Resources) -> torch.device:
 
 
 def no_gpu(resources: Resources) -> Issue | None:
-    """What is wrong where the spec asks for a GPU and there is none."""
+    """The issue where the spec asks for a GPU and there is none."""
     if resources.device != "cuda" or torch.cuda.is_available():
         return None
     return Issue("there is no GPU here", path=("resources", "device"), given="cuda", allowed="auto, cpu")

@@ -158,7 +158,7 @@ class Channel:
         self._group = dist.new_group(backend=proved_gloo.BACKEND, timeout=_PATIENCE) if world_size() > 1 else None
 
     def gather(self, value: T) -> list[T]:
-        """The same as `gather`."""
+        """Gathers a value, like `gather`."""
         return _gather(value, lambda: self._group)
 
 

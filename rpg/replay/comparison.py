@@ -33,7 +33,7 @@ class GradientComparison:
         self.activated += float(((first == 0) & (second != 0)).sum())
 
     def metrics(self) -> dict[str, float | None]:
-        """Of the two vectors of gradient weights, one entry a token, correction and aggregation included:
+        """Comparison of the two vectors of gradient weights, one entry a token, correction and aggregation included:
 
         cosine: of the angle between them; None where one of them is 0. length: the other's over the recorded one's.
         flipped, zeroed, activated: the share of the tokens whose weight changes sign, becomes 0, or was 0.

@@ -52,7 +52,7 @@ class KeptPolicy:
         return cut(recorded.rollouts, plan, self.device)
 
     def logprobs(self, batch: Microbatch) -> tuple[Tensor, Tensor]:
-        """As `Learner.logprobs`: logprobs and entropies of a pass's sampled tokens, nats. [n] each"""
+        """Logprobs and entropies of a pass's sampled tokens, nats, like `Learner.logprobs`. [n] each"""
         packing = Packing(batch.packed, self.device) if batch.packed else None
         logprobs, entropies = self.policy(batch.input_ids, batch.sources, batch.targets, packing=packing)
         return logprobs, entropies

@@ -40,7 +40,7 @@ class RecordedStep:
     ledger: dict[str, Tensor]
     """Columns of the token ledger, NaN where a token was not trained on. [M] each"""
     advantages: npt.NDArray[np.float64]
-    """Of each response. [B]"""
+    """Advantage of each response. [B]"""
 
     @property
     def trained(self) -> Tensor:
@@ -55,9 +55,9 @@ class ReplayedStep:
     trained: Tensor
     """Whether the token was trained on."""
     advantages: Tensor
-    """Those of tokens that were not trained on too."""
+    """Advantage of each token, also of those that were not trained on."""
     losses: Tensor
-    """Of each token, corrected and with its bonus, before the aggregation."""
+    """Loss of each token, corrected and with its bonus, before the aggregation."""
     weight: Tensor
     """m: minus the derivative of the objective's token losses by log π."""
     correction: Tensor
@@ -163,11 +163,12 @@ def _replayed(
 
 
 def replayed_advantages(recorded: RecordedStep, experiment: Experiment) -> Tensor:
-    """Of every token, from the recorded rewards; no penalty is on record of a token that was not trained on. [M]"""
+    """Advantage of every token from the recorded rewards; a token that was not trained on has no penalty on record.
+    [M]"""
     old_logprobs, ref_logprobs = (recorded.ledger[name].nan_to_num(0.0) for name in ("old_logprobs", "ref_logprobs"))
     return step_advantages(experiment, recorded.rollouts, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
 
 
 def response_advantages(recorded: RecordedStep, replayed: ReplayedStep) -> Tensor:
-    """Of every response, as the table `rollouts` has them. [B]"""
+    """Advantage of every response, as the table `rollouts` has it. [B]"""
     return response_means(replayed.advantages, torch.from_numpy(recorded.rollouts.num_sampled))

@@ -45,7 +45,7 @@ class Tally:
             self._add(name, value)
 
     def metrics(self) -> dict[str, float]:
-        """By the names of the metrics that a run records; and beside these:
+        """Values by the names of the metrics that a run records; and beside these:
 
         loss/divergence, loss/entropy: the divergence's and the entropy bonus's part of the loss. weight/mean: of the
         gradient weights m of the tokens, before the correction and the aggregation. weight/size: the mean of |m|.

@@ -35,11 +35,11 @@ class Score:
     penalty: float = 0.0
     """Added to the value for what the scorer does not see, such as the length; at most 0."""
     terms: dict[str, float] = field(default_factory=dict)
-    """Of a weighted sum: name of a term -> its value, not weighted."""
+    """Terms of a weighted sum: name of a term -> its value, not weighted."""
 
     @property
     def reward(self) -> float:
-        """What is trained on."""
+        """The number that training uses."""
         return self.value + self.penalty
 
     @classmethod

@@ -29,7 +29,7 @@ class Scoring:
         self._verdicts[index] = self._scorer.submit(self._problems[index], answer)
 
     def texts(self, number: int | None = None) -> list[str]:
-        """Of all responses or the first `number`, in order, with what was given in them.
+        """Texts of all responses or the first `number`, in order, with what was given in them.
 
         Raises:
             ValueError: the rollouter did not tell of one of them.
@@ -41,11 +41,11 @@ class Scoring:
         return [self._texts[index] for index in wanted]
 
     def scores(self, number: int | None = None) -> list[Score]:
-        """Of all responses or the first `number`, in order, once they are there."""
+        """Scores of all responses or the first `number`, in order, once they are there."""
         return [self.score(index) for index in range(len(self._problems))[:number]]
 
     def score(self, index: int) -> Score:
-        """Of a response that has ended, once it is there."""
+        """Score of a response that has ended, once it is there."""
         return self._verdicts[index].result()
 
     def _decoded(self, token_ids: Sequence[int]) -> str:

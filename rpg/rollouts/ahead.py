@@ -54,7 +54,7 @@ class Ahead:
         for step in range(first, last + 1):
             self._batches[step] = self._thread.submit(self._run, step)
 
-    def rest(self) -> None:
+    def wait(self) -> None:
         """Waits until no batch is under way, whether it succeeded or failed."""
         wait(self._batches.values())
 
@@ -75,7 +75,7 @@ class Ahead:
         """Drops all batches, waiting for the one under way, and takes these as the batches of their steps."""
         for pending in self._batches.values():
             pending.cancel()
-        self.rest()
+        self.wait()
         self._batches.clear()
         for batch in batches:
             self._batches[batch.step] = Future()

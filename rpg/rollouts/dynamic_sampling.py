@@ -72,6 +72,6 @@ def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int
 
 
 def _varying(batch: StepRollouts) -> np.ndarray:
-    """Of each group: whether its scores differ. [groups]"""
+    """Whether the scores of each group differ. [groups]"""
     values = np.array([score.value for score in batch.scores])
     return np.array([np.ptp(values[batch.group_ids == group]) > 0 for group in range(len(batch.prompts))])

@@ -16,8 +16,8 @@ from rpg.batches.batch import StepRollouts, collate, join, select
 from rpg.batches.packing_plan import Integers
 from rpg.batches.shares import without_contents
 from rpg.checkpoints.pieces import StateCopy, load_values
+from rpg.components import TrainerComponents
 from rpg.data.order import seed_of
-from rpg.parts import Parts
 from rpg.processes import ranks
 from rpg.rewards import Score
 from rpg.rollouters.rollouter import SeededPrompt, check_rollouts
@@ -48,43 +48,43 @@ class RolloutSource:
     is resumed from the checkpoint before.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._training = parts.spec.training
-        rollout = parts.spec.rollout
+    def __init__(self, components: TrainerComponents) -> None:
+        self._components = components
+        self._training = components.spec.training
+        rollout = components.spec.rollout
         self._sampling = Sampling(
             rollout.temperature, rollout.top_p, rollout.max_response_length, rollout.top_k, rollout.stop
         )
         self._dynamic = rollout.dynamic_sampling
         self._staleness = rollout.max_staleness
-        self._ahead = Ahead(self._make, parts.device) if self._staleness else None
+        self._ahead = Ahead(self._make, components.device) if self._staleness else None
         self._gather = ranks.Channel().gather if self._ahead else ranks.gather
-        self._position = parts.order.position
+        self._position = components.order.position
         self._samplers = sampling_ranks(rollout)
-        self._lengths = SeenLengths(len(parts.problems))
+        self._lengths = SeenLengths(len(components.problems))
         self._seen: Tensor | None = None
         """The lengths seen up to the batch that was taken last; None: none."""
 
-    def go_on(self, step: int) -> None:
+    def prefetch(self, step: int) -> None:
         """Starts sampling the batches that need the weights after this step, which the sampler holds."""
         if self._ahead:
             self._ahead.begin(min(step + 1 + self._staleness, self._training.steps), after=step)
 
-    def rest(self) -> None:
+    def wait(self) -> None:
         """Waits until the sampler is idle, so that it can be given weights."""
         if self._ahead:
-            self._ahead.rest()
+            self._ahead.wait()
 
     def failure(self) -> BaseException | None:
         """The error of a batch of a later step, if one failed; once the sampler is idle all ranks have it."""
         return self._ahead.failure() if self._ahead else None
 
-    def take(self, step: int, clock: Stopwatch) -> StepRollouts:
+    def next_batch(self, step: int, clock: Stopwatch) -> StepRollouts:
         """The batch of a step, its rewards included. This rank holds the responses that it sampled."""
         if self._ahead is None:
             batch = self._make(step, clock)
         else:
-            self.go_on(step - 1)
+            self.prefetch(step - 1)
             with clock("rollout"):
                 batch = self._ahead.take(step)
             clock.sampling_took(batch.sampling_seconds)
@@ -113,13 +113,13 @@ class RolloutSource:
         if self._ahead:
             self._ahead.start_over(load_waiting(directory, seen=self._seen))
         self._lengths.restore(self._seen)
-        self._position = self._parts.order.position = position
+        self._position = self._components.order.position = position
 
     def _make(self, step: int, clock: Stopwatch) -> Waiting:
         """The batch of a step, refilled until every group's scores vary where the spec asks for it."""
 
         def sample(taken: int, count: int) -> StepRollouts:
-            problems = self._parts.order.take(count)
+            problems = self._components.order.take(count)
             places = self._of_ranks(self._lengths.deal(problems, len(self._samplers)))
             share = partial(self._share, step, taken, problems, places[ranks.rank()], clock)
             shares = ranks.gather_made(share, what="rollouts", gather=self._gather, for_others=_known_to_others)
@@ -135,7 +135,7 @@ class RolloutSource:
             rollouts = refill(
                 sample, groups=groups, max_batches=self._dynamic.max_batches, surplus_tokens=surplus_tokens
             )
-        return Waiting(step, rollouts, self._parts.order.position, clock.seconds("rollout"), self._lengths.state())
+        return Waiting(step, rollouts, self._components.order.position, clock.seconds("rollout"), self._lengths.state())
 
     def _stream(self, step: int, dynamic: DynamicSampling, clock: Stopwatch) -> tuple[StepRollouts, int]:
         """Takes and streams the prompts that a step needs. Returns their groups, in their order, and the tokens that
@@ -143,7 +143,7 @@ class RolloutSource:
         admission = Admission(
             groups=self._training.prompts_per_step, max_batches=dynamic.max_batches, oversampling=dynamic.oversampling
         )
-        order = self._parts.order
+        order = self._components.order
         before = order.position
         problems = order.take(admission.most)
         with ranks.Exchange(what="rollouts", gather=self._gather) as exchange:
@@ -171,7 +171,7 @@ class RolloutSource:
             places: of each share the places of its groups in the batch.
         """
         whole = join([share for share in shares if share])
-        prompts = (np.array(self._parts.prompts[problem], dtype=np.int64) for problem in whole.problems)
+        prompts = (np.array(self._components.prompts[problem], dtype=np.int64) for problem in whole.problems)
         batch, order = replace(whole, prompts=tuple(prompts)), np.argsort(np.concatenate(places)).tolist()
         if order != sorted(order):
             batch = select(batch, order)
@@ -187,11 +187,11 @@ class RolloutSource:
         group_size = self._training.group_size
         scoring = self._scoring(prompts)
         stream = RankStream(admission, places, scoring, group_size=group_size, exchange=exchange, clock=clock)
-        with clock("rollout"), memory_of_sampler(self._parts.spec.rollout, self._parts.device):
-            unfinished_tokens = self._parts.spec.rollout.rollouter.stream(
+        with clock("rollout"), memory_of_sampler(self._components.spec.rollout, self._components.device):
+            unfinished_tokens = self._components.spec.rollout.rollouter.stream(
                 prompts,
-                self._parts.sampler,
-                self._parts.tokenizer,
+                self._components.sampler,
+                self._components.tokenizer,
                 group_size=group_size,
                 sampling=self._sampling,
                 admit=stream.admit,
@@ -199,7 +199,7 @@ class RolloutSource:
             )
         needed = prompts[: int(np.searchsorted(places, admission.needed or 0))]
         groups = [
-            RolloutGroup(prompt.token_ids, stream.group(index), self._parts.sampler.policy_version)
+            RolloutGroup(prompt.token_ids, stream.group(index), self._components.sampler.policy_version)
             for index, prompt in enumerate(needed)
         ]
         share = self._scored(groups, needed, [problems[place] for place in places[: len(needed)]], scoring, clock)
@@ -223,11 +223,11 @@ class RolloutSource:
             with clock("reward", on_host=True):  # once a response: the engine's next tokens are under way
                 scoring.begin(index, rollout)
 
-        with clock("rollout"), memory_of_sampler(self._parts.spec.rollout, self._parts.device):
-            groups = self._parts.spec.rollout.rollouter.generate(
+        with clock("rollout"), memory_of_sampler(self._components.spec.rollout, self._components.device):
+            groups = self._components.spec.rollout.rollouter.generate(
                 prompts,
-                self._parts.sampler,
-                self._parts.tokenizer,
+                self._components.sampler,
+                self._components.tokenizer,
                 group_size=self._training.group_size,
                 sampling=self._sampling,
                 on_response=begin,
@@ -238,17 +238,17 @@ class RolloutSource:
         """The prompts of problems that have these places in the step."""
         return [
             SeededPrompt(
-                self._parts.problems[problem],
-                tuple(self._parts.prompts[problem]),
-                seed_of(self._parts.seed, step, place),
+                self._components.problems[problem],
+                tuple(self._components.prompts[problem]),
+                seed_of(self._components.seed, step, place),
             )
             for problem, place in zip(problems, places, strict=True)
         ]
 
     def _scoring(self, prompts: Sequence[SeededPrompt]) -> Scoring:
-        """Of the responses to these prompts."""
+        """Scoring of the responses to these prompts."""
         asked = [prompt.problem for prompt in prompts for _ in range(self._training.group_size)]
-        return Scoring(self._parts.tokenizer, self._parts.scorer, asked)
+        return Scoring(self._components.tokenizer, self._components.scorer, asked)
 
     def _scored(
         self,
@@ -270,7 +270,7 @@ class RolloutSource:
 
     def _penalized(self, scores: list[Score], rollouts: list[Rollout]) -> list[Score]:
         """The scores less what the spec takes off for length, given tokens included: they too fill the room."""
-        overlong = self._parts.spec.reward.overlong
+        overlong = self._components.spec.reward.overlong
         if overlong is None:
             return scores
         penalties = overlong.penalty * overlong_penalties(
@@ -300,5 +300,5 @@ def _known_to_others(share: StepRollouts | None) -> StepRollouts | None:
 
 
 def _next_groups(streamed: StepRollouts, taken: int, count: int) -> StepRollouts:
-    """As `refill` takes them from a sampler."""
+    """Groups of streamed rollouts, as `refill` takes them from a sampler."""
     return select(streamed, range(taken, taken + count))

@@ -46,7 +46,7 @@ class Admission:
         """Prompts that may have begun."""
         self._groups, self._max_batches, self._oversampling = groups, max_batches, oversampling
         self._varies: dict[int, bool] = {}
-        """Of each prompt whose group has ended: whether its scores differ."""
+        """Whether the scores differ, for each prompt whose group has ended."""
 
     def judge(self, varies: Mapping[int, bool]) -> int | None:
         """Takes in which groups have ended. Returns how many prompts may begin; None: the step has its groups."""
@@ -125,7 +125,7 @@ class RankStream:
         return tuple(self._rollouts[index] for index in self._responses(group))
 
     def sampled_tokens(self, *, after: int) -> int:
-        """Of the ended responses of all groups but the first `after`."""
+        """Sampled tokens of the ended responses of all groups but the first `after`."""
         later = (rollout for index, rollout in self._rollouts.items() if index >= after * self._group_size)
         return sum(len(rollout.rollout_logprobs) for rollout in later)
 

@@ -28,7 +28,7 @@ class Way:
     """A way to make namespaces."""
 
     options: tuple[str, ...]
-    """Of bwrap."""
+    """Options of bwrap."""
     nobody: bool = False
     """Whether the process begins as root, to become another user itself."""
 

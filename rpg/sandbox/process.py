@@ -22,7 +22,7 @@ _OF_USER = (
     *("PATH", "HOME", "USER", "LOGNAME", "TEMP", "TMP", "TMPDIR"),
     *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"),
 )
-"""Those that one gets which is not sealed: where its user's files are, and which devices it may use."""
+"""Variables that an unsealed process gets: where its user's files are, and which devices it may use."""
 _FIXED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 _END_SECONDS = 5.0
 """A watcher kills the descendants of its command, which takes milliseconds."""

@@ -195,7 +195,8 @@ Pairs = dict[tuple[str, str], Interval]
 
 
 def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
-    """Of each pair, the first less the second: at the family's width, and at that of a best arm's differences."""
+    """Intervals of each pair, the first less the second: at the family's width, and at that of a best arm's
+    differences."""
     whole = [table for table, failed in zip(arms.tables, arms.failed, strict=True) if not failed]
     pooled = spread_of(whole) if len({len(table) for table in whole}) == 1 else None
     problems = _of_problems(whole) if whole else _Problems(0.0, 1.0, 0.0)
@@ -239,7 +240,7 @@ def _of_problems(pool: Sequence[Table]) -> _Problems:
 
 
 def _variance(arms: _Arms, pair: Sequence[Table], pooled: _Problems, by_seed: BySeeds) -> Variance:
-    """Of the difference of two arms' means."""
+    """Variance of the difference of two arms' means."""
     if arms.figures:
         return Variance(*by_seed, by_problem=0.0, problem_freedom=math.inf, noise=0.0, unseen=0.0)
     problems = pair[0].shape[1]
@@ -254,7 +255,7 @@ def _variance(arms: _Arms, pair: Sequence[Table], pooled: _Problems, by_seed: By
 
 
 def _of_seeds(pair: Sequence[Table], pooled: Spread | None) -> BySeeds:
-    """Of two arms of which no seed failed.
+    """Variance from the seeds of two arms of which none failed.
 
     Args:
         pooled: the spread of all arms; None where they do not have equally many seeds.
@@ -274,7 +275,7 @@ def _of_seeds(pair: Sequence[Table], pooled: Spread | None) -> BySeeds:
 
 
 def _of_lost(pair: Sequence[Table], failed: Sequence[int], worst: float) -> BySeeds:
-    """Of two arms of which seeds failed.
+    """Variance from the seeds of two arms of which some failed.
 
     That all seeds of an arm failed, or none, does not show that the next one will. An arm's spread is at least that of
     a seed that fails by chance, with (failed + 1) / (seeds + 2) for the chance (Laplace's rule of succession).

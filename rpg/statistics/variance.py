@@ -48,7 +48,7 @@ class Spread:
     """The variance of seeds' means within an arm, pooled over arms that are trained alike."""
 
     variance: float
-    """Of one seed's mean; 0 where no arm has two seeds."""
+    """Variance of one seed's mean; 0 where no arm has two seeds."""
     freedom: int
     """Degrees of freedom behind it: seeds less arms."""
 
@@ -98,7 +98,8 @@ def spread_of(tables: Sequence[ArrayLike]) -> Spread:
 
 
 def residual_variance(tables: Sequence[Table]) -> float:
-    """Of an entry, once its seed's and its problem's means are taken off; pooled. 0 where no arm has two seeds."""
+    """Pooled variance of an entry, once its seed's and its problem's means are taken off. 0 where no arm has two
+    seeds."""
     squares = freedom = 0.0
     for table in tables:
         rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()

@@ -27,7 +27,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def read_checked(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The same, and what of the file had to be passed over: `stages: a list; expected an object`.
+    """The document, and what of the file had to be passed over: `stages: a list; expected an object`.
 
     A file that is not there has nothing wrong.
     """

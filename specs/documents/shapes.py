@@ -186,7 +186,7 @@ class Certificate(TypedDict, total=False):
 
 
 class Certificates(TypedDict, total=False):
-    """The same of an objective that schedules change: a certificate for each step at which it does."""
+    """Certificates of an objective that schedules change: one for each step at which they do."""
 
     steps: Required[dict[str, Certificate]]
 

@@ -24,7 +24,7 @@ class Fence:
 
     run_directory: Path
     number: int
-    """Of the lease under which the writer works; 0: of none, as for a trainer that was started by hand."""
+    """Number of the lease under which the writer works; 0: none, as for a trainer that was started by hand."""
     _superseded: bool = field(default=False, init=False, repr=False, compare=False)
     """The last answer. It holds while the file system does not give another: a disk that is away supersedes nobody."""
 

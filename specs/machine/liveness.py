@@ -111,7 +111,8 @@ class LeaseRecord:
 
     @property
     def seconds_since_beat(self) -> float:
-        """By this host's clock, which may be some seconds off the holder's; infinite where the time is unreadable."""
+        """Seconds since the last heartbeat by this host's clock, which may be some seconds off the holder's; infinite
+        where the time is unreadable."""
         try:
             return abs((datetime.now(UTC) - datetime.fromisoformat(self.at)).total_seconds())
         except (TypeError, ValueError):

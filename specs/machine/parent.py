@@ -26,7 +26,7 @@ def share_cores() -> None:
 
 
 def own_threads(threads: int, processes: int, environment: Mapping[str, str] = os.environ) -> int:
-    """With how many threads one of several processes of a run computes on this machine: as many as the spec or
+    """Threads that one of several processes of a run computes with on this machine: as many as the spec or
     OMP_NUM_THREADS says, else its share of the cores.
 
     Args:

@@ -143,7 +143,7 @@ def _kind_of_path(sections: Iterable[type[BaseModel]], key: str) -> PathKind | N
 
 
 def _kind_at_dotted_path(schema: Iterable[Any], key: str) -> PathKind | None:
-    """The same of a key such as `model.path` in a matrix. What stands around the field is not known there."""
+    """Kind of path behind a key such as `model.path` in a matrix. What stands around the field is not known there."""
     if "." not in key or not any(get_origin(annotation) is dict for annotation in schema):
         return None
     *sections, field = split(key)

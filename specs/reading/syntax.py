@@ -24,7 +24,7 @@ class SyntaxMistake:
     """Why a text is no YAML."""
 
     line: int
-    """Of the cause; from 1."""
+    """Line of the cause; from 1."""
     message: str
     hint: str = ""
     """What to write instead."""

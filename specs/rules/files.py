@@ -30,7 +30,7 @@ def _data(experiment: Experiment) -> Iterator[Issue]:
 
 
 def _missing(kind: PathKind, path: str) -> str:
-    """What is wrong with a path; empty where it is there, or may be the id of something elsewhere."""
+    """Problem with a path; empty where it is there, or may be the id of something elsewhere."""
     if kind == "file":
         what = "a directory" if os.path.isdir(path) else "a device or a pipe" if os.path.exists(path) else ""
         return "" if os.path.isfile(path) else f"is {what}, not a file" if what else "no such file"

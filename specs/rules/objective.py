@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from specs.errors import Issue
 from specs.schema.clip import DualClip, NoClip, TruncateClip
 from specs.schema.experiment import Experiment
-from specs.schema.objective import RegularizedObjective, Rival
+from specs.schema.objective import PublishedObjective, RegularizedObjective
 from specs.schema.schedule import largest
 
 
 def idle_penalty(experiment: Experiment) -> Iterator[Issue]:
     """How a divergence is estimated, without one; and one between a policy and itself."""
     objective = experiment.objective
-    if not isinstance(objective, Rival):
+    if not isinstance(objective, PublishedObjective):
         return
     kl_coef = largest(objective.kl_coef)
     if kl_coef == 0:

@@ -1,4 +1,4 @@
-"""What is wrong with a study's search space, without its experiment: conditions, candidates given twice."""
+"""Issues of a study's search space, without its experiment: conditions, candidates given twice."""
 
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -86,7 +86,7 @@ def _repeated(path: str, searched: Range) -> Iterator[Issue]:
 
 
 def _conditions(path: str, space: Space) -> Iterator[Issue]:
-    """What is wrong with a parameter's conditions, each taken alone."""
+    """Issues of a parameter's conditions, each taken alone."""
     others = [other for other in space if other != path]
     for parent, condition in space[path].when.items():
         place = ("parameters", path, "when", parent)

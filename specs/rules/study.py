@@ -1,4 +1,4 @@
-"""What is wrong with how a study measures, proposes, prunes and confirms its trials, and what of it cannot act."""
+"""Issues of how a study measures, proposes, prunes and confirms its trials, and of what cannot act."""
 
 import re
 from collections.abc import Iterator
@@ -103,12 +103,12 @@ def _measure(measured: Goal | Constraint) -> tuple[str, str]:
 
 
 def _named(measured: Goal | Constraint) -> str:
-    """As records call it: `kl/reverse`, `mean@4 on held_out`."""
+    """Name of the measure in records: `kl/reverse`, `mean@4 on held_out`."""
     return f"{measured.metric} on {measured.dataset}" if measured.dataset else measured.metric
 
 
 def _measured(place: Path, measured: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
-    """What is wrong with what a goal or a constraint measures."""
+    """Issues of what a goal or a constraint measures."""
     if not EVALUATED.fullmatch(measured.metric):
         yield from _trained(place, measured, experiment)
         return
@@ -135,7 +135,7 @@ def _evaluation_set(place: Path, name: str, experiment: Experiment) -> Iterator[
 
 
 def _trained(place: Path, measured: Goal | Constraint, experiment: Experiment) -> Iterator[Issue]:
-    """What is wrong with a measure that is a training metric."""
+    """Issues of a measure that is a training metric."""
     known, at = list(BY_NAME), (*place, "metric")
     if measured.metric not in known:
         allowed = "mean@k, pass@k, maj@k or a metric of training (docs/metrics.md)"

@@ -39,14 +39,14 @@ class Record(Spec):
     tokens: Literal["all", "sampled", "none"] = execution("all")
     """Table `tokens`: a row for each token of all responses, of a share of each step's responses, or of none."""
     sampled_share: float = execution(0.1, gt=0, lt=1)
-    """Of each step's responses, those whose tokens are recorded with `tokens: sampled`; rounded up. Which ones follows
+    """Share of each step's responses whose tokens are recorded with `tokens: sampled`; rounded up. Which ones follows
     from the run's id and the step alone."""
     keep_days: float = execution(0.0, ge=0)
     """Days from a run's end until `rpg gc` frees its token rows; 0: they are kept."""
 
     @property
     def share(self) -> float:
-        """Of a step's responses, those whose tokens are recorded: 0 to 1."""
+        """Share of a step's responses whose tokens are recorded: 0 to 1."""
         return {"all": 1.0, "sampled": self.sampled_share, "none": 0.0}[self.tokens]
 
 
@@ -92,7 +92,7 @@ class WandbSink(_Sink):
     mode: Literal["online", "offline"] = "online"
     """offline: a directory `wandb/offline-run-...` in the home for each run, which `wandb sync` sends when you want."""
     tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
-    """Of each run, beside the objective's type and the seed."""
+    """Tags of each run, beside the objective's type and the seed."""
 
 
 class MlflowSink(_Sink):
@@ -104,7 +104,8 @@ class MlflowSink(_Sink):
     type: Literal["mlflow"]
     """mlflow: MLflow Tracking."""
     tracking_uri: Annotated[str, AfterValidator(_without_password)] = ""
-    """Of the tracking server or store; empty: MLFLOW_TRACKING_URI, without it the file mlflow.db in the home."""
+    """Address of the tracking server or store; empty: MLFLOW_TRACKING_URI, without it the file mlflow.db in the
+    home."""
     experiment: str = ""
     """MLflow's experiment that the runs are in; empty: the name of this one."""
 
@@ -120,7 +121,7 @@ def not_installed(sink: Sink) -> str:
 
 
 def missing_packages(sinks: Sequence[Sink]) -> Iterator[Issue]:
-    """As `not_installed`, of all sinks, each at its place in the spec."""
+    """Issues of packages that sinks need and that are not installed, each at its place in the spec."""
     for index, sink in enumerate(sinks):
         if not_installed(sink):
             yield Issue(f"{sink.package} is not installed", ("sinks", index), given=sink.type, hint=_install(sink))

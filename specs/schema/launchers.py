@@ -20,7 +20,7 @@ from specs.secrets import HIDDEN, looks_secret
 HOST_NAME = r"^[A-Za-z0-9_.:@\[\]][A-Za-z0-9_.:@\[\]-]*$"
 """What ssh takes for a host; no leading hyphen, which it would take for an option."""
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-"""Of an environment variable, in a shell too."""
+"""Name of an environment variable, in a shell too."""
 POOL_NAME = r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$"
 """What a work pool may be called: it is part of addresses and of a deployment's name. Empty: the pool `rpg`."""
 _HOSTFILE_LINE = re.compile(r"^(\S+)\s+slots=(\d+)$")
@@ -81,7 +81,7 @@ class Host(Spec):
     """A machine that ranks may run on."""
 
     host: str = Field(pattern=HOST_NAME)
-    """As ssh knows it: a name, an address, user@name or a name of the ssh configuration."""
+    """The host as ssh knows it: a name, an address, user@name or a name of the ssh configuration."""
     slots: int = Field(1, ge=1, le=MAX_RANKS)
     """Ranks that it takes; with GPUs, one each."""
 
@@ -152,7 +152,7 @@ class SshLauncher(_Cluster):
         return parse_hostfile(read_within(self.hostfile).decode("utf-8"))
 
     def ranks_of_machines(self, ranks: int) -> list[int]:
-        """As the hosts are filled in order, while all of them answer."""
+        """Ranks of each machine: hosts are filled in order, while all of them answer."""
         hosts = self.read_hosts()
         slots_before = accumulate((host.slots for host in hosts), initial=0)
         filled = [min(host.slots, ranks - before) for host, before in zip(hosts, slots_before, strict=False)]
@@ -244,14 +244,15 @@ class SlurmLauncher(_Cluster):
     partition: str = ""
     """Empty: Slurm's default."""
     time_limit_minutes: int = Field(0, ge=0)
-    """Of one stretch of the job; at its end the run saves its state and is queued again. 0: the partition's."""
+    """Time limit of one stretch of the job; at its end the run saves its state and is queued again. 0: the
+    partition's."""
     stop_before_seconds: int = Field(120, ge=1)
     """Before the time limit: when the trainer is told to save its state. Longer than a step and a checkpoint take."""
     options: tuple[str, ...] = ()
     """Further options of sbatch, e.g. [--account=lab, "--gres=gpu:8", --constraint=h100]."""
 
     def ranks_of_machines(self, ranks: int) -> list[int]:
-        """The same on each node."""
+        """Ranks of each node, the same on all."""
         return [ranks // self.nodes] * self.nodes
 
     def beside(self, training: Training, ranks: int) -> Self:
@@ -264,7 +265,7 @@ class SlurmLauncher(_Cluster):
         return "engine_nodes" if self.engine_nodes else ""
 
     def checking(self, ranks: int) -> tuple[Self, int]:
-        """As many on a node with engines as on one with ranks."""
+        """A launcher that checks every node, and its ranks: as many on a node with engines as on one with ranks."""
         nodes = self.nodes + self.engine_nodes
         return self.model_copy(update={"nodes": nodes, "engine_nodes": 0}), ranks // self.nodes * nodes
 

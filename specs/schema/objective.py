@@ -26,13 +26,13 @@ __all__ = [
     "Aggregation",
     "BaseObjective",
     "Cispo",
-    "ClippedRival",
+    "ClippedPublishedObjective",
     "Divergence",
     "DualClip",
     "NoClip",
     "Objective",
+    "PublishedObjective",
     "RegularizedObjective",
-    "Rival",
     "TruncateClip",
     "ValueClip",
 ]
@@ -166,7 +166,7 @@ class RegularizedObjective(BaseObjective):
         return "forward" if self.divergence in ("forward", "unnormalized_forward") else "reverse"
 
 
-class Rival(BaseObjective):
+class PublishedObjective(BaseObjective):
     """An objective that RPG is compared with, its defaults as published. All share a penalty on the divergence
     KL(policy || reference), estimated from the sampled token."""
 
@@ -175,7 +175,7 @@ class Rival(BaseObjective):
         "reference": {"source": "behaviour"},
     }
     kl_credit: ClassVar[Literal["response", "to_go"]] = "response"
-    """With kl_in reward: what a token answers for, its whole response's penalty or that of itself and what follows."""
+    """Penalty that a token answers for with kl_in reward: its whole response's, or that of itself and what follows."""
 
     kl_coef: Weight = 0.0
     """Weight of the divergence; 0: none, and no reference policy is held."""
@@ -190,7 +190,7 @@ class Rival(BaseObjective):
     """How token losses become the loss of an update."""
 
     @model_validator(mode="after")
-    def _acts(self) -> "Rival":
+    def _acts(self) -> "PublishedObjective":
         if self.kl_weighted and self.kl_in == "reward":
             raise ValueError("kl_weighted cannot act with kl_in reward: a reward is a number, not part of the loss")
         return self
@@ -226,13 +226,13 @@ class Rival(BaseObjective):
         return "sequence" if self.kl_in == "reward" else "token"
 
 
-class ClippedRival(Rival):
+class ClippedPublishedObjective(PublishedObjective):
     """A rival with PPO's clip."""
 
     clip: EqualMargins = EqualMargins()
 
 
-class Ppo(ClippedRival):
+class Ppo(ClippedPublishedObjective):
     """PPO's clipped surrogate without a critic, arXiv:1707.06347."""
 
     published: ClassVar[dict[str, dict[str, Any]]] = {
@@ -243,7 +243,7 @@ class Ppo(ClippedRival):
     type: Literal["ppo"] = "ppo"
 
 
-class Grpo(ClippedRival):
+class Grpo(ClippedPublishedObjective):
     """Group relative policy optimization, arXiv:2402.03300: k3 in the loss without importance weight, token means
     averaged.
 
@@ -263,14 +263,14 @@ class Grpo(ClippedRival):
     """How token losses become the loss of an update."""
 
 
-class Dapo(ClippedRival):
+class Dapo(ClippedPublishedObjective):
     """DAPO's loss, arXiv:2503.14476: clip-higher, token mean, no divergence."""
 
     type: Literal["dapo"] = "dapo"
     clip: HigherMargins = HigherMargins()
 
 
-class DrGrpo(ClippedRival):
+class DrGrpo(ClippedPublishedObjective):
     """GRPO done right, arXiv:2503.20783: no division by the group's deviation nor by the response's length."""
 
     published: ClassVar[dict[str, dict[str, Any]]] = {
@@ -283,7 +283,7 @@ class DrGrpo(ClippedRival):
     """How token losses become the loss of an update."""
 
 
-class Gspo(ClippedRival):
+class Gspo(ClippedPublishedObjective):
     """Group sequence policy optimization, arXiv:2507.18071: the ratio is the geometric mean over the response."""
 
     type: Literal["gspo"] = "gspo"
@@ -297,7 +297,7 @@ class Gspo(ClippedRival):
         return "geometric_mean"
 
 
-class Cispo(Rival):
+class Cispo(PublishedObjective):
     """CISPO, arXiv:2506.13585: REINFORCE with the ratio held at a bound, no token drops out. Bound of
     arXiv:2510.13786."""
 
@@ -306,7 +306,7 @@ class Cispo(Rival):
     """Bound on the ratio: a value, not a margin (TRL's epsilon_high with its loss type cispo)."""
 
 
-class Rloo(ClippedRival):
+class Rloo(ClippedPublishedObjective):
     """REINFORCE leave-one-out, arXiv:2402.14740, with TRL's clip of the whole response's ratio; k1 in the reward."""
 
     published: ClassVar[dict[str, dict[str, Any]]] = {
@@ -330,7 +330,7 @@ class Rloo(ClippedRival):
         return "sequence"
 
 
-class ReinforcePlusPlus(ClippedRival):
+class ReinforcePlusPlus(ClippedPublishedObjective):
     """REINFORCE++, arXiv:2501.03262: k1 in the reward of each token, advantages whitened over the batch's tokens."""
 
     published: ClassVar[dict[str, dict[str, Any]]] = {
@@ -348,7 +348,7 @@ class ReinforcePlusPlus(ClippedRival):
     """Where the penalty enters: the loss of each token, or its reward when it was sampled."""
 
 
-class ReinforcePlusPlusBaseline(ClippedRival):
+class ReinforcePlusPlusBaseline(ClippedPublishedObjective):
     """REINFORCE++ with the group mean as baseline, arXiv:2501.03262: k2 in the loss, advantages whitened over the
     batch's tokens."""
 

@@ -24,7 +24,7 @@ class DynamicSampling(Spec):
     soon as a group has ended without variance, and ahead of that. Both keep the same groups, the first in the order of
     the prompts; a stream takes less time where lengths have a long tail, and samples more tokens."""
     oversampling: float = addition(2.0, ge=1)
-    """With `refill: stream`, groups that are sampled at once for each that is missing: the inverse of the share of
+    """Groups that are sampled at once for each that is missing, with `refill: stream`: the inverse of the share of
     groups whose scores vary is about right. 1: a group begins only in the place of another."""
 
 
@@ -249,14 +249,14 @@ class VllmRollout(SamplerSection):
         return max([ranks, *(place + 1 for engine in self.engine_places(ranks) for place in engine)])
 
     def engine_places(self, ranks: int) -> list[tuple[int, ...]]:
-        """Of each dedicated engine of a machine with so many ranks the places of its GPUs among the run's. Fewer than
+        """Places of each dedicated engine's GPUs among the run's, on a machine with so many ranks. Fewer than
         tensor_parallel_size where engine_gpus names too few."""
         size, count = self.tensor_parallel_size, self.samplers(ranks)
         places = self.engine_gpus or tuple(range(ranks, ranks + count * size))
         return [places[engine * size : (engine + 1) * size] for engine in range(count)]
 
     def share_gpus(self, ranks_of_machines: Iterable[int]) -> set[bool]:
-        """Of the engines' GPUs on all machines: whether one is that of a rank which the engine serves."""
+        """Whether an engine's GPU, on any machine, is that of a rank which the engine serves."""
         return {
             place // self.ranks_per_engine == engine and place < ranks
             for ranks in ranks_of_machines
@@ -299,7 +299,7 @@ class VllmRollout(SamplerSection):
 
     @property
     def ranks_per_sampler(self) -> int:
-        """As the key says."""
+        """The key's value."""
         return self.ranks_per_engine
 
     @property
@@ -310,7 +310,7 @@ class VllmRollout(SamplerSection):
 
     @property
     def sleeps(self) -> bool:
-        """As the key says."""
+        """The key's value."""
         return self.sleep
 
     @property
@@ -343,7 +343,7 @@ def engine_of(section: type[SamplerSection]) -> str:
 
 
 def not_installed(rollout: SamplerSection) -> Issue | None:
-    """What is wrong where the package that the sampler needs is not on this machine."""
+    """The issue where the package that the sampler needs is not on this machine."""
     package = rollout.package
     if package is None or find_spec(package.distributions[0]) is not None:
         return None

@@ -48,7 +48,7 @@ class ValueSchedule(Spec):
         return value + self._share((step - start) / (end - start)) * (following - value)
 
     def _share(self, progress: float) -> float:
-        """Of the way from one value to the next, after this share of the steps between them."""
+        """Share of the way from one value to the next, after this share of the steps between them."""
         if self.between == "step":
             return 0.0
         return progress if self.between == "linear" else (1 - math.cos(math.pi * progress)) / 2
@@ -99,7 +99,7 @@ class Schedulable:
         )
 
     def _issue(self, value: float, kind: type) -> Issue | None:
-        """What is wrong with one value of a schedule, in the words for a number of this kind."""
+        """Problem with one value of a schedule, in the words for a number of this kind."""
         message = ""
         if kind is int and not value.is_integer():
             message = "must be a whole number"

@@ -140,9 +140,9 @@ class Constraint(Spec):
     """A bound that the best trial has to keep: a divergence budget, a share of truncated responses."""
 
     metric: str
-    """As in a goal."""
+    """Measure that is bounded, named as in a goal."""
     dataset: str = ""
-    """As in a goal."""
+    """Evaluation set of the measure, as in a goal."""
     max: float | None = None
     """The mean over the trial's seeds may not be above it."""
     min: float | None = None
@@ -165,7 +165,7 @@ class SearchSampler(Spec):
     """tpe: tree-structured Parzen estimator; gp: Gaussian process; cma: CMA-ES, numbers only; nsga2: genetic, for
     several goals; qmc: a low-discrepancy sequence; random: independent draws; grid: every combination once."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """The same seed proposes the same values after the same results."""
+    """Seed of the sampler: the same one proposes the same values after the same results."""
     startup_trials: int = Field(8, ge=1)
     """Random trials before tpe, gp or cma starts to model."""
 
@@ -188,7 +188,7 @@ class NoPruner(Spec):
 
 
 class Halving(Spec):
-    """Of the trials at a rung the best share goes on from its checkpoints to the next rung."""
+    """Successive halving: the best share of the trials at a rung goes on from its checkpoints to the next rung."""
 
     type: Literal["asha", "hyperband"]
     rungs: Rungs

@@ -69,7 +69,7 @@ class KeepBest(Spec):
     an evaluation set. Of equally good ones the later."""
 
     metric: GuardableMetric = execution(REWARD.name)
-    """As it is recorded at every step (docs/metrics.md)."""
+    """Name of the metric, as recorded at every step (docs/metrics.md)."""
     mode: Literal["max", "min"] = execution("max")
     """Whether the largest mean is the best, or the smallest."""
     accuracy_on: str = execution("")
@@ -138,8 +138,8 @@ class Training(Spec):
     schedule: Schedule = Schedule()
     """The learning rate over the updates."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of forward and backward; optimizer state and master weights stay float32. Left out: bfloat16 where the spec says
-    `resources: {device: cuda}`, else float32, also where `device: auto` finds a GPU."""
+    """Precision of forward and backward; optimizer state and master weights stay float32. Left out: bfloat16 where the
+    spec says `resources: {device: cuda}`, else float32, also where `device: auto` finds a GPU."""
     on_not_finite: Literal["stop", "skip"] = addition("stop")
     """An update whose gradient norm is NaN or infinite. stop: the guard on not_finite acts, which ends the run. skip:
     the update is not made, and weights and optimizer state stay as they are, to the last bit; the learning rate's

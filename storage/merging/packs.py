@@ -28,7 +28,7 @@ SMALL_BYTES = 8 << 20
 FEWEST = 32
 """Small files of a table that are in no pack yet, for a pack to be written."""
 LARGEST_BYTES = 256 << 20
-"""Of all files in a pack together, which is about its own size."""
+"""Bytes of all files in a pack together, which is about its own size."""
 
 
 def write_packs(connection: duckdb.DuckDBPyConnection, root: Path) -> None:

@@ -61,7 +61,7 @@ uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7 var_pop var_samp varia
 version wavg week weekday weekofyear weighted_avg xor year yearweek
 """
 SCALAR = frozenset(_SCALAR.split())
-"""Of values: scalar, aggregate and window functions, and the operators. All in lower case."""
+"""Functions of values: scalar, aggregate and window functions, and the operators. All in lower case."""
 
 _TABLE = """
 duckdb_columns duckdb_constraints duckdb_functions duckdb_indexes duckdb_keywords duckdb_memory duckdb_schemas
@@ -70,4 +70,4 @@ pragma_database_size pragma_show pragma_table_info pragma_version range repeat r
 unnest
 """
 TABLE = frozenset(_TABLE.split())
-"""Of rows: what may stand after FROM or CALL."""
+"""Functions of rows: what may stand after FROM or CALL."""

@@ -24,20 +24,20 @@ from storage.errors import QueryError
 _Answer = TypeVar("_Answer")
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _BESIDE_DUCKDB_BYTES = 2**29
-"""Of a process that queries: rows on their way out, threads' stacks."""
+"""Memory of a querying process beside DuckDB's: rows on their way out, threads' stacks."""
 _STOPPING_SECONDS = 2.0
 """Patience with a query that was told to stop: one call of a function on a large value is not interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one query."""
+    """Limits of one query."""
 
     seconds: float = 0
     """Within DuckDB. 0: as long as it takes."""
     memory_bytes: int = 0
-    """Of DuckDB, which puts what needs more on disk where it can; and of an answer that is held whole. 0: a quarter
-    of what this machine, or this container, has."""
+    """Memory of DuckDB, which puts what needs more on disk where it can; and of an answer that is held whole. 0: a
+    quarter of what this machine, or this container, has."""
 
 
 _scratch: set[str] = set()
@@ -45,9 +45,9 @@ _scratch: set[str] = set()
 _stuck: "list[Future[Any]]" = []
 """Parts of queries that did not stop when they were told to."""
 DEFAULT_LIMITS = Limits()
-"""Of the product's own queries: as long as they take, and a quarter of the memory."""
+"""Limits of the product's own queries: as long as they take, and a quarter of the memory."""
 QUERY_LIMITS = Limits(seconds=60)
-"""Of a query that somebody typed."""
+"""Limits of a query that somebody typed."""
 
 
 def parse_memory(text: str) -> int:

@@ -28,7 +28,7 @@ _PRAGMAS = {
     "table_info": "FROM pragma_table_info",
     "version": "FROM pragma_version",
 }
-"""Those that tell of tables, as programs send them -> the query that is the same, up to what follows the name."""
+"""Pragmas that tell of tables, as programs send them -> the query that is the same, up to what follows the name."""
 _NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 _END_OF_PIVOT_COLUMN = {"using", "group", "order", "limit", ",", ")", ";"}
 
@@ -108,7 +108,7 @@ def _with_pivot_columns(sql: str) -> str:
     content, tokens = sql.encode(), _tokens(sql)
     pieces, copied, depth = [], 0, 0
     pivots: list[tuple[int, bool]] = []
-    """Of each PIVOT that the reading is inside of: its depth in brackets, and whether its columns are being read."""
+    """Depth in brackets of each PIVOT that the reading is inside of, and whether its columns are being read."""
     has_values = False
     for start, token in [*tokens, (len(content), ";")]:
         word = token.lower()

@@ -18,7 +18,7 @@ _TIME = (
     "CASE WHEN isfinite({0}) THEN concat(replace(strftime({0}, '%Y-%m-%dT%H:%M:%S.%f'), '.000000', ''), '+00:00')"
     " ELSE {0}::VARCHAR END"
 )
-"""As ISO 8601, parts of a second where there are any. A connection's times are UTC."""
+"""A time as ISO 8601, parts of a second where there are any. A connection's times are UTC."""
 _EMPTY = "''"
 _IN_QUOTES = " OR ".join(f"contains({{0}}, {character})" for character in ("','", "'\"'", "chr(10)", "chr(13)"))
 _CSV: Mapping[str, str] = {

@@ -69,13 +69,13 @@ def test_the_machine_that_is_to_score_refuses_it() -> None:
 
 @pytest.mark.usefixtures("lack")
 def test_a_trainer_refuses_it_before_it_loads_anything(tmp_path: Path) -> None:
-    from rpg.parts import open_parts
+    from rpg.components import open_components
     from rpg.recording.run_directory import RunDirectory
 
     spec = load_experiment("spec.yaml")
     with (
         pytest.raises(SpecError, match="reasoning_gym may run what a response says"),
-        open_parts(RunDirectory(tmp_path / "no run"), spec, torch.device("cpu")),
+        open_components(RunDirectory(tmp_path / "no run"), spec, torch.device("cpu")),
     ):
         pass
 

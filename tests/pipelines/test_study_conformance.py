@@ -26,8 +26,8 @@ from tiny_trials import (
 
 from pipelines.home.home import Home
 from pipelines.studies import trials as stored_trials
+from pipelines.studies.execution import Result
 from pipelines.studies.proposals import Foreign, propose
-from pipelines.studies.study import Result
 from pipelines.studies.trials import Score, Trial, Work
 from pipelines.studies.warm_start import foreign_results
 from specs import SpecError

@@ -11,7 +11,7 @@ from tiny_trials import search, study_document
 from pipelines.home.home import Home
 from pipelines.studies.answers.answer import answer
 from pipelines.studies.answers.results import best_of, read_study
-from pipelines.studies.study import Result
+from pipelines.studies.execution import Result
 from pipelines.studies.trials import Score, Trial
 
 LUCK, ERROR = 0.02, 0.03

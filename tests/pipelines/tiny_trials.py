@@ -9,7 +9,8 @@ from tiny_study import EXPERIMENT
 
 from pipelines.home.home import Home
 from pipelines.studies import study as engine
-from pipelines.studies.study import Result, Task, run_study
+from pipelines.studies.execution import Result, Task
+from pipelines.studies.study import run_study
 from pipelines.studies.trials import Score, Trial
 from specs import load_study_document
 from specs.reading.yaml import dump
@@ -75,10 +76,10 @@ def search(
 ) -> list[Mapping[str, Any]]:
     """Runs the study. Returns its trials, as recorded."""
 
-    def run(_worker: Any, task: Task) -> Result:
+    def run(task: Task, *_: Any) -> Result:
         return outcome(task.trial, task.trial.work.until)
 
-    monkeypatch.setattr(engine._StudyWorker, "_run", run)
+    monkeypatch.setattr(engine, "run_task", run)
     monkeypatch.setattr(engine, "_WAIT_SECONDS", 0.01)
     # What a journal is synced for is a power cut; a killed process loses nothing without.
     monkeypatch.setattr("os.fsync", lambda _file: None)

@@ -13,11 +13,11 @@ import torch
 
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import cut, plan_step
-from rpg.keeper import TrainingState
-from rpg.parts import Parts, open_parts
+from rpg.components import TrainerComponents, open_components
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.rollouts.source import RolloutSource
+from rpg.run_recorder.state import TrainingState
 from rpg.trainer import Trainer
 from tests.rpg.learner_worker import ROLLOUT, TRAINING, responses
 from tests.rpg.tiny_run import make_run
@@ -25,24 +25,24 @@ from tests.rpg.tiny_run import make_run
 PARTS = {1: slice(0, 2), 2: slice(2, 4), 3: slice(4, 5)}
 
 
-def go(parts: Parts, state: TrainingState, leg: int) -> None:
+def go(components: TrainerComponents, state: TrainingState, leg: int) -> None:
     """Trains on a leg's minibatches, and moves the reference."""
     step = responses()
-    trainer = Trainer(parts, RolloutSource(parts), state, keeper=None, progress=None)
-    minibatches = cut(step, plan_step(step, parts.spec.training), parts.device)[PARTS[leg]]
+    trainer = Trainer(components, RolloutSource(components), state, recorder=None, progress=None)
+    minibatches = cut(step, plan_step(step, components.spec.training), components.device)[PARTS[leg]]
     ledger = TokenLedger(len(step.rollout_logprobs))
     trainer.recompute(minibatches, ledger)
-    with parts.learner.updating():
+    with components.learner.updating():
         trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
-    assert parts.reference is not None
-    parts.reference.move(ema_decay=0.5)
+    assert components.reference is not None
+    components.reference.move(ema_decay=0.5)
     state.step += 1
 
 
-def save(parts: Parts, state: TrainingState, directory: Path) -> None:
+def save(components: TrainerComponents, state: TrainingState, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     ranks.wait_for_all()
-    state.copy(parts, RolloutSource(parts)).write(directory)
+    state.copy(components, RolloutSource(components)).write(directory)
     ranks.wait_for_all()
 
 
@@ -59,21 +59,21 @@ def main(inputs: Path, out: Path, leg: int, cases: list[str]) -> None:
             changes["optimizer"] = TRAINING["optimizer"] | {"type": "schedule_free_adamw"}
         place = out / case / f"run{leg}-{ranks.rank()}of{ranks.world_size()}"
         run = RunDirectory(make_run(inputs, place, training=TRAINING | changes, rollout=ROLLOUT))
-        with open_parts(run, run.spec(), torch.device("cpu")) as parts:
+        with open_components(run, run.spec(), torch.device("cpu")) as components:
             state = TrainingState()
             if leg > 1:
-                state.load(parts, RolloutSource(parts), out / case / f"leg{leg - 1}")
-            go(parts, state, leg)
-            save(parts, state, out / case / f"leg{leg}")
+                state.load(components, RolloutSource(components), out / case / f"leg{leg - 1}")
+            go(components, state, leg)
+            save(components, state, out / case / f"leg{leg}")
             if leg == 1:
-                go(parts, state, 2)
-                go(parts, state, 3)
-                save(parts, state, out / case / "straight")
+                go(components, state, 2)
+                go(components, state, 3)
+                save(components, state, out / case / "straight")
                 # Back in the middle of a run: what came since is undone.
-                state.load(parts, RolloutSource(parts), out / case / "leg1")
-                go(parts, state, 2)
-                go(parts, state, 3)
-                save(parts, state, out / case / "again")
+                state.load(components, RolloutSource(components), out / case / "leg1")
+                go(components, state, 2)
+                go(components, state, 3)
+                save(components, state, out / case / "again")
     ranks.leave()
 
 

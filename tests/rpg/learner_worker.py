@@ -22,16 +22,16 @@ from rpg.batches.batch import StepRollouts
 from rpg.batches.ledger import TokenLedger
 from rpg.batches.minibatches import Minibatch, cut, plan_step
 from rpg.checkpoints.pieces import StateCopy
-from rpg.keeper import TrainingState
+from rpg.components import _seed_everything, open_components
 from rpg.learner import shards
 from rpg.learner.deepspeed import Learner
 from rpg.learner.policy import load_model
 from rpg.objectives import token_losses
-from rpg.parts import _seed_everything, open_parts
 from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.rewards.score import Score
 from rpg.rollouts.source import RolloutSource
+from rpg.run_recorder.state import TrainingState
 from rpg.trainer import Trainer
 from specs.schema.experiment import Experiment
 from specs.schema.training import Training
@@ -127,20 +127,23 @@ def noting_the_share_given_to_deepspeed(path: Path) -> Iterator[None]:
 def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
     """The updates as the trainer makes them."""
     step = responses()
-    with noting_the_share_given_to_deepspeed(run.path / "share"), open_parts(run, spec, torch.device("cpu")) as parts:
-        trainer = Trainer(parts, RolloutSource(parts), TrainingState(), Unrecorded(), Unrecorded())  # type: ignore[arg-type]
-        plan = plan_step(step, trainer.training, packed=parts.learner.packs)
+    with (
+        noting_the_share_given_to_deepspeed(run.path / "share"),
+        open_components(run, spec, torch.device("cpu")) as components,
+    ):
+        trainer = Trainer(components, RolloutSource(components), TrainingState(), Unrecorded(), Unrecorded())  # type: ignore[arg-type]
+        plan = plan_step(step, trainer.training, packed=components.learner.packs)
         minibatches = cut(step, plan, torch.device("cpu"))
-        assert parts.learner.packs == trainer.training.packing
+        assert components.learner.packs == trainer.training.packing
         ledger = TokenLedger(len(step.rollout_logprobs))
         trainer.recompute(minibatches, ledger)
         if trainer.training.on_not_finite == "skip":
             poison(trainer)
         if trainer.training.offload.while_sampling:
-            rest_between_updates(parts.learner)
-        with parts.learner.updating():
+            rest_between_updates(components.learner)
+        with components.learner.updating():
             seen, _ = trainer.update(minibatches, trainer.advantages(step, ledger), ledger)
-        weights = {name: weight.float().numpy().copy() for name, weight in parts.learner.weights()}
+        weights = {name: weight.float().numpy().copy() for name, weight in components.learner.weights()}
         check_reference(trainer, minibatches, ledger)
         assert seen.num_skipped == (trainer.training.on_not_finite == "skip")
         return weights | {"grad_norm": np.array([seen.reduce()["grad_norm"]])}
@@ -148,7 +151,7 @@ def by_trainer(run: RunDirectory, spec: Experiment) -> dict[str, np.ndarray]:
 
 def poison(trainer: Trainer) -> None:
     """Has one update meet losses that are no number, on one rank; proves that it leaves all state as it was."""
-    learner, make = trainer.parts.learner, trainer.parts.learner.update
+    learner, make = trainer.components.learner, trainer.components.learner.update
     backward = learner.backward
     last = ranks.rank() == ranks.world_size() - 1
 
@@ -160,7 +163,7 @@ def poison(trainer: Trainer) -> None:
             group["lr"] = learning_rate
         copied = StateCopy()
         learner.save(copied)
-        return b"".join(part for parts in copied._files.values() for part in parts)
+        return b"".join(part for components in copied._files.values() for part in components)
 
     def proven_update(*, learning_rate: float) -> float:
         before = state(learning_rate)
@@ -210,7 +213,7 @@ class Unrecorded:
 @torch.no_grad()
 def check_reference(trainer: Trainer, minibatches: list[Minibatch], ledger: TokenLedger) -> None:
     """The snapshot from before the updates still gives the old logprobs; the policy does not, before nor after."""
-    batch, learner, reference = minibatches[1].passes[0], trainer.parts.learner, trainer.parts.reference
+    batch, learner, reference = minibatches[1].passes[0], trainer.components.learner, trainer.components.reference
     assert reference is not None
     tolerance = 1e-5 if trainer.training.precision == "float32" else 5e-3
 

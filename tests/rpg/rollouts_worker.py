@@ -75,10 +75,10 @@ def main(store: Path, staleness: int, refill: str) -> None:
     )
     with RolloutSource(parts) as source:
         try:
-            source.go_on(0)
-            source.rest()
+            source.prefetch(0)
+            source.wait()
             ranks.wait_for_all()  # as the figures of a step, while the next batch is made
-            source.take(1, Stopwatch(torch.device("cpu")))
+            source.next_batch(1, Stopwatch(torch.device("cpu")))
         except Exception as error:
             print(f"{type(error).__name__}: {error}", flush=True)
     ranks.wait_for_all()

@@ -9,14 +9,15 @@ import torch
 
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.retention import Retention
-from rpg.keeper import Keeper, TrainingState
-from rpg.parts import open_parts
+from rpg.components import open_components
 from rpg.processes import ranks
 from rpg.processes.stopping import StopAfterStep
 from rpg.recording.progress import ProgressFile
 from rpg.recording.run_directory import RunDirectory
 from rpg.recording.segments import SegmentWriter
 from rpg.rollouts.source import RolloutSource
+from rpg.run_recorder.recorder import RunRecorder
+from rpg.run_recorder.state import TrainingState
 from rpg.trainer import Trainer
 from specs.machine.fence import Fence
 from tests.rpg.tiny_run import rows
@@ -27,23 +28,25 @@ def main(run_dir: Path) -> int:
     ranks.join("cpu")
     torch.set_num_threads(1)
     run, state, stop = RunDirectory(run_dir), TrainingState(), StopAfterStep()
-    with open_parts(run, run.spec(), torch.device("cpu")) as parts, RolloutSource(parts) as source:
-        training = parts.spec.training
+    with open_components(run, run.spec(), torch.device("cpu")) as components, RolloutSource(components) as source:
+        training = components.spec.training
         fence = Fence(run_dir, 0)
         checkpoints = Checkpoints(run.checkpoints, Retention.of(training.checkpoint), fence)
         writer = SegmentWriter(run_dir, run_dir.name, run.new_attempt(0, fence))
-        keeper = Keeper(parts, source, checkpoints, writer, fence)
-        trainer = Trainer(parts, source, state, keeper, ProgressFile(run, fence, steps=training.steps, speaks=False))
+        recorder = RunRecorder(components, source, checkpoints, writer, fence)
+        trainer = Trainer(
+            components, source, state, recorder, ProgressFile(run, fence, steps=training.steps, speaks=False)
+        )
         trainer.until = 7
         trainer.train(stop)
-        seen = [standing(run, state, checkpoints, parts.sampler.policy_version)]
+        seen = [standing(run, state, checkpoints, components.sampler.policy_version)]
         (checkpoints.path(6) / "trainer.json").write_text("{}")
         for up_to in (2, 6):
-            found = keeper.roll_back(state, up_to=up_to)
-            seen.append(standing(run, state, checkpoints, parts.sampler.policy_version) | {"found": found})
+            found = recorder.roll_back(state, up_to=up_to)
+            seen.append(standing(run, state, checkpoints, components.sampler.policy_version) | {"found": found})
         trainer.until = 0
         trainer.train(stop)
-        keeper.finish(state, run.inputs()["fingerprint"])
+        recorder.finish(state, run.inputs()["fingerprint"])
     (run_dir / "set_back.json").write_text(json.dumps(seen))
     ranks.leave()
     return 0

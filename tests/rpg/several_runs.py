@@ -30,7 +30,7 @@ if __name__ == "__main__":
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed  # noqa: F401
 
-    import rpg.parts  # noqa: F401
+    import rpg.components  # noqa: F401
 
     for line in sys.stdin:
         process = multiprocessing.get_context("fork").Process(target=train, args=json.loads(line))

@@ -12,7 +12,7 @@ import torch
 from rpg.checkpoints.checkpoint import Checkpoints
 from rpg.checkpoints.pieces import Piece, PieceFiles, StateCopy
 from rpg.checkpoints.retention import Means, Retention
-from rpg.keeper import random_states, restore_random_states
+from rpg.run_recorder.state import random_states, restore_random_states
 from specs.machine.fence import Fence, SupersededError, lease_file
 from specs.machine.files import DiskError, write_json
 

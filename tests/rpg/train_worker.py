@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from rpg.parts import open_parts
+from rpg.components import open_components
 from rpg.processes import ranks
 from rpg.processes.stopping import StopAfterStep
 from rpg.recording.run_directory import RunDirectory
@@ -31,8 +31,8 @@ def main(arguments: list[str]) -> None:
     for argument in arguments:
         original, _, copy = argument.partition(":")
         run = RunDirectory(continued(Path(original), Path(copy)) if copy else Path(original))
-        with open_parts(run, run.spec(), torch.device("cpu")) as parts, RolloutSource(parts) as source:
-            assert _run(parts, source, run.inputs(), stop, time.monotonic()) == 0
+        with open_components(run, run.spec(), torch.device("cpu")) as components, RolloutSource(components) as source:
+            assert _run(components, source, run.inputs(), stop, time.monotonic()) == 0
     ranks.leave()
 
 

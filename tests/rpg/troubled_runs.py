@@ -105,15 +105,15 @@ TROUBLES["none"] = Troubled
 
 def meet(trouble: str, run_dir: Path) -> None:
     """Has the trainer of this process open a sampler that meets the trouble, on a transformers model in any case."""
-    import rpg.parts
+    import rpg.components
     from specs.schema.rollout import TransformersRollout
 
-    opened: Callable[..., Any] = rpg.parts.open_sampler
+    opened: Callable[..., Any] = rpg.components.open_sampler
 
     def open_sampler(_rollout: Any, settings: Any) -> Any:
         return TROUBLES[trouble](opened(TransformersRollout(), settings), run_dir)
 
-    rpg.parts.open_sampler = open_sampler
+    rpg.components.open_sampler = open_sampler
 
 
 def train(trouble: str, run_dir: Path) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_RUNS = 8
 """So many are shown one by one."""
 _MOST_REASONS = 5
-"""Of a stage in the summary of many runs."""
+"""Reasons that are named for a stage in the summary of many runs."""
 _RESOLVED = "Each cell's full spec with the origin of each value instead: file and line, --set, published, default."
 
 
@@ -201,7 +201,8 @@ def _print_plan(made: Plan, *, each: bool) -> None:
 
 
 def _summary(made: Plan) -> Iterator[tuple[str, str, int, str]]:
-    """Of all runs: stage, what happens to it, in how many runs, and why; the most frequent first."""
+    """A line for each fate of a stage over all runs: stage, what happens, in how many runs, why; most frequent
+    first."""
     stages = dict.fromkeys(planned.stage for run in made.runs for planned in run.stages)
     for stage in stages:
         counts = Counter(
@@ -272,7 +273,7 @@ def _algebra(made: Plan) -> list[str]:
 
 
 def _asked(experiment: Experiment) -> str:
-    """What is sampled of a model that is measured as it is."""
+    """Samples that an evaluation takes of each model."""
     evaluation = experiment.evaluation
     sets = ", ".join(evaluation.datasets or (source.name for source in experiment.data.evaluation))
     length = evaluation.max_response_length or experiment.rollout.max_response_length
@@ -283,7 +284,7 @@ def _asked(experiment: Experiment) -> str:
 
 
 def _experts(shape: ModelShape) -> str:
-    """Of a mixture of experts what a token meets, and what chooses."""
+    """For a mixture of experts: how many experts a token meets, and the router's size."""
     if not shape.expert_parameters:
         return ""
     parts = f"experts {_count(shape.expert_parameters)}, router {_count(shape.router_parameters)}"

@@ -168,7 +168,7 @@ def _run_here(document: StudyDocument, home: Home, parallel: int) -> dict[str, A
     from pipelines.prefect_server.api import Api
     from pipelines.processes.reap import reap
     from pipelines.running.progress import ConsoleProgress
-    from pipelines.studies.study import StudyInterruptedError
+    from pipelines.studies.execution import StudyInterruptedError
     from pipelines.studies.workers import StudyStop, more_workers, work
 
     refuse_what_a_stage_would(document.experiment, make_plan(document.experiment, home).runs, home)

@@ -23,7 +23,7 @@ class CheckFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where a check computes."""
+    """Device and directory that a check computes on."""
 
     device: "torch.device"
     directory: Path

@@ -121,7 +121,7 @@ def loss_of(logprobs: Tensor, batch: Microbatch, step: StepRollouts) -> Tensor:
 
 
 def _gradients(policy: Policy, step: StepRollouts, settings: Training, device: torch.device) -> Gradients:
-    """Of all responses, packed if the settings say so, without DeepSpeed."""
+    """Gradients of all responses without DeepSpeed, packed if the settings say so."""
     for batch in cut(step, plan_step(step, settings, packed=settings.packing), device)[0].passes:
         packing = Packing(batch.packed, device) if settings.packing else None
         logprobs, _ = policy(batch.input_ids, batch.sources, batch.targets, packing=packing)
@@ -136,7 +136,7 @@ def add_gradient(learner: Learner, passes: Sequence[Microbatch], step: StepRollo
 
 
 def exact_gradients(weights_dir: Path, step: StepRollouts, device: torch.device) -> Gradients:
-    """Of all responses, in float32 without packing, without DeepSpeed."""
+    """Gradients of all responses in float32, without packing and without DeepSpeed."""
     settings = training("float32", packing=False)
     policy = Policy(load_model(weights_dir, settings), temperature=1.0).to(device)
     plan = plan_step(step, settings)
@@ -149,7 +149,7 @@ def exact_gradients(weights_dir: Path, step: StepRollouts, device: torch.device)
 
 
 def whole_gradients(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Those that DeepSpeed has added up over passes and ranks, whole. All ranks call it, before the update."""
+    """Whole gradients, as DeepSpeed has added them up over passes and ranks. All ranks call it, before the update."""
     from deepspeed.utils import safe_get_full_grad
 
     for name, parameter in policy.named_parameters():

@@ -24,7 +24,8 @@ from specs.schema.training import Training
 _OVER_ESTIMATE = 1.1
 """Times the estimate that the memory may be: the estimate is an upper bound, and held to 10 %."""
 _LEAST_SHARE = 0.1
-"""Of the peak. The estimate of GPU hours assumes 0.4; a tenth is what a wrong kernel or a throttled GPU gives."""
+"""Least accepted share of the GPU's peak. The estimate of GPU hours assumes 0.4; a wrong kernel or a throttled GPU
+gives a tenth."""
 _ON_GPU = BatchShape(prompts=16, group_size=8, prompt_length=256, response_length=768, microbatch_tokens=16384)
 _ON_CPU = BatchShape(prompts=4, group_size=4, prompt_length=16, response_length=48, microbatch_tokens=512)
 _UPDATES = 2

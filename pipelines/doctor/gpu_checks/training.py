@@ -118,8 +118,8 @@ def _difference(weights: torch.Tensor, others: torch.Tensor, *, since: torch.Ten
 
 
 def _allowed(bench: Bench) -> float:
-    """Of the difference of updates. Kernels of a GPU add up in any order, and AdamW makes a small gradient's sign a
-    whole step."""
+    """Largest accepted difference of updates. Kernels of a GPU add up in any order, and AdamW makes a small gradient's
+    sign a whole step."""
     return 0.0 if bench.device.type == "cpu" else 0.1
 
 

@@ -72,7 +72,7 @@ class Job:
 
     @property
     def _nodes(self) -> int:
-        """Those with ranks."""
+        """Nodes with ranks."""
         return int(self._settings["nodes"])
 
     @property

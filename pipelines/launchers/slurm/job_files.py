@@ -14,7 +14,7 @@ class JobFiles:
 
     @classmethod
     def of(cls, run_directory: Path) -> "JobFiles":
-        """Those of a run."""
+        """The job files of a run."""
         return cls(run_directory / "slurm")
 
     @property
@@ -51,6 +51,6 @@ class JobFiles:
         return self.directory / f"{stretch}-node-{node}.json"
 
     def codes(self, stretch: str, nodes: int) -> dict[int, list[int | None]]:
-        """By node, of the first ones those that have reported: the exit codes, None of what another's end has ended."""
+        """Exit codes by node, of the first nodes that have reported; None for what another's end has ended."""
         reports = {node: read_json(self.report(stretch, node)) for node in range(nodes)}
         return {node: report["codes"] for node, report in reports.items() if report}

@@ -44,7 +44,7 @@ def submitted_job(run_directory: Path) -> str:
 
 
 def job_state(job: str) -> str:
-    """As squeue has it; GONE where it knows the job no more, UNKNOWN where nobody answers."""
+    """State of a job in squeue's words; GONE where squeue knows the job no more, UNKNOWN where nobody answers."""
     answer = slurm("squeue", "--noheader", "--jobs", job, "--format=%T")
     if answer.returncode == 0:
         return answer.stdout.strip() or "GONE"

@@ -131,7 +131,7 @@ class Connection:
 
     @property
     def failures(self) -> list[int]:
-        """Those of the codes that are a failure."""
+        """Exit codes that are a failure."""
         return [code for code in self.codes() if self.share and code not in self.share.ended_well]
 
     def close(self) -> None:

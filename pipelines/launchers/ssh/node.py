@@ -163,7 +163,7 @@ def describe(run_dir: Path, token: str, interface: str) -> dict[str, Any]:
 
 
 def machine_versions() -> dict[str, str]:
-    """Of all that must be the same on every machine of a run; what is not installed is left out."""
+    """Versions of all that must be the same on every machine of a run; what is not installed is left out."""
     rooms = ("rpg", "specs", "pipelines/launchers")
     sources = sorted(path for room in rooms for path in (_ROOT / room).rglob("*.py"))
     code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]

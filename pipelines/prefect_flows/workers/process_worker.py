@@ -57,7 +57,7 @@ def wanted_flow(flow: str, flow_run: "FlowRun", deployment: "DeploymentResponse 
 
 
 class OwnJob(ProcessJobConfiguration):
-    """What is started for a flow run. Nothing of it comes from the server but which of our flows it is."""
+    """The process that is started for a flow run. Nothing of it comes from the server but which of our flows it is."""
 
     @classmethod
     async def resolve_for_flow_run(
@@ -92,7 +92,8 @@ class OwnWorker(ProcessWorker):
         return WORKER_TYPE
 
     async def __aenter__(self) -> "OwnWorker":
-        """As Prefect's, without hooks: to see whether a flow has any, Prefect would load it as its deployment says."""
+        """Enters like Prefect's worker, without hooks: to see whether a flow has any, Prefect would load it as its
+        deployment says."""
         await super().__aenter__()
         for name in ("_run_on_crashed_hooks", "_run_on_cancellation_hooks"):
             setattr(self._runner, name, _no_hooks)
@@ -101,7 +102,8 @@ class OwnWorker(ProcessWorker):
     async def _submit_run_and_capture_errors(
         self, flow_run: "FlowRun", task_status: "TaskStatus[int | Exception] | None" = None
     ) -> BaseWorkerResult | Exception:
-        """As Prefect's; but what is refused has failed: what has crashed, as Prefect would say, is tried again."""
+        """Submits like Prefect's worker, but what is refused has failed: what has crashed, as Prefect would say, is
+        tried again."""
         try:
             deployment = await self.client.read_deployment(flow_run.deployment_id) if flow_run.deployment_id else None
             wanted_flow((await self.client.read_flow(flow_run.flow_id)).name, flow_run, deployment)

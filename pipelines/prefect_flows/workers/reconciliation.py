@@ -310,7 +310,8 @@ class Reconciliation:
             end_run(self._home, run_id, ending_of(flow_run), of=str(flow_run.id), watched=True)
 
     def _settle_study(self, client: "SyncPrefectClient", flow_run: "FlowRun", process: FlowProcess | None) -> None:
-        """By the lease that its flow holds. Scheduled again, a study that is done or cancelled ends at once."""
+        """Settles a study by the lease that its flow holds. Scheduled again, a study that is done or cancelled ends at
+        once."""
         # Its parameter is "study NAME".
         study = str(flow_run.parameters.get("name", "")).removeprefix("study ")
         directory = self._home.study_flow(study, str(flow_run.id))

@@ -49,7 +49,7 @@ class Confirmed:
     arms: tuple[ArmResult, ...]
     """The baseline first."""
     verdict: Verdict
-    """Of the arms that keep the constraints and have a value for every seed, and of the baseline."""
+    """Verdict on the baseline and on the arms that keep the constraints and have a value for every seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _means(
     *,
     figures: bool,
 ) -> list[Interval]:
-    """Of each arm, failed seeds at the goal's worst value; of a training metric without them."""
+    """Mean of each arm, with failed seeds at the goal's worst value; of a training metric without them."""
     whole = [table if goal.worst is None else np.where(np.isnan(table), goal.worst, table) for table in scores]
     if figures:
         return [seed_mean(table[~np.isnan(table)], confidence=level) for table in whole]

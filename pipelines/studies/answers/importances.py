@@ -22,7 +22,7 @@ LEVEL = 0.05
 """Chance that pure noise shows any parameter at all; each parameter has an equal part of it."""
 FEWEST_TRIALS = 8
 _CELLS = 50
-"""Of the grid that a range is cut into."""
+"""Cells of the grid that a range is cut into."""
 _Counts = NDArray[np.float64]
 """[samples, cells]: how many trials of a sample lie in a cell."""
 
@@ -33,13 +33,13 @@ class Importance:
 
     path: str
     share: float
-    """Of all parameters' divergences, from 0 to 1."""
+    """Share of all parameters' divergences, from 0 to 1."""
     above_chance: bool
     """Whether its divergence is above what permuted values give."""
 
 
 def importances(record: StudyRecord) -> list[Importance]:
-    """Of each parameter, the largest share first; empty where there is too little to tell.
+    """Importance of each parameter, the largest first; empty where there is too little to tell.
 
     Only trials that were trained to their end count, and of a conditional parameter only those that have it.
     """

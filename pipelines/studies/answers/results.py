@@ -21,7 +21,7 @@ Params = dict[str, Any]
 SHARES = ("mean@", "pass@", "maj@")
 """Measures that are shares between 0 and 1, shown in percentage points."""
 COSTS = ("tokens", "gpu_hours", "seconds")
-"""What is recorded of a trial's cost, and of the whole study's."""
+"""Recorded costs of a trial and of the whole study."""
 _ENDED = ("finished", "pruned", "failed")
 
 
@@ -36,7 +36,7 @@ class Goal:
 
     @property
     def measure(self) -> str:
-        """As a sentence names it: `mean@4 on held_out`, `kl/reverse`."""
+        """Name of the measure in a sentence: `mean@4 on held_out`, `kl/reverse`."""
         return measure_label(self.metric, self.dataset)
 
     @property
@@ -46,7 +46,7 @@ class Goal:
 
     @property
     def worst(self) -> float | None:
-        """With which a failed seed counts; None for a training metric, which has no worst value."""
+        """Value that a failed seed counts with; None for a training metric, which has no worst value."""
         return (0.0 if self.direction == "maximize" else 1.0) if self.is_share else None
 
     def better(self, value: float) -> float:
@@ -69,7 +69,7 @@ class Trial:
     values: tuple[float, ...]
     """One a goal; empty where the trial has not finished."""
     interval: Interval | None
-    """Of the first goal's value."""
+    """Interval of the first goal's value."""
     rung: int | None
     """The last rung that it reached, a step."""
     rungs: dict[int, Interval]
@@ -94,7 +94,7 @@ class Trial:
 
     @property
     def value(self) -> float:
-        """Of the first goal; NaN where the trial has not finished."""
+        """Value of the first goal; NaN where the trial has not finished."""
         return self.values[0] if self.values else math.nan
 
     @property
@@ -212,7 +212,7 @@ class Best:
     """None: the experiment's own values, where no trial has them."""
     params: Params
     value: float
-    """Of the first goal: on fresh seeds if confirmed, else the trial's own."""
+    """Value of the first goal: on fresh seeds if confirmed, else the trial's own."""
     baseline: bool
     standing: Literal["confirmed", "candidate"]
     """confirmed: best of those that ran on fresh seeds. candidate: best of the search, which flatters itself."""
@@ -230,7 +230,7 @@ class StudyRecord:
     """The goals in words."""
     goals: tuple[Goal, ...]
     constraints: tuple[Mapping[str, Any], ...]
-    """As the spec has them: metric, dataset, max, min."""
+    """Constraints of the spec: metric, dataset, max, min."""
     sampler: str
     pruner: Mapping[str, Any]
     """type and what belongs to it; `none` without one."""

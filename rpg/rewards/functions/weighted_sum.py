@@ -33,7 +33,8 @@ class WeightedSum(Reward):
     what its answer is. Where a term fails, so does the sum."""
 
     terms: tuple[Term, ...] = Field(min_length=1)
-    """What is added up. The mean of a term's scores over a step, not weighted, is the metric reward/NAME/mean."""
+    """The terms that are added up. The mean of a term's scores over a step, not weighted, is the metric
+    reward/NAME/mean."""
 
     def parts(self) -> tuple[Reward, ...]:
         """See Reward."""

@@ -62,7 +62,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._cache.width, 0
 
     def get_seq_length(self) -> int:
-        """Of the longest active sequence, the new token not counted."""
+        """Length of the longest active sequence, the new token not counted."""
         return max(self._cache.width - 1, 0)
 
     def get_max_length(self) -> int:

@@ -43,7 +43,7 @@ class ChildEngine:
         return self.child.poll() is not None
 
     def end_error(self, method: str) -> EngineProcessError:
-        """With the exit code or the signal."""
+        """The error of an ended engine, with the exit code or the signal."""
         try:
             code = self.child.wait(timeout=_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -58,7 +58,7 @@ class EngineProcess(Protocol):
         ...
 
     def end_error(self, method: str) -> EngineProcessError:
-        """What is raised where it has ended in a call of a method."""
+        """The exception to raise where the engine has ended in a call of a method."""
         ...
 
     def close(self) -> None:

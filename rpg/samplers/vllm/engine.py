@@ -49,7 +49,7 @@ class EngineSettings:
     cpu_cache_gib: float = 1.0
     """Its KV cache on a CPU, GiB."""
     seed: int = 0
-    """Of the engine itself; each response has a seed of its own."""
+    """Seed of the engine itself; each response has a seed of its own."""
     prefix_caching: bool = True
     """Whether the states of a prompt are kept for when it comes again."""
     tensor_parallel_size: int = 1

@@ -32,7 +32,7 @@ class RemoteEngine:
         return False
 
     def end_error(self, method: str) -> EngineProcessError:
-        """With the machine, whose log has the cause."""
+        """The error of an ended engine, with the machine, whose log has the cause."""
         return EngineProcessError(
             f"engine {self._number} on {self._meeting.host} has ended, or cannot be reached any more, in {method}; what"
             " it said stands in the log of its machine"

@@ -98,7 +98,7 @@ class VllmSampler:
         return self._run(requests, len(prompts), finished, admit)
 
     def _request(self, prompt: Sequence[int], sampling: Sampling, *, limit: int, seed: int) -> "Request":
-        """Of one response."""
+        """The engine's request for one response."""
         from vllm import SamplingParams
 
         return {"prompt_token_ids": list(prompt)}, SamplingParams(
@@ -125,13 +125,13 @@ class VllmSampler:
         self.finish_load(policy_version)
 
     def load_directory(self, weights_dir: str, *, policy_version: int) -> None:
-        """The same, from the safetensors of a transformers directory."""
+        """Loads weights from the safetensors of a transformers directory."""
         self.wake_weights()
         self.call_workers("reload_weights", {"weights_path": weights_dir})
         self.finish_load(policy_version)
 
     def load_safetensors(self, content: bytes, *, policy_version: int) -> None:
-        """The same, from what such a directory's safetensors hold."""
+        """Loads weights from the bytes of such a directory's safetensors."""
         with directory_in_memory(self._settings.weights_dir, content) as directory:
             self.load_directory(directory, policy_version=policy_version)
 

@@ -52,7 +52,7 @@ class GuestSampler:
         self.policy_version = policy_version
 
     def logprobs(self, token_ids: Sequence[int], **_: Any) -> list[float]:  # noqa: ARG002  # the host asks the engine
-        """Those that the engine gives its host. All ranks call it."""
+        """Logprobs that the engine gives its host. All ranks call it."""
         return _from_host(lambda: None)
 
     def forget(self) -> None:

@@ -254,7 +254,7 @@ def _source(weights_dir: Path) -> Any:
 
         @property
         def largest_bytes(self) -> int:
-            """Of a single weight, in float32."""
+            """Bytes of the largest single weight, in float32."""
             return max(4 * math.prod(shape) for shape in self._shapes.values())
 
         def take(self, weights: Weights) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TrainerComponents:
     """A run's parts, ready to use."""
 
     run: RunDirectory
@@ -61,9 +61,9 @@ class Parts:
     def give_sampler_weights(self, policy_version: int) -> None:
         """Loads the learner's weights into the sampler, and checks that it holds them. All ranks call it."""
         self.sampler.load_weights(self.learner.weights(), policy_version=policy_version)
-        self.prove_sampler()
+        self.check_sampler_weights()
 
-    def prove_sampler(self) -> None:
+    def check_sampler_weights(self) -> None:
         """Raises StaleEngineError where sampler and learner do not give the same logprobs. All ranks call it."""
         if self.sentinel:
             self.sentinel.check(self.sampler, self.learner.probe)
@@ -77,14 +77,14 @@ class Parts:
         return answered
 
     def sentinel_metrics(self) -> dict[str, float]:
-        """Of the last check: how far this rank's sampler was from the learner, nats. Empty without a sentinel."""
+        """Distance of this rank's sampler from the learner at the last check, nats. Empty without a sentinel."""
         if self.sentinel is None:
             return {}
         return {"sentinel/difference": self.sentinel.difference, "sentinel/mean": self.sentinel.mean_difference}
 
 
 @contextmanager
-def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Iterator[Parts]:
+def open_components(run: RunDirectory, spec: Experiment, device: torch.device) -> Iterator[TrainerComponents]:
     """Loads the data, the base model and the engines, and closes them in the end.
 
     Raises:
@@ -124,7 +124,7 @@ def open_parts(run: RunDirectory, spec: Experiment, device: torch.device) -> Ite
     with ExitStack() as closing:
         sampler = open_sampler(spec.rollout, settings)
         closing.callback(sampler.close)
-        yield Parts(
+        yield TrainerComponents(
             run=run,
             spec=spec,
             seed=seed,

@@ -1,0 +1,148 @@
+"""One trial, done: its experiment is run, and what came of it is measured in the record."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.home.home import Home
+from pipelines.prefect_flows.experiment import RunOutcome
+from pipelines.running.failures import cause_of_error
+from pipelines.studies import conditions, confirmation, measures
+from pipelines.studies.trials import Score, Trial
+from specs.document import Document
+from specs.errors import SpecError
+from specs.machine.exit_cause import Cause
+from specs.schema.study import measure_label
+from specs.study_document import StudyDocument
+from specs.study_space import settings
+from storage import Store
+
+Execute = Callable[[Document, int], tuple[RunOutcome, ...]]
+"""Runs a trial's experiment, as `execute_experiment` does, until a step; 0: to its end."""
+INFRASTRUCTURE: frozenset[Cause] = frozenset({"lost_peer", "preempted", "hung"})
+"""Causes that say nothing of a trial's values: it is done once more."""
+AT_FAULT: frozenset[Cause] = frozenset({"diverged", "out_of_memory", "sampler_out_of_memory"})
+"""Causes that a trial's values have brought about: the sampler is to keep away from them."""
+
+
+class StudyInterruptedError(Exception):
+    """The command was asked to stop; the trial under way goes on at the next call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A trial that this worker has claimed."""
+
+    trial: Trial
+    confirming: bool = False
+    """It is a unit of the confirmation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a task."""
+
+    run_ids: tuple[str, ...] = ()
+    values: tuple[Score, ...] = ()
+    """Scores by goal; empty: none."""
+    paused_at: int = 0
+    """The rung that it has reached; 0: its end."""
+    constraints: Mapping[str, float] | None = None
+    tokens: float = 0.0
+    gpu_hours: float = 0.0
+    reason: str = ""
+    """Why there is no value."""
+    at_fault: bool = False
+    """Its values are the reason."""
+    again: bool = False
+    """It failed for another reason than its values, and may be done once more."""
+    busy: bool = False
+    """Another process executes one of its runs."""
+
+
+def trial_document(document: StudyDocument, trial: Trial, seeds: Sequence[int]) -> Document:
+    """The experiment of a trial.
+
+    All trials bear the study's name, so that equal values are one run, done once; what they vary is a matrix of one
+    cell, by which the dashboard, comparisons and SQL tell them apart. The base model is evaluated with the baseline
+    alone: it is the same for all.
+
+    Raises:
+        SpecError: the experiment does not accept the values; the issue's path is that of the field.
+    """
+    study = document.study
+    values = {} if trial.baseline else settings(trial.params, study.parameters)
+    name = confirmation.experiment_name(study) if "arm" in trial.about else study.name
+    common: dict[str, Any] = {"name": name, "seeds": list(seeds)}
+    if study.question:
+        common["question"] = study.question
+    if not trial.baseline and document.experiment.experiment.evaluation.checkpoints == "initial_and_final":
+        common["evaluation.checkpoints"] = "final"
+    document.trial({**values, **common})
+    if values:
+        common["matrix"] = {"product": {path: [value] for path, value in values.items()}}
+    return document.trial(common)
+
+
+def run_task(task: Task, document: StudyDocument, home: Home, execute: Execute) -> Result:
+    """Runs a trial's experiment and measures it.
+
+    Raises:
+        SpecError: the experiment names what is not there, which no trial's values are to blame for.
+        StudyInterruptedError: asked to stop.
+    """
+    trial = task.trial
+    seeds = conditions.trial_seeds(document.study, document.experiment.experiment.seeds)
+    try:
+        trial_experiment = trial_document(document, trial, [trial.about["seed"]] if task.confirming else seeds)
+        outcomes = execute(trial_experiment, trial.work.until)
+    except SpecError as error:
+        if not _blames(error, trial.params):
+            raise
+        return Result(reason=str(error), at_fault=True)
+    run_ids = tuple(outcome.run.run_id for outcome in outcomes)
+    if any(outcome.interrupted for outcome in outcomes):
+        raise StudyInterruptedError("interrupted")
+    if busy := [outcome for outcome in outcomes if outcome.status == "busy"]:
+        return Result(run_ids, reason=str(busy[0].error), busy=True)
+    with Store.open(home.root) as store:
+        tokens = measures.sampled_tokens(store, home, run_ids)
+        if failed := [outcome for outcome in outcomes if outcome.status not in ("finished", "paused")]:
+            return _failure(run_ids, failed[0], tokens)
+        return _measured(task, document, home, store, run_ids, tokens)
+
+
+def _measured(
+    task: Task, document: StudyDocument, home: Home, store: Store, run_ids: tuple[str, ...], tokens: float
+) -> Result:
+    study, until = document.study, task.trial.work.until
+    goals, dataset = study.targets, ""
+    if task.confirming and study.confirm:
+        # One seed a unit: what is cautious over seeds is the interval over all of them.
+        goals = (goals[0].model_copy(update={"over_seeds": "mean"}),)
+        dataset = study.confirm.dataset
+    confidence = document.experiment.experiment.evaluation.confidence
+    scores: list[Score] = []
+    for goal in goals:
+        scored = measures.score(store, home, goal, run_ids, until, dataset=dataset, confidence=confidence)
+        if scored is None:
+            reason = f"no finite {measure_label(goal.metric, goal.dataset)}"
+            return Result(run_ids, tokens=tokens, reason=reason, at_fault=True)
+        scores.append(scored)
+    bounded = measures.constraint_values(store, home, study, run_ids) if study.constraints else None
+    return Result(run_ids, tuple(scores), paused_at=until, constraints=bounded, tokens=tokens)
+
+
+def _failure(run_ids: tuple[str, ...], outcome: RunOutcome, tokens: float) -> Result:
+    cause = cause_of_error(outcome.error)
+    reason = f"{outcome.run.run_id} {outcome.status}: {outcome.error}"
+    if cause in AT_FAULT:
+        return Result(run_ids, tokens=tokens, reason=f"{cause.replace('_', ' ')}: {reason}", at_fault=True)
+    return Result(run_ids, tokens=tokens, reason=reason, again=cause in INFRASTRUCTURE)
+
+
+def _blames(error: SpecError, params: Mapping[str, Any]) -> bool:
+    """Whether the values of this trial are at fault, and not what all trials share."""
+    searched = [tuple(path.split(".")) for path in params]
+    blamed = [tuple(map(str, issue.path)) for issue in error.issues]
+    return any(path and (path[: len(s)] == s or s[: len(path)] == path) for path in blamed for s in searched)

@@ -1,0 +1,209 @@
+"""A study's trials in its storage, as one worker reads, claims and ends them.
+
+A trial is made, claimed, and told its end here and nowhere else. All but `transaction` is called within one, under the
+study's lock: what is decided by what was read is written before anybody else reads.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from pipelines.studies import conditions, confirmation, proposals, space
+from pipelines.studies.storage import StudyStorage
+from pipelines.studies.trials import Score, Trial, Work, Worker, read_trial
+from specs.errors import SpecError
+from specs.machine.files import now
+from specs.study_document import StudyDocument
+from specs.study_space import Params
+
+T = TypeVar("T")
+
+
+class TrialLedger:
+    """Trials of a study's search, and units of its confirmation.
+
+    Args:
+        worker: the one that claims.
+        stopping: whether the command was asked to stop; asked while a database is away.
+    """
+
+    def __init__(
+        self, document: StudyDocument, storage: StudyStorage, worker: Worker, stopping: Callable[[], bool]
+    ) -> None:
+        self._document = document
+        self._study = document.study
+        self._storage = storage
+        self._worker = worker
+        self._stopping = stopping
+        self._search_id = self._units_id = -1
+        confirm = self._study.confirm
+        self.confirming_seeds = confirmation.fresh_seeds(self._study, document.experiment.experiment.seeds)
+        self.confirming_dataset = (confirm and confirm.dataset) or self._study.targets[0].dataset
+
+    def transaction(self, work: Callable[[], T]) -> T:
+        """Does `work` under the study's lock, see StudyStorage.transaction."""
+        return self._storage.transaction(work, self._stopping)
+
+    def open(self) -> None:
+        """Opens the study, or makes it, with the baseline as its first trial. Raises SpecError."""
+        from optuna.study import StudyDirection
+
+        stored, study = self._storage.storage, self._study
+        directions = [StudyDirection[goal.direction.upper()] for goal in study.targets]
+        self._search_id = self._storage.study_id(study.name, directions)
+        if study.confirm:
+            self._units_id = self._storage.study_id(f"{study.name}/confirmation", directions[:1])
+        before = stored.get_study_user_attrs(self._search_id)
+        # What a worker that was killed here had begun to note binds nobody: trials are made after the conditions.
+        trials = stored.get_all_trials(self._search_id, deepcopy=False)
+        finished = [trial.user_attrs.get("constraints", {}) for trial in trials if trial.state.name == "COMPLETE"]
+        issues = conditions.changes(before, self._document) if trials else []
+        if issues := issues + conditions.unmeasured(self._document, finished):
+            raise SpecError(*(self._document.locate(issue) for issue in issues))
+        if "created_at" not in before:
+            stored.set_study_user_attr(self._search_id, "created_at", now())
+        for key, value in conditions.conditions(self._document).items():
+            if before.get(key) != value:
+                stored.set_study_user_attr(self._search_id, key, value)
+        if not trials:
+            params, _ = self._document.own_params()
+            self._create(self._search_id, params, baseline=True)
+
+    @property
+    def created_at(self) -> str:
+        """Time at which the study was made."""
+        return str(self._storage.storage.get_study_user_attrs(self._search_id)["created_at"])
+
+    def looks(self, *, answered: bool) -> list[int]:
+        """Numbers of fresh seeds at which the study has given an answer.
+
+        Args:
+            answered: it gives one now.
+        """
+        stored = self._storage.storage
+        before = list(stored.get_study_user_attrs(self._search_id).get("looks", []))
+        looks = sorted({*before, len(self.confirming_seeds)}) if answered else before
+        if looks != before:
+            stored.set_study_user_attr(self._search_id, "looks", looks)
+        return looks
+
+    def trials(self) -> list[Trial]:
+        """The trials of the search, in order."""
+        return self._read(self._search_id)
+
+    def units(self) -> list[Trial]:
+        """The units of today's confirmation; an earlier one may have had more seeds, or another evaluation set."""
+        if self._units_id < 0:
+            return []
+        wanted = set(self.confirming_seeds)
+        return [
+            unit
+            for unit in self._read(self._units_id)
+            if unit.about["seed"] in wanted
+            and unit.about.get("dataset", self.confirming_dataset) == self.confirming_dataset
+        ]
+
+    def reread(self, trial: Trial) -> Trial:
+        """The trial as it is stored now."""
+        return read_trial(self._storage.storage.get_trial(trial.id), self._restored)
+
+    def add_trial(self, proposal: proposals.Proposal, *, until: int, bracket: int) -> Trial:
+        """A new trial of the search, which this worker has claimed. `until`: the step to train to; 0: the end."""
+        notes = proposal.sampler_notes
+        self._create(self._search_id, proposal.params, until=until, sampler_notes=notes, bracket=bracket)
+        return self.claim(self.trials()[-1], until)
+
+    def add_unit(self, arm: confirmation.Arm, seed: int) -> None:
+        """A new unit of the confirmation, that nobody works on yet."""
+        about: dict[str, Any] = {"arm": arm.trial, "baseline": arm.baseline, "dataset": self.confirming_dataset}
+        self._create(self._units_id, dict(arm.params), seed=seed, **about)
+
+    def to_take_up(self, trials: Sequence[Trial]) -> Trial | None:
+        """The trial that this worker has claimed already, else the first that nobody works on."""
+        open_ones = [trial for trial in trials if not trial.ended and trial.state != "paused"]
+        own = [trial for trial in open_ones if trial.work.worker and trial.work.worker.id == self._worker.id]
+        return next(iter(own or [trial for trial in open_ones if trial.work.abandoned]), None)
+
+    def claim(self, trial: Trial, until: int) -> Trial:
+        """Claims a trial for this worker. `until`: the step to train to; 0: the end."""
+        self.note(trial, work=Work(until=until, worker=self._worker, beat=now()).plain())
+        if "started_at" not in trial.about:
+            self.note(trial, started_at=now())
+        return self.reread(trial)
+
+    def holds(self, trial: Trial) -> bool:
+        """Whether this worker's claim still holds: one that was given up for dead tells nothing."""
+        current = self.reread(trial)
+        return not current.ended and current.work.worker is not None and current.work.worker.id == self._worker.id
+
+    def release(self, trial: Trial) -> None:
+        """Gives a claim up, so that any worker may take the trial up."""
+        if self.holds(trial):
+            self.note(trial, work=Work(until=trial.work.until).plain())
+
+    def pause(self, trial: Trial) -> None:
+        """Leaves a trial at its rung, where it waits whether it may go on."""
+        self.note(trial, work=Work(paused=True).plain())
+
+    def note_rung(self, trial: Trial, step: int, scored: Score) -> Trial:
+        """Notes what a trial is worth at a rung."""
+        plain = {str(at): asdict(score) for at, score in {**trial.rungs, step: scored}.items()}
+        if step not in trial.rungs:
+            self._storage.storage.set_trial_intermediate_value(trial.id, step, scored.value)
+        self.note(trial, rungs=plain)
+        return self.reread(trial)
+
+    def finish(self, trial: Trial, values: Sequence[Score]) -> None:
+        """Ends a trial that was trained to its end. `values`: by goal."""
+        from optuna.trial import TrialState
+
+        self.note(trial, value_low=values[0].low, value_high=values[0].high, ended_at=now(), reason="")
+        told = [scored.value for scored in values]
+        self._storage.storage.set_trial_state_values(trial.id, TrialState.COMPLETE, told)
+
+    def end_without_value(self, trial: Trial, why: str, *, failed: bool = False, at_fault: bool = False) -> None:
+        """Ends a trial that was pruned, or that has failed.
+
+        Args:
+            at_fault: it failed for its values: the sampler sees it as one that was pruned, and keeps away from them.
+        """
+        from optuna.trial import TrialState
+
+        self.note(trial, reason=why, at_fault=at_fault, ended_at=now())
+        state = TrialState.FAIL if failed and not at_fault else TrialState.PRUNED
+        self._storage.storage.set_trial_state_values(trial.id, state)
+
+    def note(self, trial: Trial, **attributes: Any) -> None:
+        """Notes attributes of a trial, by name."""
+        for name, value in attributes.items():
+            self._storage.storage.set_trial_user_attr(trial.id, name, value)
+
+    def _read(self, study_id: int) -> list[Trial]:
+        stored = self._storage.storage.get_all_trials(study_id, deepcopy=False)
+        return [read_trial(frozen, self._restored) for frozen in stored]
+
+    def _restored(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        searched = self._study.parameters
+        return {path: space.restored(value, searched[path]) for path, value in params.items() if path in searched}
+
+    def _create(
+        self,
+        study_id: int,
+        params: Params,
+        *,
+        until: int = 0,
+        sampler_notes: Mapping[str, Any] | None = None,
+        **about: Any,
+    ) -> None:
+        """Makes a trial that nobody works on yet, in one operation."""
+        from optuna.trial import TrialState, create_trial
+
+        kept, distributions = proposals.stored_params(self._study, params)
+        template = create_trial(
+            state=TrialState.RUNNING,
+            params=kept,
+            distributions=distributions,
+            system_attrs=dict(sampler_notes or {}),
+            user_attrs={"params": params, "work": Work(until=until).plain(), **about},
+        )
+        self._storage.storage.create_new_trial(study_id, template_trial=template)

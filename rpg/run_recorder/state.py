@@ -1,0 +1,92 @@
+"""The whole state of training, copied and taken back: counters, random generators, and what each component has."""
+
+import json
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rpg.checkpoints.pieces import StateCopy, load_values
+from rpg.components import TrainerComponents
+from rpg.rollouts.source import RolloutSource
+
+_COUNTERS = "trainer.json"
+_RANDOM = "random"
+
+
+@dataclass
+class TrainingState:
+    """Counters of a run; the rest of its state lies with the parts that it belongs to."""
+
+    step: int = 0
+    """Steps begun; between two steps, steps done."""
+    updates: int = 0
+    """Optimizer updates done, those that were skipped included."""
+    skipped_in_a_row: int = 0
+    """How many of the last updates were skipped since their gradients were not finite."""
+    policy_version: int = 0
+    """Number of times that the sampler has loaded weights."""
+
+    def copy(self, components: TrainerComponents, source: RolloutSource) -> StateCopy:
+        """The whole state of training, copied to host memory. All ranks call; each gets the part that it writes.
+
+        That is: weights and optimizer (in pieces), the reference's weights and schedule, the random states, the data
+        cursor, the rollouts sampled but not yet trained on and the counters, from which the learning rate follows.
+        """
+        copied = StateCopy()
+        components.learner.save(copied)
+        if components.reference:
+            components.reference.save(copied)
+        copied.values(_RANDOM, random_states())
+        record = {
+            **asdict(self),
+            "position": source.save(self.step, copied),
+            "reference": components.schedule.state_dict(),
+        }
+        record["guards"] = components.guards.state_dict()
+        copied.document(_COUNTERS, record)
+        return copied
+
+    def load(self, components: TrainerComponents, source: RolloutSource, directory: Path) -> None:
+        """Restores what a `copy` wrote, and gives the sampler the policy. All ranks call it.
+
+        In the middle of a run too: nothing remains of the state that the parts had.
+        """
+        record = json.loads((directory / _COUNTERS).read_bytes())
+        components.learner.load(directory)
+        if components.reference:
+            components.reference.load(directory)
+        if states := load_values(directory, _RANDOM):
+            restore_random_states(states)
+        source.load(directory, record["position"])
+        components.schedule.load_state_dict(record["reference"])
+        components.guards.load_state_dict(record.get("guards", {}))
+        self.step, self.updates, self.policy_version = record["step"], record["updates"], record["policy_version"]
+        self.skipped_in_a_row = record.get("skipped_in_a_row", 0)  # older checkpoints did not count them
+        components.give_sampler_weights(self.policy_version)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of this process's random generators (Python, NumPy, torch), as plain values and tensors."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Sets the generators to states that `random_states` returned."""
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

@@ -1,0 +1,79 @@
+"""The policy's weights after some steps, exported as directories that transformers reads."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from rpg.components import TrainerComponents
+from rpg.processes import ranks
+from rpg.recording.run_directory import best_step
+from specs.machine.fence import Fence
+from specs.machine.files import files_under, publish_directory
+
+
+class ExportedWeights:
+    """Weights of the steps that the spec names, and of the best step if the spec keeps that one."""
+
+    def __init__(self, components: TrainerComponents, fence: Fence) -> None:
+        self._components = components
+        self._directory = components.run.weights
+        self._training = components.spec.training
+        self._fence = fence
+        keep_best = self._training.checkpoint.keep_best
+        self.best_on = keep_best.accuracy_on if keep_best else ""
+        """The evaluation set that the best checkpoint is chosen on; empty where accuracy does not choose."""
+
+    def of(self, step: int) -> Path:
+        """The directory of the weights after a step, whether they are there or not."""
+        return self._directory / f"step-{step:06}"
+
+    def by_step(self) -> dict[int, Path]:
+        """The directories that are there."""
+        return {int(path.name.removeprefix("step-")): path for path in sorted(self._directory.glob("step-*"))}
+
+    def due_at(self, step: int) -> bool:
+        """Whether the weights after a step are exported, however good they are."""
+        every = self._training.export_every_steps
+        return step == self._training.steps or (every > 0 and step % every == 0)
+
+    def best_step(self, evaluated: Mapping[int, Mapping[str, float]], *, up_to: int) -> int:
+        """The most accurate of the steps whose weights are there, or, of `up_to` itself, can be exported; on rank 0."""
+        candidates = {
+            step: measured
+            for step, measured in evaluated.items()
+            if step <= up_to and (step == up_to or self.of(step).is_dir())
+        }
+        return best_step(candidates, self.best_on)
+
+    def export(self, step: int, *, attempt: int) -> int:
+        """Writes the present policy's weights as those after a step. All ranks call it.
+
+        Returns:
+            Bytes of the directory; 0 on ranks but the first.
+        """
+        final, first = self.of(step), ranks.rank() == 0
+        aside = final.with_name(f".{self._fence.number}-{final.name}.partial")
+        if first:
+            aside.mkdir(parents=True, exist_ok=True)
+            self._components.tokenizer.save_pretrained(aside)
+        self._components.learner.export(aside)
+        if not first:
+            return 0
+        self._fence.check()
+        publish_directory(aside, final)
+        self._components.run.note_exported(step, attempt)
+        return sum(file.stat().st_size for file in files_under(final))
+
+    def drop_superseded(self, evaluated: Mapping[int, Mapping[str, float]], *, saved: int) -> None:
+        """Deletes weights that were exported as the best and are it no more; on rank 0.
+
+        Args:
+            saved: step of the newest checkpoint: a run that goes on from an earlier one finds its best as it was.
+        """
+        if not self.best_on:
+            return
+        best = self.best_step(evaluated, up_to=saved)
+        for step, path in self.by_step().items():
+            if step <= saved and step != best and not self.due_at(step):
+                self._fence.check()
+                shutil.rmtree(path)
