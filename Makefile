@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: quickstart install dev vllm check test test-long docs clean
+.PHONY: quickstart install dev vllm check test test-long coverage docs clean
 
 quickstart: .venv/.installed  ## one experiment from spec to report, on a CPU
 	$(BIN)/rpg run specs/experiments/quickstart.yaml
@@ -44,8 +44,12 @@ test: .venv/.dev  ## what CI runs: a file of tests a core at a time
 test-long: .venv/.dev  ## campaigns of minutes: kills, seeds, sweeps
 	$(BIN)/pytest -m long
 
+coverage: export OMP_NUM_THREADS := 1
+coverage: .venv/.dev  ## the tests, and which lines they run, those of the processes that they start too
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --cov --cov-report=term:skip-covered --cov-report=xml
+
 docs: .venv/.dev  ## the documentation as a site: open site/index.html, or serve site/ to search it
 	$(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage coverage.xml

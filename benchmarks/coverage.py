@@ -316,6 +316,7 @@ def pages() -> list[Page]:
     ):
         rows.append(Page((0.0,) * len(seeds), seeds, luck))
     rows.append(Page((0.0,) * 2, (3, 3), (0.0, 0.04), known=one_calm))
+    rows.append(Page((0.0,) * 3, (3,) * 3, (0.0, 0.0, 0.04), known=one_calm))
     rows.append(Page((0.0,) * 2, (5, 5), (0.0, 0.04)))
     rows.append(Page((0.0,) * 6, (3,) * 6, (0.01, 0.02, 0.03) * 2))
     for arms, seeds, fails in ((2, 3, 0.2), (2, 5, 0.2), (2, 5, 0.5), (4, 5, 0.2), (6, 3, 0.1)):

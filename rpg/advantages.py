@@ -1,18 +1,20 @@
 """From rewards to advantages: a baseline taken off, a scale divided by."""
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
 from rpg.objectives.kl import reward_penalties
 from rpg.processes import ranks
-from specs.schema.objective import Advantage, Objective, PublishedObjective
+from specs.schema.objective import Advantage, Baseline, Objective, PublishedObjective, Scale
 from specs.schema.schedule import constant
 
 EPSILON = 1e-4
 """Reward units, added to a standard deviation before dividing by it, as in TRL."""
 
 
-def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: str, scale: str) -> Tensor:
+def advantages(rewards: Tensor, group_ids: Tensor, *, baseline: Baseline, scale: Scale) -> Tensor:
     """(R - baseline) / scale of each response.
 
     Args:
@@ -127,23 +129,33 @@ def overlong_penalties(lengths: Tensor, *, max_response_length: int, buffer: int
     return -((lengths.double() - (max_response_length - buffer)) / buffer).clamp(0, 1)
 
 
-def _baseline(rewards: Tensor, group: Tensor, baseline: str) -> Tensor:
-    if baseline == "none":
-        return torch.zeros_like(rewards)
-    if baseline == "batch_mean":
-        return rewards.mean().expand_as(rewards)
+def _baseline(rewards: Tensor, group: Tensor, baseline: Baseline) -> Tensor:
     sums, sizes = _group_sum(rewards, group), _group_sum(torch.ones_like(rewards), group)
-    if baseline == "group_mean":
-        return sums / sizes
-    if bool((sizes < 2).any()):
-        raise ValueError("leave_one_out needs at least two responses in each group")
-    return (sums - rewards) / (sizes - 1)
+    match baseline:
+        case "none":
+            return torch.zeros_like(rewards)
+        case "batch_mean":
+            return rewards.mean().expand_as(rewards)
+        case "group_mean":
+            return sums / sizes
+        case "leave_one_out":
+            if bool((sizes < 2).any()):
+                raise ValueError("leave_one_out needs at least two responses in each group")
+            return (sums - rewards) / (sizes - 1)
+        case never:
+            assert_never(never)
 
 
-def _scale(rewards: Tensor, group: Tensor, scale: str) -> Tensor:
-    if scale == "none":
-        return torch.ones_like(rewards)
-    members = torch.zeros_like(group) if scale == "batch_std" else group
+def _scale(rewards: Tensor, group: Tensor, scale: Scale) -> Tensor:
+    match scale:
+        case "none":
+            return torch.ones_like(rewards)
+        case "group_std":
+            members = group
+        case "batch_std":
+            members = torch.zeros_like(group)
+        case never:
+            assert_never(never)
     sizes = _group_sum(torch.ones_like(rewards), members)
     mean = _group_sum(rewards, members) / sizes
     deviation = torch.sqrt(_group_sum((rewards - mean) ** 2, members) / (sizes - 1).clamp(min=1))

@@ -18,6 +18,7 @@ from rpg.evaluation.records import Answered
 from rpg.guards import Guards
 from rpg.learner.deepspeed import Learner
 from rpg.pretrained import config_of, tokenizer_of
+from rpg.processes import ranks
 from rpg.recording.run_directory import RunDirectory
 from rpg.reference import ReferencePolicy, ReferenceSchedule, reference_policy
 from rpg.rewards import Scorer, open_scorer, refusal
@@ -169,6 +170,17 @@ def _check(spec: Experiment, base: Path, max_length: int) -> None:
                 given=f"{longest} + {spec.rollout.max_response_length} tokens",
                 allowed=f"{context} tokens",
                 hint="lower rollout.max_response_length or data.max_prompt_length",
+            )
+        )
+    # The spec's own number of ranks is checked where specs are read; those that were started by hand may be others.
+    if ranks.world_size() > spec.training.prompts_per_step:
+        issues.append(
+            Issue(
+                "more ranks were started than a step has prompts",
+                path=("training", "prompts_per_step"),
+                given=f"{ranks.world_size()} ranks for {spec.training.prompts_per_step} prompts",
+                allowed=f"at most {spec.training.prompts_per_step} ranks",
+                hint="start fewer ranks, or raise training.prompts_per_step",
             )
         )
     if issues:

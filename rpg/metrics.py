@@ -135,6 +135,7 @@ def rollout_metrics(step: StepRollouts) -> dict[str, float]:
     sizes = np.bincount(step.group_ids)
     groups = np.split(rewards, np.cumsum(sizes)[:-1])
     return {
+        "reward/error_fraction": sum(score.error is not None for score in step.scores) / len(step.scores),
         **step.figures,
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0,

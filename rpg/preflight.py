@@ -4,8 +4,10 @@ What is wrong here a stage would say in the same words, minutes later. Nothing i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from rpg.base.check import check_scratch, check_training, downloaded, tokenizer_of
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 FIRST_ROWS = 64
 """Problems of a set that are looked at."""
+HUB_SECONDS = 4.0
+"""Most that the Hub is waited for."""
 MOST_ROWS = 5000
 """Problems of a set that is read whole, to be compared with others: a second or two."""
 
@@ -88,22 +92,40 @@ def _overlap(data: Data) -> list[Issue]:
 
 
 def _not_here(experiment: Experiment) -> list[Issue]:
-    """What would have to be downloaded where HF_HUB_OFFLINE forbids it."""
-    from huggingface_hub import is_offline_mode
-
-    if not is_offline_mode():
-        return []
-    model, issues = experiment.model, list[Issue]()
-    hint = "download it where there is a network, or give the directory of a copy"
+    """What would have to be downloaded and cannot be: HF_HUB_OFFLINE forbids it, or the Hub does not answer."""
+    model, missing = experiment.model, list[tuple[str, Path, str]]()
     if isinstance(model, PretrainedModel) and not FilePath(model.path).is_dir() and downloaded(model) is None:
-        message = "the model is not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
-        issues.append(Issue(message, ("model", "path"), model.path, hint=hint))
-    message = "the dataset is not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
+        missing.append(("model", ("model", "path"), model.path))
     for split in SPLITS:
         for index, source in enumerate(getattr(experiment.data, split)):
             if isinstance(source, HubSource) and not source.is_here():
-                issues.append(Issue(message, ("data", split, index, "path"), source.path, hint=hint))
-    return issues
+                missing.append(("dataset", ("data", split, index, "path"), source.path))
+    if not missing or not (why := _why_no_download()):
+        return []
+    hint = "download it where there is a network, or give the directory of a copy"
+    return [
+        Issue(f"the {what} is not on this machine, and {why}", path, given, hint=hint) for what, path, given in missing
+    ]
+
+
+def _why_no_download() -> str:
+    """Why nothing of the Hub can be fetched; empty where its server answers. Any answer will do, also a refusal."""
+    from huggingface_hub import constants, get_session, is_offline_mode
+
+    if is_offline_mode():
+        return "HF_HUB_OFFLINE forbids to fetch it"
+    answered = Event()
+
+    def ask() -> None:
+        with suppress(Exception):  # a dozen classes of three libraries say that there is no connection
+            get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+            answered.set()
+
+    # A thread of its own, since no time limit of a request ends the search for a host's address.
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_SECONDS)
+    return "" if answered.is_set() else f"the Hub ({constants.ENDPOINT}) does not answer"
 
 
 def _first_rows(data: Data, split: str, findings: Findings) -> Iterator[list[StagedProblem]]:

@@ -4,13 +4,24 @@ A setting that names code is refused by its name: transformers would run it, ask
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import Conv1D, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_FLASH_ATTENTION = {"2": "flash_attn", "3": "flash_attn_interface", "4": "flash_attn.cute"}
+"""Version of flash attention -> the module that computes it, without which transformers takes a kernel of the Hub."""
+_FROM_HUB = {
+    "quant_method": ("eetq", "fbgemm_fp8", "gguf", "metal", "mxfp4"),
+    "model_type": ("mra", "rwkv", "yoso"),
+}
+"""Setting -> values for which transformers 5 asks the Hub for a kernel whatever USE_HUB_KERNELS says (`get_kernel` in
+its quantizers, integrations and models)."""
 
 
 class ModelCodeError(ValueError):
@@ -78,9 +89,11 @@ def linear_modules(model: "PreTrainedModel") -> "Iterator[tuple[str, nn.Linear |
 
 
 def settings_with_code(directory: Path) -> list[str]:
-    """The settings of a model directory that name code, each `config.json: auto_map`."""
+    """The settings of a model directory that name code, each `config.json: auto_map`; adapters, which name a model."""
     found = []
     for file in sorted(directory.glob("*config*.json")):
+        if file.name == "adapter_config.json":  # peft loads the model that it names, which nobody has looked at
+            found.append(f"{file.name}, adapters of another model: merge them into it first")
         try:
             settings = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError):  # what reads it says what is wrong with it
@@ -92,7 +105,8 @@ def settings_with_code(directory: Path) -> list[str]:
 def code_settings(settings: Any, inside: str = "") -> Iterator[str]:
     """The names of the settings that have transformers run code which it does not come with.
 
-    They are `auto_map`, and an implementation of attention or the like that is a kernel of a Hub.
+    They are `auto_map`, an implementation of attention or the like that is a kernel of a Hub, and where the package
+    `kernels` is installed, what transformers fetches a kernel for. What else it would fetch, `rpg` has switched off.
     Example:
         >>> list(code_settings({"auto_map": {}, "text_config": {"attn_implementation": "kernels-community/flash"}}))
         ['auto_map', 'text_config.attn_implementation (kernels-community/flash)']
@@ -108,8 +122,28 @@ def code_settings(settings: Any, inside: str = "") -> Iterator[str]:
         elif "_implementation" in str(key):
             values = value.values() if isinstance(value, dict) else [value]
             yield from (f"{name} ({each})" for each in values if isinstance(each, str) and "/" in each)
+            if find_spec("kernels"):
+                yield from (f"{name} ({each}, {_LACKING})" for each in values if _falls_back(each))
+        elif isinstance(value, str) and value.lower() in _FROM_HUB.get(str(key), ()) and find_spec("kernels"):
+            yield f"{name} ({value}, {_LACKING})"
         else:
             yield from code_settings(value, f"{name}.")
+
+
+_LACKING = "which fetches a kernel of a Hub: uninstall the package kernels, or install what computes it here"
+
+
+def _falls_back(implementation: Any) -> bool:
+    """Whether it is a flash attention that is not installed. `paged|flash_attention_2` is one too."""
+    named = re.search(r"flash_attention_(\d)", implementation) if isinstance(implementation, str) else None
+    return named is not None and not _installed(_FLASH_ATTENTION.get(named[1], ""))
+
+
+def _installed(module: str) -> bool:
+    try:
+        return bool(module) and find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that holds it
+        return False
 
 
 def _refuse_code(directory: Path) -> None:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +41,15 @@ class ReferencePolicy(Protocol):
 
 def reference_policy(reference: Reference, module: nn.Module) -> "Snapshot | BaseModel | None":
     """The spec's reference policy, made before the first update. None where it is the policy that samples."""
-    if reference.source == "behaviour":
-        return None
-    if reference.source == "initial" and has_adapters(module):
-        return BaseModel(module)
-    return Snapshot(module, averages=reference.update is not None and reference.update.ema_decay > 0)
+    match reference.source:
+        case "behaviour":
+            return None
+        case "initial" if has_adapters(module):
+            return BaseModel(module)
+        case "initial" | "snapshot":
+            return Snapshot(module, averages=reference.update is not None and reference.update.ema_decay > 0)
+        case never:
+            assert_never(never)
 
 
 class BaseModel:

@@ -1,6 +1,7 @@
 """The learning rate over optimizer updates."""
 
 import math
+from typing import assert_never
 
 from specs.schema.training import Schedule
 
@@ -19,8 +20,12 @@ def learning_rate(schedule: Schedule, *, peak: float, update: int, num_updates: 
     if update < schedule.warmup_updates:
         return peak * (update + 1) / schedule.warmup_updates
     progress = (update - schedule.warmup_updates) / max(1, num_updates - schedule.warmup_updates)
-    if schedule.type == "linear":
-        return peak * (1 - progress)
-    if schedule.type == "cosine":
-        return peak * (1 + math.cos(math.pi * progress)) / 2
-    return peak
+    match schedule.type:
+        case "constant":
+            return peak
+        case "linear":
+            return peak * (1 - progress)
+        case "cosine":
+            return peak * (1 + math.cos(math.pi * progress)) / 2
+        case never:
+            assert_never(never)

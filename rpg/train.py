@@ -106,6 +106,7 @@ def _run(
     from rpg.guards import GuardStoppedError
     from rpg.processes import ranks
     from rpg.recording.progress import ProgressFile
+    from rpg.rewards.score import RewardAwayError, RewardFailedError
     from rpg.run_recorder.recorder import RunRecorder, open_writer
     from rpg.run_recorder.state import TrainingState
     from rpg.samplers.out_of_memory import SamplerOutOfMemoryError
@@ -139,7 +140,14 @@ def _run(
         ready = f"ready in {time.monotonic() - started:.1f} s"
         progress.say(f"{'goes on after' if resumed else 'begins at'} step {resumed}; {ready}")
         done = trainer.train(stop)
-    except (DivergedError, GuardStoppedError, StaleEngineError, SamplerOutOfMemoryError) as error:
+    except (
+        DivergedError,
+        GuardStoppedError,
+        StaleEngineError,
+        SamplerOutOfMemoryError,
+        RewardFailedError,
+        RewardAwayError,
+    ) as error:
         recorder.event(state.step, "guard_stopped" if isinstance(error, GuardStoppedError) else "failed", str(error))
         recorder.close()
         note_exit(run.path, EarlyExit(cause_of(error), str(error)))

@@ -44,6 +44,7 @@ from rpg.objectives import TokenBatch
 from rpg.processes import ranks
 from rpg.processes.stopping import StopAfterStep
 from rpg.recording.progress import ProgressFile
+from rpg.rewards import failures, prove
 from rpg.rollouts.source import RolloutSource
 from rpg.run_recorder.recorder import RunRecorder
 from rpg.run_recorder.state import TrainingState
@@ -97,6 +98,8 @@ class Trainer:
         """The spec with the objective of the step under way, see `Experiment.at_step`."""
         self.clock: Stopwatch | None = None
         """Stopwatch of the step under way."""
+        self.reward_is_proved = False
+        """Whether it has scored a step in this process. All ranks have all scores of a step."""
         self.largest_pass = 0
         """Tokens of the largest forward pass so far on any rank, padding included."""
 
@@ -154,6 +157,9 @@ class Trainer:
     def sample(self, clock: Stopwatch) -> StepRollouts:
         """The step's responses and their rewards, those that this rank sampled. The sampler sleeps then, if it may."""
         rollouts = self.source.next_batch(self.state.step, clock)
+        if not self.reward_is_proved:
+            prove(rollouts.scores, of_sampled=rollouts.figures.get("reward/error_fraction", 0.0))
+            self.reward_is_proved = True
         self.components.sampler.sleep()
         return rollouts
 
@@ -223,7 +229,7 @@ class Trainer:
         metrics |= clock.metrics(scored.rollouts, num_trained=num_trained)
         metrics["memory/peak_gib"] = peak_memory_gib(self.components.device)
         self.recorder.finish_step(self.state, metrics)
-        self.progress.step(self.state.step, metrics)
+        self.progress.step(self.state.step, metrics, not_scored=failures(scored.rollouts.scores))
         return stopping
 
     @torch.no_grad()

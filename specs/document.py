@@ -26,6 +26,22 @@ from specs.schema.fields import no_such_item, split, unknown
 
 
 @dataclass(frozen=True)
+class Reuse:
+    """Which recorded results are taken, beside those of this very spec and code, and which of those are not."""
+
+    accept_code: bool = False
+    """Results are taken whatever code has made them."""
+    fresh: tuple[str, ...] = ()
+    """The stages whose results are made anew."""
+    asked_at_ns: int = 0
+    """When that was asked for, ns since 1970: what was made since then is fresh."""
+
+    def since_of(self, stage: str) -> int:
+        """The time from which on a stage's result counts, ns since 1970; 0: whenever it was made."""
+        return self.asked_at_ns if stage in self.fresh else 0
+
+
+@dataclass(frozen=True)
 class Document:
     """An experiment with the places its fields come from. Frozen as JSON, it needs none of its files any more."""
 
@@ -36,6 +52,8 @@ class Document:
     positions: Positions
     warnings: tuple[Issue, ...] = ()
     """What the experiment says without effect or can hardly mean, each at its place."""
+    reuse: Reuse = Reuse()
+    """Which recorded results are taken; no part of the spec."""
 
     def locate(self, issue: Issue, values: Mapping[str, Any] | None = None) -> Issue:
         """The issue with file, line and snippet, from its path or the nearest ancestor that stands in the file.
@@ -75,6 +93,7 @@ class Document:
             "experiment": self.experiment.model_dump(mode="json"),
             "positions": plain_positions(self.positions),
             "warnings": [asdict(warning) for warning in self.warnings],
+            **({"reuse": asdict(self.reuse)} if self.reuse != Reuse() else {}),
         }
 
     @classmethod
@@ -83,7 +102,9 @@ class Document:
         positions = read_positions(data["positions"])
         warnings = tuple(read_issue(plain) for plain in data["warnings"])
         source = _with_earlier_precision(data["source"], data["experiment"])
-        return cls(experiment_of(base_of(source), positions), source, positions, warnings)
+        asked = data.get("reuse", {})
+        reuse = Reuse(**asked | {"fresh": tuple(asked["fresh"])}) if asked else Reuse()
+        return cls(experiment_of(base_of(source), positions), source, positions, warnings, reuse)
 
 
 def _with_earlier_precision(source: dict[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,17 @@ METRICS: tuple[Metric, ...] = (
         guardable=True,
     ),
     Metric(
+        name="reward/error_fraction",
+        title="Responses that could not be scored",
+        meaning="Share of the step's responses on which the reward failed: it raised, hung, died, or what it asks did"
+        " not answer. They count with reward 0, or the worst value of a graded one. With dynamic sampling, of all that"
+        " was sampled for the step.",
+        unit="share",
+        better="lower",
+        most=1.0,
+        guardable=True,
+    ),
+    Metric(
         name="kl/reverse",
         title="KL(policy || reference)",
         meaning="Unnormalised KL(π ‖ π_ref) of a token: the mean of `r log(π/π_ref) - r + π_ref/π_old`, r = π/π_old.",

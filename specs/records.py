@@ -57,8 +57,8 @@ class RolloutRow:
     """The text that followed: what the policy sampled and, in several turns, what its environment said."""
     reward: float
     """Reward units; penalties included."""
-    correct: bool
-    """Whether the scorer takes the answer for right, penalties aside."""
+    correct: bool | None
+    """Whether the scorer takes the answer for right, penalties aside; NULL of a graded reward, which does not say."""
     advantage: float
     """Reward units: the mean advantage of its tokens."""
     num_tokens: Int32
@@ -125,9 +125,9 @@ class EvaluationRow:
     """Name of the evaluation set."""
     metric: str
     """mean@k: share of right answers among k responses; pass@k: whether one of k is right; maj@k: whether the answer
-    that most of k give is right."""
+    that most of k give is right. score@k: mean score of k responses, of a graded reward; such a set has no other."""
     value: float
-    """Mean over the problems, 0 to 1."""
+    """Mean over the problems: a share, 0 to 1; of score@k in the reward's own units."""
     ci_low: float
     """Lower end of the interval of the value, at the level of `evaluation.confidence`."""
     ci_high: float
@@ -139,6 +139,9 @@ class EvaluationRow:
     attempt: Int32 | None = None
     """Which start of the trainer measured it, or exported what was measured while training went on; NULL where the
     evaluate stage did."""
+    worst: float | None = None
+    """Of score@k the least value that the reward says there can be; NULL: it says none, and of other measures, where it
+    is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +170,8 @@ class EvaluationSampleRow:
     """What the scorer read as the answer; responses that agree in it vote together in maj@k."""
     score: float
     """What the scorer gives, reward units; no penalties."""
-    correct: bool
-    """Whether the scorer takes the answer for right."""
+    correct: bool | None
+    """Whether the scorer takes the answer for right; NULL of a graded reward, which does not say."""
     num_tokens: Int32
     """Tokens that the policy sampled."""
     finish_reason: str

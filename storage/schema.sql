@@ -71,5 +71,6 @@ CREATE TABLE evaluations (
     ci_high DOUBLE,
     num_problems INTEGER,
     samples_per_problem INTEGER,
-    attempt INTEGER                     -- NULL: measured by the evaluate stage
+    attempt INTEGER,                    -- NULL: measured by the evaluate stage
+    worst DOUBLE                        -- of score@k, where the reward names one
 );

@@ -277,3 +277,21 @@ def test_whoever_sends_a_signal_that_may_be_ignored_has_it_arrive() -> None:
         lines = path.read_text().splitlines()
         is_sent = any(re.search(r"\bsignal\.SIG(INT|HUP)\b", line) and "SIG_IGN" not in line for line in lines)
         assert not is_sent or 'usefixtures("signals_arrive")' in path.read_text(), path.relative_to(ROOT)
+
+
+def test_what_modules_read_beside_them_is_installed_with_them() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    beside = [
+        path
+        for package in FORBIDDEN
+        for path in (ROOT / package).rglob("*.*")
+        if not any(part.startswith((".", "__")) for part in path.relative_to(ROOT).parts)
+    ]
+    lost = [
+        path.relative_to(ROOT)
+        for path in beside
+        if path.suffix not in (".py", ".toml", ".yaml")
+        and path.is_file()
+        and not any(path.match(pattern) for pattern in declared["*"])
+    ]
+    assert lost == []

@@ -18,7 +18,7 @@ def answer_lines(document: "Document", home: Home) -> list[str]:
     """The answer of an experiment, from all its runs that were evaluated, seeds pooled."""
     from pipelines.report.answer import answers_of, outcomes_of
     from pipelines.report.evidence import experiment_groups, metric_curves
-    from pipelines.report.signal import whole_answer
+    from pipelines.report.signal import not_scored, whole_answer
     from storage import Store
 
     name = document.experiment.name
@@ -26,8 +26,9 @@ def answer_lines(document: "Document", home: Home) -> list[str]:
     with Store.open(home.root) as store:
         found = answers_of(home, store, groups, [name])
         curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
+        failed = not_scored(store, groups)
     lines = ["", document.experiment.question] if document.experiment.question else [""]
-    lines += [whole_answer(home, name, groups, found, curves), ""]
+    lines += [whole_answer(home, name, groups, found, curves, failed), ""]
     lines += [outcome_line(result, several=len(groups) > 1) for result in outcomes_of(found)]
     lines += ["", f"report  {home.experiment(name) / 'report.html'}"]
     if others := names_of_others(home, name):
@@ -59,7 +60,7 @@ def outcome_line(outcome: "Outcome", *, several: bool) -> str:
     parts = [f"{outcome.label}  {outcome.dataset}" if several else outcome.dataset]
     if outcome.before is not None:
         parts.append(f"before {_interval(outcome.before)}")
-    parts.append(f"{'accuracy' if outcome.as_is else 'after'} {_interval(outcome.after)}")
+    parts.append(f"{outcome.measure if outcome.as_is else 'after'} {_interval(outcome.after)}")
     if outcome.gain is not None:
         parts.append(f"gain {_interval(outcome.gain, sign='+')}")
     problems = f"{outcome.num_problems} problem{'' if outcome.num_problems == 1 else 's'}"
@@ -97,7 +98,7 @@ def next_lines(document: "Document", outcomes: Sequence[RunOutcome], overrides: 
     if document.experiment.trains:
         commands += _after_training(document, file, finished, several=len(settings) > 1)
     elif finished:
-        commands += _after_measuring(name, file, several=len(settings) > 1)
+        commands += _after_measuring(name, file, finished, several=len(settings) > 1)
     width = max(len(command) for command, _ in commands[:3])
     return ["", "next", *(f"  {command:<{width}}  {why}" for command, why in commands[:3])]
 
@@ -111,16 +112,22 @@ def _after_training(
     elif len(finished) == 1 and len(document.experiment.seeds) == 1:
         yield f"rpg run {file} --set 'seeds=[0,1,2]'", "narrower intervals: three seeds, pooled"
     if finished:
-        query = f"select run, step, reward from learning_curves where experiment = '{name}' order by all"
+        query = f"select run, step, reward from learning_curves where {_are(finished)} order by all"
         yield f'rpg sql "{query}"', "the learning curves as rows"
         yield f"rpg show {finished[0]}", "one run whole"
     yield f"rpg plan {file} --set training.steps=...", "what another setting would run again"
 
 
-def _after_measuring(name: str, file: str, *, several: bool) -> Iterator[tuple[str, str]]:
+def _are(run_ids: Sequence[str]) -> str:
+    """A condition of SQL: other runs of the experiment may have been run with other values."""
+    listed = ", ".join(f"'{run_id}'" for run_id in run_ids)
+    return f"run_id = {listed}" if len(run_ids) == 1 else f"run_id in ({listed})"
+
+
+def _after_measuring(name: str, file: str, finished: Sequence[str], *, several: bool) -> Iterator[tuple[str, str]]:
     if several:
         yield f"rpg compare {name}", "every measure of the models side by side"
-    query = f"select run, dataset, accuracy from accuracy_curves where experiment = '{name}'"
+    query = f"select run, dataset, accuracy from accuracy_curves where {_are(finished)}"
     yield f'rpg sql "{query}"', "the accuracies as rows"
     more = "--set evaluation.samples_per_problem=..."
     yield f"rpg evaluate {file} {more}", "narrower intervals, from more responses to each problem"

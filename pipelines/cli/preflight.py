@@ -36,8 +36,8 @@ def refuse_what_a_stage_would(document: Document, runs: Sequence[RunPlan], home:
         home.check_space()
     if to_do:
         print("looking at the data and the model", file=sys.stderr)
-    errors, warnings = examined(document, to_do, here=home is not None)
-    if errors := in_file_order([*missing, *errors]):
+    errors, absent, warnings = examined(document, to_do)
+    if errors := in_file_order([*missing, *errors, *(absent if home is not None else [])]):
         raise SpecError(*errors)
     if warnings:
         print(render(warnings, noun="warning"), file=sys.stderr)
@@ -75,25 +75,24 @@ def unscorable(document: Document, runs: Sequence[RunPlan]) -> list[Issue]:
 
 
 def examined(
-    document: Document, runs: Sequence[RunPlan] | Sequence[Cell], *, here: bool = True
-) -> tuple[list[Issue], list[Issue]]:
-    """The errors and warnings of a look at the data and models of a document's runs, each at its place, each once.
+    document: Document, runs: Sequence[RunPlan] | Sequence[Cell]
+) -> tuple[list[Issue], list[Issue], list[Issue]]:
+    """What a look at the data and models of a document's runs shows, each at its place, each once.
 
-    Args:
-        here: whether this machine is to fetch what is not on it.
+    Returns:
+        errors; what is not on this machine and cannot be fetched, an error where it is to execute the runs; warnings.
     """
     if not runs:
-        return [], []
+        return [], [], []
     from rpg.preflight import examine
 
     # Most cells of a matrix have the same data and model.
     distinct = {(*_looked_at(run.experiment), _is_made(run)): run for run in runs}
     findings = [(run.values, examine(run.experiment, model=not _is_made(run))) for run in distinct.values()]
     errors = [document.locate(issue, values) for values, each in findings for issue in each.errors]
-    if here:
-        errors += [document.locate(issue, values) for values, each in findings for issue in each.absent]
+    absent = [document.locate(issue, values) for values, each in findings for issue in each.absent]
     warnings = [document.locate(issue, values) for values, each in findings for issue in each.warnings]
-    return in_file_order(errors), in_file_order(warnings)
+    return in_file_order(errors), in_file_order(absent), in_file_order(warnings)
 
 
 def _looked_at(experiment: Experiment) -> tuple[Hashable, ...]:

@@ -42,6 +42,13 @@ class Reading:
 
         self.record.refresh(SMALL if tables is None else tables, logs=logs, only=only)
 
+    def note_looks(self, names: Sequence[str]) -> None:
+        """Notes that answers of experiments were shown. A mirror is not written: its server's record is another's."""
+        if self.record is None:
+            from pipelines.report.answer import note_looks
+
+            note_looks(self.home, names)
+
     def wait(self, run_ids: Sequence[str]) -> None:
         """Waits a moment, and has what runs have recorded since. While the server does not answer, nothing is new."""
         if self.record is None:

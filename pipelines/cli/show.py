@@ -8,7 +8,7 @@ from pipelines.cli.output import as_objects, cell_text, print_table
 from pipelines.home.home import Home
 from pipelines.home.runs import log_files, status_of
 from pipelines.launchers import read_launch
-from pipelines.report.evidence import trouble_of
+from pipelines.report.evidence import told_apart, trouble_of
 from specs.machine.files import read_json
 from specs.records import EVALUATION
 from specs.secrets import HIDDEN, looks_secret
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _LIST = """
     SELECT s.run_id, s.experiment, s.name, s.seed, s.status, s.step, s.steps, s.reward_last,
-           s.accuracy_before, s.accuracy_after, s.evaluated_step, r.started_at, r.ended_at, s.seconds,
-           r.reason, r.cause, r.cell
+           s.accuracy_before, s.accuracy_after, s.score_before, s.score_after, s.evaluated_step,
+           r.started_at, r.ended_at, s.seconds, r.reason, r.cause, r.cell
     FROM run_summary AS s JOIN runs AS r USING (run_id)
     WHERE {condition}
     ORDER BY r.created_at, s.run_id
@@ -57,11 +57,13 @@ def list_runs(
     with Store.open(home.root) as store:
         condition = " AND ".join(_WHERE[name] for name in given) or "true"
         result = store.query(_LIST.format(condition=condition), given)
+        apart = told_apart(home, store)
     runs = as_objects(result.columns, result.rows)
     for run in runs:
         run["cell"] = json.loads(run["cell"] or "null")
+        run["differs"] = apart.get(run["run_id"], "")
     if plain:
-        return list(result.columns), [list(run.values()) for run in runs]
+        return [*result.columns, "differs"], [list(run.values()) for run in runs]
     return ["run", "what", "status", "step", "reward", "accuracy", "started", "took"], [_short(run) for run in runs]
 
 
@@ -85,6 +87,7 @@ def describe_run(home: Home, run_id: str) -> dict[str, Any]:
             **{key: state.get(key) for key in ("started_at", "ended_at", "reason", "cause", "flow_run_id")},
             "progress": {key: read_json(directory / "progress.json").get(key) for key in ("step", "steps", "phase")},
             "trained": trains,
+            "differs": told_apart(home, store).get(run_id, ""),
             "spec": _without_secrets(spec_differences(spec)),
             "launch": _without_secrets(dict(_leaves(launch, ""))),
             "stages": _objects(store, _STAGES, run_id),
@@ -107,7 +110,8 @@ def print_run(run: dict[str, Any]) -> None:
         + (f" ({run['cause']})" if run["cause"] and run["status"] == "failed" else "")
         + (f": {run['reason']}" if run["reason"] else "")
     )
-    print(f"{run['experiment']}: {run['name']}\n{run['question'] or ''}".rstrip())
+    name = ", ".join(filter(None, [run["name"], run["differs"]]))
+    print(f"{run['experiment']}: {name}\n{run['question'] or ''}".rstrip())
     print("   ".join(_standing(run)))
     _section("Spec, where it differs from the defaults", run["spec"])
     # As JSON, what was never launched is {"": {}}: programs may have come to rely on it.
@@ -242,14 +246,21 @@ def _short(run: dict[str, Any]) -> list[Any]:
     step = f"{run['step']}/{run['steps']}" if run["steps"] else (run["step"] if run["step"] is not None else "")
     return [
         run["run_id"],
-        run["name"] or "",
+        ", ".join(filter(None, [run["name"], run["differs"]])),
         f"{run['status']} ({run['cause']})" if run["cause"] and run["status"] == "failed" else run["status"],
         step,
         "" if run["reward_last"] is None else f"{run['reward_last']:.3f}",
-        _change(run["accuracy_before"] if run["evaluated_step"] else None, run["accuracy_after"]),
+        _measured(run),
         cell_text(run["started_at"]) if run["started_at"] else "",
         _duration(run["seconds"]),
     ]
+
+
+def _measured(run: Mapping[str, Any]) -> str:
+    """The accuracy before and after training; of a graded reward the score, in the reward's own units."""
+    kind = "accuracy" if run["accuracy_after"] is not None else "score"
+    text = _change(run[f"{kind}_before"] if run["evaluated_step"] else None, run[f"{kind}_after"])
+    return f"score {text}" if text and kind == "score" else text
 
 
 def _change(before: float | None, after: float | None) -> str:

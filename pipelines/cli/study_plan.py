@@ -17,7 +17,7 @@ _COSTS = {
     "steps": "steps of training",
     "tokens": "response tokens",
     "evaluation_samples": "responses evaluated",
-    "gpu_hours": "GPU hours of training",
+    "gpu_hours": "GPU hours",
 }
 SMALL_GPU_HOURS = 1.0
 """Below it they are not worth a row: a model that trains on any machine."""
@@ -103,10 +103,12 @@ def _cost_table(data: dict[str, Any]) -> Any:
 def _lines(document: StudyDocument, data: dict[str, Any]) -> list[str]:
     study = document.study
     seeds = f"seed {data['seeds'][0]}" if len(data["seeds"]) == 1 else f"seeds {', '.join(map(str, data['seeds']))}"
+    sized = data["search"]["worst"]["evaluation_samples"] is not None
+    evaluation = "evaluation included" if sized else "without evaluation: the size of a set is not known yet"
     lines = [
         "bounds    tokens are the most that training can sample: every response at its full length, every group that"
         " may be sampled again counted",
-        "          GPU hours are about those of training at that length; evaluation and such groups come on top",
+        f"          GPU hours are about those of that many, {evaluation}",
     ]
     lines += [f"search    {data['trials']} trials, each with {seeds}; sampler {data['sampler']}, {_pruner(data)}"]
     if study.confirm:

@@ -11,7 +11,15 @@ from pipelines.exchange.spec_file import spec_text
 from pipelines.home.home import Home
 from pipelines.home.versions import is_experiment, runs_of, versions_in
 from pipelines.report import evidence
-from pipelines.report.answer import Outcome, answers_of, has_ended, headline, outcomes_of, percent, points
+from pipelines.report.answer import (
+    Outcome,
+    answers_of,
+    change,
+    headline,
+    note_looks,
+    outcomes_of,
+    with_interval,
+)
 from pipelines.report.evidence import Group, Run
 from pipelines.report.statistics import Interval
 from rpg.statistics.wording import CHOSEN
@@ -40,6 +48,11 @@ class Account:
     """Training step from which it holds (empty: throughout), certificate."""
     spec: str
     """YAML."""
+
+    @property
+    def measure(self) -> str:
+        """Of the outcomes."""
+        return " or ".join(dict.fromkeys(outcome.measure for outcome in self.outcomes))
 
 
 def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
@@ -73,8 +86,14 @@ def account_of(home: Home, run_id: str, *, step: int = 0) -> Account:
 
 def _chosen_on(store: Store, run_id: str, step: int) -> list[str]:
     """A sentence where weights are handed over that were chosen by their accuracy."""
-    sets = "SELECT dataset FROM accuracy_curves WHERE run_id = ? AND step = ? AND is_best AND NOT is_last ORDER BY 1"
-    return [f"The accuracy on {name} is {CHOSEN}." for (name,) in store.query(sets, (run_id, step)).rows]
+    sets = (
+        "SELECT dataset, metric FROM accuracy_curves"
+        " WHERE run_id = ? AND step = ? AND is_best AND NOT is_last ORDER BY 1"
+    )
+    return [
+        f"The {'score' if metric.startswith('score@') else 'accuracy'} on {name} is {CHOSEN}."
+        for name, metric in store.query(sets, (run_id, step)).rows
+    ]
 
 
 def render(template: str, account: Account, **values: Any) -> str:
@@ -87,8 +106,8 @@ def render(template: str, account: Account, **values: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["share"] = _share
-    environment.filters["points"] = points
+    environment.filters["figure"] = _figure
+    environment.filters["change"] = change
     return environment.get_template(template).render(account=account, run=account.run, **values)
 
 
@@ -103,7 +122,8 @@ def _answer_of_experiment(home: Home, store: Store, run: Run) -> str:
         return ""
     groups = evidence.experiment_groups(home, name)
     answer = headline(answers_of(home, store, groups, [name]))
-    counted = sum(has_ended(one) or one.status == "failed" for group in groups for one in group.runs)
+    note_looks(home, [name])
+    counted = sum(one.has_ended or one.status == "failed" for group in groups for one in group.runs)
     if counted < 2:
         return ""
     return f"{answer} (Runs: {counted}; settings: {len(groups)}.)"
@@ -141,9 +161,6 @@ def _naming(source: Mapping[str, Any]) -> Iterator[Any]:
             yield source[key]
 
 
-def _share(interval: Interval | None) -> str:
-    """`45.2 % [41.0, 49.3]`."""
-    if interval is None:
-        return "-"
-    value = percent(interval.value)
-    return f"{value} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]" if interval.known else value
+def _figure(interval: Interval | None, *, share: bool) -> str:
+    """`45.2 % [41.0, 49.3]`; of a score `0.45 [0.41, 0.49]`."""
+    return "-" if interval is None else with_interval(interval, share=share)

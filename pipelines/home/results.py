@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from pipelines.home.home import Home
 from specs.machine.files import files_under, now, publish_directory, read_json, versions_of, write_json
 from specs.machine.manifests import find_damage, list_files
 
-_PACKAGES = ("rpg-experiments", "torch", "transformers", "datasets", "reasoning-gym", "deepspeed")
+_PACKAGES = ("rpg-experiments", "torch", "transformers", "datasets", "reasoning-gym", "deepspeed", "vllm")
+_COMPUTING = ("torch", "transformers", "deepspeed", "vllm")
+"""What a result is computed with; another version makes no other fingerprint."""
 
 
 def manifest_of(stage: str, output: Path) -> Path:
@@ -36,6 +39,24 @@ def damage_of(manifest: Path, fingerprint: str, *, full: bool = False) -> str:
     if recorded.get("fingerprint") != fingerprint:
         return f"{manifest.name} is missing or of another fingerprint"
     return find_damage(manifest.parent, recorded.get("files", {}), full=full)
+
+
+@lru_cache
+def _installed() -> dict[str, str]:
+    return versions_of(*_COMPUTING)
+
+
+def made_with_others(manifest: Path) -> str:
+    """With which other versions of what computes than those here a result was made, in words; empty: with none."""
+    made = read_json(manifest).get("versions", {})
+    here = _installed()
+    others = [name for name in here if name in made and made[name] != here[name]]
+    return ", ".join(f"{name} {made[name]} (here {here[name]})" for name in others)
+
+
+def is_older(path: Path, since_ns: int) -> bool:
+    """Whether a file or directory was last changed before that time, ns since 1970; of time 0 nothing is."""
+    return bool(since_ns) and path.stat().st_mtime_ns < since_ns
 
 
 def is_report_current(state: dict[str, Any], fingerprint: str, inputs: Iterable[str], page: Path) -> bool:
@@ -88,9 +109,10 @@ def publish(aside: Path, output: Path, manifest: dict[str, Any]) -> None:
     Args:
         aside: what `filling` gave.
         output: the final name; what stands there (damaged, or the same) is replaced.
-        manifest: stage, fingerprint, identity, inputs; files, created_at and versions are added.
+        manifest: stage, fingerprint, identity, inputs, code; files and created_at are added, and versions where it
+            has none.
     """
     files = list_files(aside, [str(file.relative_to(aside)) for file in files_under(aside)])
-    recorded = manifest | {"files": files, "created_at": now(), "versions": versions_of(*_PACKAGES)}
+    recorded = {"versions": versions_of(*_PACKAGES)} | manifest | {"files": files, "created_at": now()}
     write_json(aside / "manifest.json", recorded)
     publish_directory(aside, output)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.home.home import Home
 from specs.errors import RpgError
-from specs.machine.files import read_json
+from specs.machine.files import read_json, write_json
 
 Record = Mapping[str, Any]
 """An experiment's record, experiment.json."""
@@ -148,6 +148,29 @@ def looks_of(home: Home, text: str) -> tuple[int, ...]:
     name, number = split_name(text)
     versions = versions_in(read_json(home.experiment(name) / "experiment.json"))
     return next((version.looks for version in reversed(versions) if number in (0, version.number)), ())
+
+
+def note_look(home: Home, text: str, num_seeds: int) -> None:
+    """Notes that the answer of an experiment's version was given at so many seeds. One seed claims nothing.
+
+    Args:
+        text: NAME, the version that was run last, or NAME@VERSION.
+    """
+    name, number = split_name(text)
+    if num_seeds < 2 or num_seeds in looks_of(home, text):
+        return
+    with home.locked(f"experiment-{name}", waiting=lambda: None):
+        path = home.experiment(name) / "experiment.json"
+        record = read_json(path)
+        if "versions" not in record:
+            return
+        versions = versions_in(record)
+        asked = number or versions[-1].number
+        noted = [
+            replace(version, looks=tuple(sorted({*version.looks, num_seeds}))) if version.number == asked else version
+            for version in versions
+        ]
+        write_json(path, record | {"versions": [version.to_json() for version in noted]})
 
 
 def is_experiment(home: Home, text: str) -> bool:

@@ -1,7 +1,6 @@
 """This machine's addresses and ports, for processes that have to find each other."""
 
 import contextlib
-import os
 import random
 import socket
 import sys
@@ -39,9 +38,9 @@ def bound_port() -> tuple[socket.socket, socket.socket]:
     return sockets
 
 
-def is_anothers(port: int) -> bool:
-    """Whether another user listens where a connection to a port of loopback arrives; not known: no."""
-    return any(port == listening and user != os.geteuid() for listening, user in _loopback_listeners())
+def is_anothers(port: int, owner: int) -> bool:
+    """Whether another user than `owner` listens where a connection to a port of loopback arrives; not known: no."""
+    return any(port == listening and user != owner for listening, user in _loopback_listeners())
 
 
 _LISTENS = "0A"

@@ -1,7 +1,8 @@
 """What makes a stage's result what it is: its identity as flat data, hashed with the fingerprints of what it reads.
 
 Identity and execution are separate: a field declared with `execution` (ranks, ZeRO stage, retries, ...) never
-enters. A file enters by its content, not by its name.
+enters. A file enters by its content, not by its name. Code enters by its release's results number, and where it is not
+as released.
 """
 
 import hashlib
@@ -10,23 +11,32 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pipelines.planning.code import Differences, release
 from specs.machine.files import digest
 from specs.machine.manifests import NOTES
 from specs.schema.data import Source
 from specs.schema.experiment import Experiment
 from specs.schema.model import PretrainedModel, ScratchModel, TrainedTokenizer
 
-STAGE_VERSIONS = {"data": 1, "base": 1, "train": 2, "evaluate": 1, "report": 1}
-"""A stage's number is raised when its code comes to give another result for the same spec."""
-
 Identity = dict[str, Any]
 _WHOLE_FILE = 64 * 2**20
 _END = 2**20
 
 
-def fingerprint(stage: str, identity: Identity, inputs: dict[str, str]) -> str:
-    """SHA-256, hexadecimal, of a stage's version, its identity and the fingerprints of the stages that it reads."""
-    payload = {"stage": stage, "version": STAGE_VERSIONS[stage], "identity": identity, "inputs": inputs}
+def fingerprint(
+    stage: str, identity: Identity, inputs: dict[str, str], code: Differences | None = None, *, results: int = 0
+) -> str:
+    """SHA-256, hexadecimal, of what makes a stage's result.
+
+    Args:
+        inputs: fingerprints of the stages that it reads.
+        code: what of its code is not as released; as long as nothing is, it does not enter.
+        results: the results number of its code; 0: that of this release.
+    """
+    number = results or release().results[stage]
+    payload: dict[str, Any] = {"stage": stage, "version": number, "identity": identity, "inputs": inputs}
+    if code:
+        payload["code"] = code
     text = json.dumps(payload, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -50,6 +60,13 @@ def data_identity(experiment: Experiment) -> Identity:
     """What the training and evaluation problems depend on."""
     sets = [_source(source) for source in experiment.data.evaluation]
     return train_data_identity(experiment) | flatten({"data": {"evaluation": sets, "overlap": experiment.data.overlap}})
+
+
+def of_training_data(identity: Identity) -> Identity:
+    """The part of a `data_identity` that is the `train_data_identity`."""
+    if identity.get("data.overlap") == "drop":
+        return identity
+    return {path: value for path, value in identity.items() if not path.startswith(("data.evaluation", "data.overlap"))}
 
 
 def base_identity(experiment: Experiment) -> Identity:

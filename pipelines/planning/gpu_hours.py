@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pipelines.planning.evaluations import evaluated_checkpoints, evaluation_problems
 from pipelines.planning.memory import engine_memory
 from rpg.base.shape import ModelShape
 from specs.errors import Issue
@@ -25,22 +26,39 @@ class GpuHours:
     """GPU hours of one run, every response at its full length. GPUs that wait for others of the run count too."""
 
     sampling: float
+    """Every group that dynamic sampling may throw away and sample again counted."""
     training: float
+    evaluation: float | None
+    """Of all checkpoints; None where the size of an evaluation set is not known before it is read."""
 
     @property
     def total(self) -> float:
-        """Sampling and training take turns."""
-        return self.sampling + self.training
+        """Sampling, training and evaluation take turns; an evaluation of unknown size is left out."""
+        return self.sampling + self.training + (self.evaluation or 0)
 
 
 def gpu_hours(experiment: Experiment, shape: ModelShape) -> GpuHours:
-    """The hours on H100s. Evaluation, loading and groups that dynamic sampling throws away are not counted."""
-    training = experiment.training
-    gpus = experiment.gpus
+    """The hours on H100s. Loading is not counted."""
+    training, rollout = experiment.training, experiment.rollout
+    responses = training.prompts_per_step * training.group_size
+    rounds = rollout.dynamic_sampling.max_batches if rollout.dynamic_sampling else 1
+    sampling = _sampling_seconds(experiment, shape, responses, rollout.max_response_length)
+    each = evaluation_hours(experiment, shape)
     return GpuHours(
-        sampling=training.steps * _sampling_seconds(experiment, shape) * gpus / 3600,
-        training=training.steps * _training_seconds(experiment, shape) / training.ranks * gpus / 3600,
+        sampling=training.steps * rounds * sampling * experiment.gpus / 3600,
+        training=training.steps * _training_seconds(experiment, shape) / training.ranks * experiment.gpus / 3600,
+        evaluation=None if each is None else each * evaluated_checkpoints(experiment),
     )
+
+
+def evaluation_hours(experiment: Experiment, shape: ModelShape) -> float | None:
+    """GPU hours to evaluate one checkpoint, on the GPUs that train; None where the size of a set is not known."""
+    problems, evaluation = evaluation_problems(experiment), experiment.evaluation
+    if problems is None:
+        return None
+    longest = evaluation.max_response_length or experiment.rollout.max_response_length
+    responses = problems * evaluation.samples_per_problem
+    return _sampling_seconds(experiment, shape, responses, longest) * experiment.gpus / 3600 if responses else 0.0
 
 
 def precision_warnings(experiment: Experiment) -> list[Issue]:
@@ -74,16 +92,16 @@ def _training_seconds(experiment: Experiment, shape: ModelShape) -> float:
     return tokens * passes * forward / (PEAK_FLOPS * TRAINING_SHARE)
 
 
-def _sampling_seconds(experiment: Experiment, shape: ModelShape) -> float:
-    """Seconds in which each sampler samples its responses of a step.
+def _sampling_seconds(experiment: Experiment, shape: ModelShape, responses: int, longest: int) -> float:
+    """Seconds in which the samplers together sample as many responses, each of `longest` tokens.
 
     For every token the weights are read once for all responses in flight, and the cache of each response. A sampler of
     several GPUs has the bandwidth of all of them.
     """
     training, rollout = experiment.training, experiment.rollout
     size = 2 if training.precision == "bfloat16" else 4
-    responses = -(-training.prompts_per_step * training.group_size // experiment.samplers)
-    context = experiment.data.max_prompt_length + rollout.max_response_length / 2
+    responses = -(-responses // experiment.samplers)
+    context = experiment.data.max_prompt_length + longest / 2
     cache = context * shape.layers * 2 * shape.key_value_size * size
     in_flight = min(responses, rollout.max_concurrent)
     gpus = rollout.gpus_per_sampler
@@ -91,4 +109,4 @@ def _sampling_seconds(experiment: Experiment, shape: ModelShape) -> float:
         in_flight = max(1, min(in_flight, int((engine * gpus - shape.parameters * size) / cache)))
     traffic = (shape.read_parameters * size + in_flight * cache) / (BANDWIDTH * SAMPLING_SHARE)
     arithmetic = in_flight * 2 * shape.matrix_parameters / (PEAK_FLOPS * TRAINING_SHARE)
-    return responses / in_flight * rollout.max_response_length * max(traffic, arithmetic) / gpus
+    return responses / in_flight * longest * max(traffic, arithmetic) / gpus

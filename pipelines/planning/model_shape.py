@@ -27,19 +27,25 @@ _COUNT_SECONDS = 300
 
 
 def model_shape(experiment: Experiment) -> ModelShape | None:
-    """The shape, from the spec's own architecture, the config.json of a local or cached model, or CONFIGS; None where
-    there is none of these, or transformers builds no model of it."""
+    """The shape of the experiment's model; None where it has no settings, or transformers builds none of them."""
+    settings = settings_of(experiment)
+    return shape_of_settings(settings) if settings else None
+
+
+def settings_of(experiment: Experiment) -> dict[str, Any] | None:
+    """The model's settings: of the spec's own architecture, the config.json of a local or cached model, or CONFIGS;
+    None where there is none of these."""
     model = experiment.model
     if isinstance(model, ScratchModel):
         tokenizer = model.tokenizer
         vocab_size = tokenizer.vocab_size if tokenizer.type == "bpe" else 258
-        return shape_of_settings({**model.config, "model_type": model.model_type, "vocab_size": vocab_size})
+        return {**model.config, "model_type": model.model_type, "vocab_size": vocab_size}
     config = _config_file(model)
     try:
         fields = json.loads(config.read_text(encoding="utf-8")) if config else CONFIGS.get(model.path)
     except (OSError, ValueError):  # whoever opens the model names what is wrong with it
         return None
-    return shape_of_settings(fields) if isinstance(fields, dict) else None
+    return fields if isinstance(fields, dict) else None
 
 
 def shape_of_settings(settings: dict[str, Any]) -> ModelShape | None:

@@ -3,14 +3,17 @@
 Planning reads. All it may write is notes of digests that it had to compute (specs/machine/manifests.py).
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.home.home import Home
-from pipelines.home.results import damage_of, is_report_current, manifest_of
+from pipelines.home.results import damage_of, is_older, is_report_current, made_with_others, manifest_of
 from pipelines.planning import fingerprint as fp
+from pipelines.planning.code import Code, Differences, release
+from pipelines.planning.reasons import changes, code_changes, short
 from specs.errors import Issue, SpecError
 from specs.machine.files import read_json
 from specs.schema.experiment import Experiment
@@ -20,9 +23,11 @@ if TYPE_CHECKING:
     from specs.loader import Document
 
 Action = Literal["RUN", "CACHED", "RESUME"]
-_SHOWN_CHANGES = 3
 _STEPS = "training.steps"
 STAGES = ("data", "base", "train", "evaluate", "report")
+ANEW = "made anew, as asked"
+_FIRST_RESULTS = 2
+"""The results number of training in a record that has none: that of the code before numbers were recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,15 @@ class StagePlan:
     """Why, down to the spec's line where a field changed."""
     output: Path
     taken_from: str = ""
-    """For a train stage, the id of the run that has trained it, under another name or with fewer steps, and whose
-    result it takes or goes on from; empty: none."""
+    """For a train or evaluate stage, the id of the run that has done it, under another name or with fewer steps,
+    and whose result it takes or goes on from; empty: none."""
+    code: Differences = field(default_factory=dict)
+    """What of its code is not as released."""
+    results: int = 0
+    """The results number of its code."""
+    accepted: str = ""
+    """How the code differs that has made the result, which is taken all the same as the user has asked for; empty: it
+    does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,8 @@ class RunPlan:
     def record(self) -> dict[str, Any]:
         """What a later plan compares itself with; kept as the run's plan.json."""
         stages = {
-            s.stage: {"fingerprint": s.fingerprint, "identity": s.identity, "inputs": s.inputs} for s in self.stages
+            stage.stage: stage_record(stage.fingerprint, stage.identity, stage.inputs, stage.code, stage.results)
+            for stage in self.stages
         }
         return {"run_id": self.run_id, "seed": self.seed, "values": self.values, "stages": stages}
 
@@ -85,6 +98,14 @@ class Plan:
     runs: tuple[RunPlan, ...]
 
 
+def stage_record(
+    fingerprint: str, identity: fp.Identity, inputs: dict[str, str], code: Differences, results: int
+) -> dict[str, Any]:
+    """What is recorded of a stage's identity."""
+    record = {"fingerprint": fingerprint, "identity": identity, "inputs": inputs, "results": results}
+    return record | ({"code": code} if code else {})
+
+
 def recipe_of(record: dict[str, Any]) -> str:
     """See `RunPlan.recipe`; of a run's recorded plan."""
     stages = record["stages"]
@@ -92,7 +113,8 @@ def recipe_of(record: dict[str, Any]) -> str:
         return str(stages["evaluate"]["fingerprint"][:16])
     train = stages["train"]
     without_seed = fp.without_seed(train["identity"]) | {"measured": _measured(record["values"])}
-    return fp.fingerprint("train", without_seed, train["inputs"])[:16]
+    results = train.get("results", _FIRST_RESULTS)
+    return fp.fingerprint("train", without_seed, train["inputs"], train.get("code"), results=results)[:16]
 
 
 def overlap_warnings(run: RunPlan) -> list[Issue]:
@@ -118,7 +140,10 @@ def plan_run(document: "Document", run_id: str, home: Home) -> RunPlan:
     runs = {run.run_id: run for run in planner.runs}
     if run_id not in runs:
         message = "the spec gives other runs here: a file it names has another content, or the code another version"
-        raise SpecError(Issue(message, given=run_id, allowed=", ".join(runs), hint="submit or run the spec again"))
+        files = sorted({file for run in planner.runs for stage in run.stages.values() for file in stage.code})
+        differing = f"; not as released: {', '.join(files)}" if files else ""
+        hint = f"submit or run the spec again{differing}"
+        raise SpecError(Issue(message, given=run_id, allowed=", ".join(runs), hint=hint))
     return planner.plan(runs[run_id])
 
 
@@ -127,6 +152,14 @@ class _StageIdentity:
     fingerprint: str
     identity: fp.Identity
     inputs: dict[str, str]
+    code: Differences
+    results: int
+    accepted: str = ""
+    """See StagePlan."""
+
+    def record(self) -> dict[str, Any]:
+        """See `stage_record`."""
+        return stage_record(self.fingerprint, self.identity, self.inputs, self.code, self.results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +180,47 @@ class _Planner:
 
         self._document = document
         self._home = home
-        self.runs = [_identify(cell) for cell in expand(document)]
+        self._code = Code()
+        self.runs = [self._identify(cell) for cell in expand(document)]
         """In the order of the matrix and the seeds."""
         self._refuse_same_weights()
+
+    def _identify(self, cell: "Cell") -> _RunIdentity:
+        identified = _identify(cell, self._code)
+        if not self._document.reuse.accept_code:
+            return identified
+        run_id, accepted = self._accepted(identified)
+        return _identify(cell, self._code, run_id, accepted) if accepted else identified
+
+    def _accepted(self, run: _RunIdentity) -> tuple[str, dict[str, Any]]:
+        """The newest recorded run that has most of this one's stages whole, whatever code made them, and those stages.
+
+        Of training it is the run itself; where it has data or base model alone, any run of the experiment.
+        """
+        found = [(plan["run_id"], dict(self._same_but_for_code(run, plan))) for plan in reversed(self._earlier_plans)]
+        run_id, accepted = max(found, key=lambda each: len(each[1]), default=("", {}))
+        return run_id, accepted
+
+    def _same_but_for_code(self, run: _RunIdentity, plan: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The stages in the record of a run whose results are whole and of the same spec."""
+        experiment, found = run.cell.experiment, set[str]()
+        trains_on = fp.train_data_identity(experiment) == fp.of_training_data(plan["stages"]["data"]["identity"])
+        needs = {"base": set[str](), "train": {"base"}, "evaluate": {"data", "train" if experiment.trains else "base"}}
+        is_same_run = plan["seed"] == run.cell.seed and _measured(plan["values"]) == _measured(run.cell.values)
+        for name, stage in run.stages.items():
+            if name == "report" or (name in ("train", "evaluate") and not is_same_run):
+                continue
+            if self._document.reuse.since_of(name):
+                continue
+            recorded = plan["stages"].get(name, {})
+            reads_data = name == "train" or (name == "base" and bool(stage.inputs))
+            same = recorded.get("identity") == stage.identity and needs.get(name, set()) <= found
+            if not same or (reads_data and not trains_on):
+                continue
+            manifest = manifest_of(name, self._output(plan["run_id"], name, recorded["fingerprint"]))
+            if not damage_of(manifest, recorded["fingerprint"]):
+                found.add(name)
+                yield name, recorded
 
     def _refuse_same_weights(self) -> None:
         """Raises SpecError where two models of an evaluation lie in different places and are the same."""
@@ -173,12 +244,15 @@ class _Planner:
             output = self._output(run.run_id, name, stage.fingerprint)
             unfinished = [read.stage for read in stages if read.stage in stage.inputs and read.action != "CACHED"]
             action, reason, taken_from = *self._decide(run.run_id, name, stage, output, unfinished), ""
-            if name == "train" and action == "RUN" and not (self._home.run(run.run_id) / "attempts").exists():
-                action, reason, taken_from = self._trained_by_another(run)
-            reason = reason or self._changes(name, stage, unfinished, self._predecessor(run))
+            if action == "RUN" and not reason and not self._document.reuse.since_of(name):
+                if name == "train" and not (self._home.run(run.run_id) / "attempts").exists():
+                    action, reason, taken_from = self._trained_by_another(run)
+                elif name == "evaluate" and (other := self._evaluated_by_another(run)):
+                    action, reason, taken_from = "CACHED", f"evaluated as {other}", other
+            reason = reason or self._changes(name, stage, unfinished, run)
             identity = (name, stage.fingerprint, stage.identity, stage.inputs)
-            planned = StagePlan(*identity, action, reason, output, taken_from)
-            stages.append(planned)
+            because = (action, reason, output, taken_from)
+            stages.append(StagePlan(*identity, *because, stage.code, stage.results, stage.accepted))
         cell = run.cell
         return RunPlan(run.run_id, _run_name(cell), cell.seed, cell.values, cell.label, cell.experiment, tuple(stages))
 
@@ -191,16 +265,25 @@ class _Planner:
         self, run_id: str, name: str, stage: _StageIdentity, output: Path, unfinished: list[str]
     ) -> tuple[Action, str]:
         """The action, and the reason where it lies in what is on the disk; `results.damage_of` says what is whole."""
-        run = self._home.run(run_id)
+        run, since = self._home.run(run_id), self._document.reuse.since_of(name)
         if name == "report":
             state = read_json(run / "state.json")
             current = not unfinished and is_report_current(state, stage.fingerprint, stage.inputs, output)
+            if current and is_older(output, since):
+                return "RUN", ANEW
             return ("CACHED", "done") if current else ("RUN", "")
         manifest = manifest_of(name, output)
         if manifest.is_file():
-            damage = damage_of(manifest, stage.fingerprint)
-            return ("RUN", f"its result is damaged: {damage}") if damage else ("CACHED", "done")
-        if name == "train" and (steps := sorted(run.glob("checkpoints/step-*"))):
+            if is_older(manifest, since):
+                return "RUN", ANEW
+            if damage := damage_of(manifest, stage.fingerprint):
+                return "RUN", f"its result is damaged: {damage}"
+            if stage.accepted:
+                return "CACHED", f"done by other code, accepted: {stage.accepted}"
+            others = made_with_others(manifest) if name != "data" else ""
+            return "CACHED", f"done, with {others}" if others else "done"
+        steps = [path for path in sorted(run.glob("checkpoints/step-*")) if not is_older(path, since)]
+        if name == "train" and steps:
             return "RESUME", f"goes on from {steps[-1].name}"
         return "RUN", ""
 
@@ -224,6 +307,15 @@ class _Planner:
         source = longest["run_id"]
         return "RESUME", f"goes on from step {_steps(longest)} of {source}", source
 
+    def _evaluated_by_another(self, run: _RunIdentity) -> str:
+        """The run, under another name, that has evaluated the same; empty: none."""
+        fingerprint = run.stages["evaluate"].fingerprint
+        for directory in sorted(self._home.root.glob(f"runs/*-{run.run_id.rpartition('-')[2]}")):
+            manifest = manifest_of("evaluate", self._output(directory.name, "evaluate", fingerprint))
+            if directory.name != run.run_id and not damage_of(manifest, fingerprint):
+                return directory.name
+        return ""
+
     def _is_beginning(self, plan: dict[str, Any], run: _RunIdentity) -> bool:
         """Whether an earlier run was trained to its end, on the same but for fewer steps, and has its last state."""
         before, now = plan["stages"].get("train"), run.stages["train"]
@@ -234,16 +326,18 @@ class _Planner:
         if changed != {_STEPS} or old[_STEPS] >= new[_STEPS]:
             return False
         directory = self._home.run(plan["run_id"])
-        same_code = fp.fingerprint("train", old, before["inputs"])
+        same_code = fp.fingerprint("train", old, before["inputs"], now.code)
         saved = directory / "checkpoints" / f"step-{old[_STEPS]:06}" / "manifest.json"
         return saved.is_file() and not damage_of(directory / "train.json", same_code)
 
     def _predecessor(self, run: _RunIdentity) -> dict[str, Any] | None:
-        """The last plan of the run that this one replaces: the same run, else the same cell and seed, else any."""
+        """The last plan of the run that this one replaces: the same run, else one of the same cell, of the same seed if
+        there is, else one of the seed, else any."""
         values, seed = run.cell.values, run.cell.seed
         for is_like in (
             lambda record: record["run_id"] == run.run_id,
             lambda record: record["values"] == values and record["seed"] == seed,
+            lambda record: record["values"] == values,
             lambda record: record["seed"] == seed,
             lambda _record: True,
         ):
@@ -251,24 +345,14 @@ class _Planner:
                 return alike[-1]
         return None
 
-    def _changes(
-        self, name: str, stage: _StageIdentity, unfinished: list[str], predecessor: dict[str, Any] | None
-    ) -> str:
+    def _changes(self, name: str, stage: _StageIdentity, unfinished: list[str], run: _RunIdentity) -> str:
         """Why a stage runs whose result is not there: what differs from the plan before."""
+        predecessor = self._predecessor(run)
         before = predecessor["stages"].get(name) if predecessor else None
         if before is None:
             return "new"
-        old, new = before["identity"], stage.identity
-        changes = [
-            f"{path} {_short(old.get(path, 'unset'))} -> {_short(new.get(path, 'unset'))}{self._place(path)}"
-            for path in sorted(new.keys() | old.keys())
-            if new.get(path, ...) != old.get(path, ...)
-        ]
-        changes += [f"{read} changed" for read, digest in stage.inputs.items() if before["inputs"].get(read) != digest]
-        if changes:
-            more = f"; and {len(changes) - _SHOWN_CHANGES} more" if len(changes) > _SHOWN_CHANGES else ""
-            return "; ".join(changes[:_SHOWN_CHANGES]) + more
-        return f"{' and '.join(unfinished)} will run" if unfinished else "not finished before"
+        found = changes(name, before, stage.record(), varied=run.cell.values, place_of=self._place)
+        return found or (f"{' and '.join(unfinished)} will run" if unfinished else "not finished before")
 
     def _place(self, path: str) -> str:
         """Where the spec gives a field: ` (FILE:LINE)`, ` (--set)`, or nothing for a default."""
@@ -301,12 +385,27 @@ def _why_anew(experiment: Experiment, measured: dict[str, Any], evaluate: _Stage
     return ""
 
 
-def _identify(cell: "Cell") -> _RunIdentity:
+def _identify(cell: "Cell", code: Code, run_id: str = "", accepted: dict[str, Any] | None = None) -> _RunIdentity:
+    """What the stages of a cell's run are.
+
+    Args:
+        run_id: of the run whose stages are accepted.
+        accepted: stage -> its record, of those whose results are taken whatever code has made them.
+    """
     experiment = cell.experiment
     stages: dict[str, _StageIdentity] = {}
+    accepted = accepted or {}
 
     def add(name: str, identity: fp.Identity, inputs: dict[str, str]) -> None:
-        stages[name] = _StageIdentity(fp.fingerprint(name, identity, inputs), identity, inputs)
+        differences = code.of_stage(name, experiment)
+        digest = fp.fingerprint(name, identity, inputs, differences)
+        now = _StageIdentity(digest, identity, inputs, differences, release().results[name])
+        recorded = accepted.get(name, {})
+        if recorded and recorded["fingerprint"] != digest:
+            why = "; ".join(code_changes(name, recorded, now.record())) or "what it was made from is"
+            found = (recorded.get("code", {}), recorded.get("results", now.results))
+            now = _StageIdentity(recorded["fingerprint"], identity, recorded["inputs"], *found, why)
+        stages[name] = now
 
     if not experiment.trains:
         add("data", fp.data_identity(experiment), {})
@@ -314,17 +413,19 @@ def _identify(cell: "Cell") -> _RunIdentity:
         add("evaluate", fp.evaluate_identity(experiment), {name: stages[name].fingerprint for name in ("data", "base")})
         evaluate = stages["evaluate"].fingerprint
         add("report", fp.report_identity(experiment), {"evaluate": evaluate})
-        return _RunIdentity(f"{experiment.name}-{evaluate[:8]}", cell, stages)
-    # What is trained depends on the training problems alone: another evaluation set must not train again.
-    train_data = fp.fingerprint("data", fp.train_data_identity(experiment), {})
+        is_recorded = bool(stages["evaluate"].accepted)
+        return _RunIdentity(run_id if is_recorded else f"{experiment.name}-{evaluate[:8]}", cell, stages)
     add("data", fp.data_identity(experiment), {})
+    # What is trained depends on the training problems alone: another evaluation set must not train again.
+    data = stages["data"]
+    train_code = data.code if data.accepted else code.of_training_data(experiment)
+    train_data = fp.fingerprint("data", fp.train_data_identity(experiment), {}, train_code, results=data.results)
     add("base", fp.base_identity(experiment), {"data": train_data} if fp.base_reads_data(experiment) else {})
-    data, base = stages["data"].fingerprint, stages["base"].fingerprint
-    add("train", fp.train_identity(experiment), {"data": train_data, "base": base})
+    add("train", fp.train_identity(experiment), {"data": train_data, "base": stages["base"].fingerprint})
     train = stages["train"].fingerprint
-    add("evaluate", fp.evaluate_identity(experiment), {"data": data, "train": train})
+    add("evaluate", fp.evaluate_identity(experiment), {"data": data.fingerprint, "train": train})
     add("report", fp.report_identity(experiment), {"train": train, "evaluate": stages["evaluate"].fingerprint})
-    return _RunIdentity(_run_id(cell, train), cell, stages)
+    return _RunIdentity(run_id if stages["train"].accepted else _run_id(cell, train), cell, stages)
 
 
 def _run_id(cell: "Cell", train_fingerprint: str) -> str:
@@ -340,11 +441,5 @@ def _measured(values: dict[str, Any]) -> dict[str, Any]:
 def _run_name(cell: "Cell") -> str:
     if not cell.experiment.trains:
         return cell.label
-    shown = [f"{path.removeprefix('objective.')}={_short(value)}" for path, value in cell.values.items()]
+    shown = [f"{path.removeprefix('objective.')}={short(value)}" for path, value in cell.values.items()]
     return " ".join([*([f"{cell.label},"] if cell.label else shown), f"seed {cell.seed}"])
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "/".join(_short(item) for item in value.values())
-    return f"{value:g}" if isinstance(value, float) else str(value) or '""'

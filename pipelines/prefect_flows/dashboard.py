@@ -93,7 +93,7 @@ def publish_learning_curve(execution: RunExecution) -> None:
     )
     accuracies = (
         "select metric || ' on ' || dataset, step, value from evaluations"
-        " where run_id = ? and metric like 'mean@%' order by dataset, step"
+        " where run_id = ? and (metric like 'mean@%' or metric like 'score@%') order by dataset, step"
     )
     with Store.open(execution.home.root) as store:
         recorded = store.query(metrics, (execution.run_id, [metric.name for metric in _CURVES])).rows

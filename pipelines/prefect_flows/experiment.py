@@ -12,7 +12,7 @@ from pipelines.planning.plan import Plan, RunPlan, make_plan
 from pipelines.processes.stop import CANCELLED, Stop, clear_request, is_cancelled
 from pipelines.processes.supervisor import StagePausedError, StageStoppedError
 from pipelines.running.progress import ProgressReporter, RunsReporter, Silent
-from pipelines.running.run import RunExecution, note_look, register_experiment
+from pipelines.running.run import RunExecution, register_experiment
 from pipelines.sinks.sending import is_behind
 from specs.errors import Issue, RpgError, SpecError
 from specs.machine.fence import SupersededError
@@ -109,12 +109,11 @@ def execute_plan(
     outcomes.sort(key=lambda outcome: order.index(outcome.run.run_id))
     if not in_study and any(outcome.status == "finished" for outcome in outcomes):
         from pipelines.report import write_experiment_report
-        from pipelines.report.answer import num_seeds
-        from pipelines.report.evidence import experiment_groups
+        from pipelines.report.answer import note_looks
 
         name = plan.document.experiment.name
         write_experiment_report(home, name)
-        note_look(home, name, num_seeds(experiment_groups(home, name)))
+        note_looks(home, [name])
     return tuple(outcomes)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pwd
 import sys
 import time
 import urllib.error
@@ -82,7 +83,7 @@ def running_services(home: Home) -> Services | None:
     return Services(**fields | {"supervisor": supervisor})
 
 
-SERVER_COMMAND = (sys.executable, "-m", "pipelines.prefect_server.terse", "pipelines.prefect_server.api_process")
+SERVER_COMMAND = (sys.executable, "-m", "pipelines.prefect_server.api_process")
 """The command line of one process that serves the API and the dashboard on the socket that is its standard input."""
 
 
@@ -120,9 +121,13 @@ def wait_until_healthy(url: str, process: Popen[bytes], log: Path, timeout: floa
     refuse_anothers(url)
 
 
-def refuse_anothers(address: str) -> None:
-    """Raises ServiceError where another user of this machine listens at an address of ours: it is shown no password."""
-    if (port := urlsplit(address).port) and is_anothers(port):
+def refuse_anothers(address: str, owner: str = "") -> None:
+    """Raises ServiceError where another user of this machine listens at an address of ours: it is shown no password.
+
+    Args:
+        owner: the user as whom it is to listen; empty: who calls.
+    """
+    if (port := urlsplit(address).port) and is_anothers(port, pwd.getpwnam(owner).pw_uid if owner else os.geteuid()):
         raise ServiceError(f"port {port} of this machine has been taken by another user, who is shown no password")
 
 

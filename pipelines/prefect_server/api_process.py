@@ -2,31 +2,38 @@
 
 It has the port as its standard input: who starts it has taken the port before, so that no other user does, and several
 that supervisord starts share one. Not Prefect's own `server start --workers`: its processes outlive a killed parent and
-keep the port, so that nothing can start it again.
+keep the port, so that nothing can start it again. In a container, whose ports are its own and which ends with its first
+process, `python -m pipelines.prefect_server.api_process PORT` opens the port and serves it by several processes.
 """
 
 import os
 import socket
+import sys
 from urllib.parse import urlsplit
 
 import uvicorn
+import uvicorn.supervisors
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipelines.prefect_server import terse
 from pipelines.prefect_server.door import behind_door
+from pipelines.prefect_server.settings import API_PROCESSES, PUBLIC_VARIABLE
 
 
 def create_app() -> ASGIApp:
     """Prefect's API and dashboard behind our door; a browser keeps its pages from asking any other site for anything.
 
-    With analytics switched off, the dashboard still asks its analytics company for settings at every page.
+    With analytics switched off, the dashboard still asks its analytics company for settings at every page. The process
+    logs an outage as one line.
     """
+    terse.install()
     from prefect.server.api.server import create_app as create_prefect_app
 
     return behind_door(_confined(create_prefect_app()))
 
 
 def _confined(app: ASGIApp) -> ASGIApp:
-    api = urlsplit(os.environ.get("PREFECT_SERVER_UI_API_URL", ""))
+    api = urlsplit(os.environ.get(PUBLIC_VARIABLE, ""))
     own = f"'self' {api.scheme}://{api.netloc}" if api.netloc else "'self'"
     policy = f"default-src {own} 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'none'; base-uri 'none'"
 
@@ -50,10 +57,15 @@ def main() -> None:
         lifespan="on",
         log_level="warning",
         timeout_graceful_shutdown=2,
+        workers=API_PROCESSES,
     )
-    # Built from the descriptor, the socket knows that it is TCP; `uvicorn --fd` would not, and delay small answers.
-    with socket.socket(fileno=0) as listener:
-        uvicorn.Server(config).run(sockets=[listener])
+    opened = socket.create_server(("", int(sys.argv[1]))).detach() if sys.argv[1:] else 0
+    # Built from the descriptor, the socket knows that it is TCP; uvicorn's own would not, and delay small answers.
+    with socket.socket(fileno=opened) as listener:
+        if sys.argv[1:]:
+            uvicorn.supervisors.Multiprocess(config, [listener]).run()
+        else:
+            uvicorn.Server(config).run([listener])
 
 
 def prepare_database() -> None:

@@ -20,7 +20,8 @@ AUTH_VARIABLE = "PREFECT_API_AUTH_STRING"
 SERVER_AUTH_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
 """The environment variable with the auth string that Prefect's server, and a page of ours, asks for."""
 READER_VARIABLE = "RPG_READER_AUTH_STRING"
-"""The environment variable with the auth string that a page takes too, and the Prefect API does not."""
+"""The environment variable with the auth string that only reads: the pages take it too, the Prefect API only for the
+question where the record is."""
 PASSWORDS_VARIABLE = "RPG_WEB_PASSWORDS"
 """Environment variable; `home`: a page asks for the passwords of its home, as those that `rpg up` starts do."""
 _USERS = {"auth": "rpg", "reader": "reader", "own": "home"}
@@ -110,8 +111,18 @@ class Passwords:
 def asked_for(home: Home) -> Accepts | None:
     """Which passwords a page of the record or of studies takes, as its environment says; None: it asks for none."""
     if os.environ.get(PASSWORDS_VARIABLE) == "home":
-        return Passwords(home, *_USERS)
-    given = [os.environ[name].encode() for name in (SERVER_AUTH_VARIABLE, READER_VARIABLE) if os.environ.get(name)]
+        return of_home(home)
+    return named_by(SERVER_AUTH_VARIABLE, READER_VARIABLE)
+
+
+def of_home(home: Home) -> Accepts:
+    """Which passwords of a home open what only shows: each of them."""
+    return Passwords(home, *_USERS)
+
+
+def named_by(*variables: str) -> Accepts | None:
+    """The passwords that environment variables hold; None: none of them holds one."""
+    given = [os.environ[name].encode() for name in variables if os.environ.get(name)]
     if not given:
         return None
     return lambda shown: any(hmac.compare_digest(shown.encode(), expected) for expected in given)

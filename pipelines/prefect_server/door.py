@@ -14,8 +14,15 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.credentials import SERVER_AUTH_VARIABLE, Passwords, header_with, shown_in
-from pipelines.prefect_server.settings import LOOPBACK, RECORD_PATH, origins_of, trusted_hosts
+from pipelines.prefect_server.credentials import (
+    READER_VARIABLE,
+    SERVER_AUTH_VARIABLE,
+    Passwords,
+    header_with,
+    named_by,
+    shown_in,
+)
+from pipelines.prefect_server.settings import LOOPBACK, ORIGINS_VARIABLE, RECORD_PATH, trusted_hosts
 
 _RECORD_VARIABLE_PATH = "/api/variables/name/rpg_record"
 
@@ -25,12 +32,14 @@ def objection(host: str, origin: str, origins: Collection[str]) -> str:
 
     Args:
         origin: empty where the request has none, as that of a program.
-        origins: of pages that may ask, besides those under a name of RPG_TRUSTED_HOSTS.
+        origins: of pages that may ask, besides those of the host that is asked, and those under a name of
+            RPG_TRUSTED_HOSTS. Their hosts are this server's names too.
     """
     names = trusted_hosts()
-    if _name(f"//{host}") not in (*LOOPBACK, *names):
+    if _name(f"//{host}") not in (*LOOPBACK, *names, *map(_name, origins)):
         return f"this server is not {host!r}: RPG_TRUSTED_HOSTS names the hosts under which a proxy may ask for it\n"
-    if origin and origin not in origins and _name(origin) not in names:
+    is_own = origin.partition("://")[2] == host
+    if origin and not is_own and origin not in origins and _name(origin) not in names:
         return f"a page of {origin!r} may not ask this server\n"
     return ""
 
@@ -45,17 +54,17 @@ def _name(address: str) -> str:
 class Door:
     """Prefect's application behind the door."""
 
-    def __init__(self, app: ASGIApp, home: Home, url: str, shown: str) -> None:
+    def __init__(self, app: ASGIApp, home: Home, origins: Collection[str], shown: str) -> None:
         """
         Args:
             app: Prefect's.
-            url: the API's, as a browser on this machine asks for it.
+            origins: of pages that may ask.
             shown: the auth string that Prefect's application asks for.
         """
         self._app = app
-        self._origins = origins_of(url)
+        self._origins = origins
         self._may_submit = Passwords(home, "auth", "own")
-        self._may_read = Passwords(home, "reader")
+        self._may_read = named_by(READER_VARIABLE) or Passwords(home, "reader")
         self._shown = shown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +122,7 @@ def behind_door(app: ASGIApp) -> ASGIApp:
     """Prefect's application behind the door of the home, as the environment of its process says.
 
     Raises:
-        KeyError: the environment has no password, or no address.
+        KeyError: the environment has no password, or no origins.
     """
-    url, shown = os.environ["PREFECT_SERVER_UI_API_URL"], os.environ[SERVER_AUTH_VARIABLE]
-    return Door(app, Home.from_environment(), url, shown)
+    origins, shown = os.environ[ORIGINS_VARIABLE].split(","), os.environ[SERVER_AUTH_VARIABLE]
+    return Door(app, Home.from_environment(), origins, shown)

@@ -68,7 +68,12 @@ def state_of(flow_run: "FlowRun") -> "State[Any]":
 
 
 def set_state(client: "SyncPrefectClient", flow_run: "FlowRun", state: "State[Any]") -> bool:
-    """Gives a flow run a state, unless it has another one by now than when it was read. Returns whether it did."""
+    """Gives a flow run a state, unless it has another one by now than when it was read. Returns whether it did.
+
+    What changes between the two calls is overwritten. Prefect (3.7.7) sets no state on condition of the present one:
+    its rules, which `force=False` leaves on, judge the types of both states and know of no id, and the filter of
+    `bulk_set_state` is read before the row is locked.
+    """
     if not is_unchanged(client, flow_run):
         return False
     client.set_flow_run_state(flow_run.id, state, force=True)

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pipelines.home.home import Home
 from pipelines.prefect_server.credentials import AUTH_VARIABLE, SERVER_AUTH_VARIABLE, own_string
+from specs.errors import RpgError
 
 Profile = Literal["embedded", "server"]
 """embedded: one API process on SQLite. server: PostgreSQL, Redis, several API processes, background services apart."""
@@ -34,6 +35,10 @@ API_ONLY = {"PREFECT__SERVER_WEBSERVER_ONLY": "1"}
 """Variables of a process that answers requests and leaves the background services to another."""
 HOSTS_VARIABLE = "RPG_TRUSTED_HOSTS"
 """Environment variable: names, with commas between them, under which a proxy lets others ask for our servers."""
+PUBLIC_VARIABLE = "PREFECT_SERVER_UI_API_URL"
+"""Prefect's environment variable: where a browser asks for the API, such as behind a proxy; the dashboard names it."""
+ORIGINS_VARIABLE = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
+"""Prefect's environment variable: the origins of pages that may ask an API, with commas between them."""
 RECORD_PATH = "/rpg/record"
 """Beside the API: answers with the Prefect variable that names the place of the record, to readers too."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -49,7 +54,25 @@ def origins_of(url: str) -> list[str]:
     """The origins of pages that may ask an API: those that it serves itself, under each of its names."""
     port = urlsplit(url).port or 80
     here = [f"http://{name}:{port}" for name in ("127.0.0.1", "localhost")]
-    return here + [f"https://{name}" for name in trusted_hosts()]
+    public = urlsplit(public_url(url))
+    there = [f"{public.scheme}://{public.netloc}".lower(), *(f"https://{name}" for name in trusted_hosts())]
+    return list(dict.fromkeys([*here, *there]))
+
+
+def public_url(url: str) -> str:
+    """Where a browser asks for the API at `url`: as PREFECT_SERVER_UI_API_URL says, or else there.
+
+    Raises:
+        RpgError: it holds no address.
+    """
+    given = os.environ.get(PUBLIC_VARIABLE) or url
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or "," in given:
+        raise RpgError(
+            f"{PUBLIC_VARIABLE}={given}: no address of an API\n"
+            "  hint: the one under which the proxy lets browsers ask, such as https://prefect.example.org/api"
+        )
+    return given
 
 
 def client_environment(home: Home, url: str, auth_string: str = "") -> dict[str, str]:
@@ -76,7 +99,7 @@ def server_environment(home: Home, url: str, *, database: str, redis: str, auth_
     """For each process of the Prefect server in the server profile, that of the background services too.
 
     Args:
-        url: the API's, as a browser reaches it.
+        url: the API's, on this machine.
         database: `user:password@host:port/name` of PostgreSQL.
         redis: `:password@host:port`.
         auth_string: what a client has to show.
@@ -95,8 +118,8 @@ def server_environment(home: Home, url: str, *, database: str, redis: str, auth_
 def _of_every_server(home: Home, url: str, auth_string: str) -> dict[str, str]:
     return _EVERY_SERVER | {
         "RPG_HOME": str(home.root),
-        "PREFECT_SERVER_UI_API_URL": url,
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins_of(url)),
+        PUBLIC_VARIABLE: public_url(url),
+        ORIGINS_VARIABLE: ",".join(origins_of(url)),
         SERVER_AUTH_VARIABLE: auth_string,
         "PREFECT__SERVER_FINAL": "1",
     }

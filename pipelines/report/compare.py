@@ -17,8 +17,8 @@ from pipelines.report.answer import (
     outcomes_of,
 )
 from pipelines.report.endings import Beside, FinalMetric, beside_literature, final_metrics, notes_of
-from pipelines.report.evidence import Group
-from pipelines.report.signal import incomplete, nothing_to_learn
+from pipelines.report.evidence import Group, Run
+from pipelines.report.signal import incomplete, not_scored, nothing_to_learn
 from storage import Store
 
 
@@ -80,12 +80,14 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
         others = answers_of_other_measures(store, groups, found, confidence=confidence)
         literature = beside_literature(home, store, groups)
         curves = evidence.metric_curves(store, run_ids)
-    spec = evidence.differences([group.runs[0].spec for group in groups])
+        failed = not_scored(store, groups)
+    first = [group.runs[0] for group in groups]
+    spec = evidence.differences([run.spec | code for run, code in zip(first, _code_of(first), strict=True)])
     if not all(run.trains for group in groups for run in group.runs):
         spec = {path: values for path, values in spec.items() if _measures(path)}
     metrics = final_metrics(groups, curves, confidence=confidence)
     missing = [f"{name}: {sentence}" for name in names if (sentence := incomplete(home, name))]
-    notes = [*notes_of(literature), nothing_to_learn(groups, curves), *missing]
+    notes = [*notes_of(literature), nothing_to_learn(groups, curves), failed, *missing]
     return RunComparison(
         groups=tuple(groups),
         spec=spec,
@@ -98,24 +100,46 @@ def compare(home: Home, names: Sequence[str]) -> RunComparison:
     )
 
 
+def _code_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Of each run what the others' code or its own differs in from what was released, and the results numbers of its
+    stages, as far as all have them on record."""
+    stages = [run.read("plan.json").get("stages", {}) for run in runs]
+    code = [{name: text for stage in each.values() for name, text in stage.get("code", {}).items()} for each in stages]
+    files = sorted({name for each in code for name in each})
+    measured = [name for name in stages[0] if name != "report"]
+    numbered = [name for name in measured if all("results" in each.get(name, {}) for each in stages)]
+    return [
+        {
+            "code": {name: each.get(name, "as released") for name in files},
+            "results": {name: planned[name]["results"] for name in numbered},
+        }
+        for each, planned in zip(code, stages, strict=True)
+    ]
+
+
 def _measures(path: str) -> bool:
     """Whether a field says what is measured and how; or, in a word, what was trained."""
     section = path.partition(".")[0]
     measuring = section in ("model", "data", "reward", "rollout", "evaluation") and not path.startswith(_OF_TRAINING)
-    return measuring or path in ("objective.type", "training.steps")
+    return measuring or section == "code" or path in ("objective.type", "training.steps")
 
 
 _OF_TRAINING = ("data.train", "data.overlap", "evaluation.checkpoints", "evaluation.every_steps")
 
 
 def _distinct(groups: Sequence[Group]) -> list[Group]:
-    """The groups with labels that tell them apart."""
+    """The groups with labels that tell them apart: by their experiments, by values that were set otherwise, or, where
+    nothing differs, by the run."""
     labels = [group.label for group in groups]
+    if _apart(groups):
+        named = [f"{group.runs[0].experiment}: {group.label}" for group in groups]
+    else:
+        values = evidence.differing({group.run_ids[0]: group.runs[0].spec for group in groups})
+        named = [f"{group.label} ({values.get(group.run_ids[0]) or group.run_ids[0]})" for group in groups]
+        named = named if len(set(named)) == len(named) else [group.run_ids[0] for group in groups]
     return [
-        group
-        if labels.count(group.label) == 1
-        else Group(f"{group.runs[0].experiment}: {group.label}" if _apart(groups) else group.run_ids[0], group.runs)
-        for group in groups
+        group if labels.count(group.label) == 1 else Group(label, group.runs)
+        for group, label in zip(groups, named, strict=True)
     ]
 
 

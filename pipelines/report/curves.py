@@ -46,11 +46,11 @@ def accuracy_curves(accuracies: Sequence[Accuracy], drawn: Sequence[DrawnGroup],
     """A chart of each dataset on which some group was evaluated between its first and its last step too."""
     charts = []
     shown = {each.group.label: each for each in drawn}
-    for dataset in dict.fromkeys(accuracy.dataset for accuracy in accuracies):
-        held = [accuracy for accuracy in accuracies if accuracy.dataset == dataset]
+    for dataset, measure in dict.fromkeys((accuracy.dataset, accuracy.measure) for accuracy in accuracies):
+        held = [accuracy for accuracy in accuracies if (accuracy.dataset, accuracy.measure) == (dataset, measure)]
         if any(len(accuracy.by_step) > 2 for accuracy in held):
             lines = [_accuracy_line(accuracy, shown[accuracy.label]) for accuracy in held]
-            charts.append(line_chart(lines, title=f"Accuracy on {dataset}", behind=marks.draw))
+            charts.append(line_chart(lines, title=f"{measure.capitalize()} on {dataset}", behind=marks.draw))
     return charts
 
 

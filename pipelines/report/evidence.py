@@ -25,7 +25,9 @@ from storage.provenance import provenance_rows
 
 JsonObject = dict[str, Any]
 Scores = dict[str, float]
-"""Share of right answers of each problem, by problem id."""
+"""Share of right answers to each problem, of a graded reward the mean score, by problem id."""
+Graded = Mapping[str, Mapping[str, float | None]]
+"""Dataset -> run with a graded reward -> the least value that the reward says there can be; None: it says none."""
 Curve = NDArray[np.float64]
 """A metric of one run, [steps, 2]: step and value, by step."""
 Curves = Mapping[str, Mapping[str, Curve]]
@@ -44,6 +46,10 @@ TROUBLE = (
 )
 """Kinds of events that a reader of a report has to know of."""
 MOST_TROUBLE = 20
+_MOST_NAMESAKES = 50
+"""Runs of one name, the newest, whose specs are held against each other."""
+_MOST_VALUES = 3
+"""That are named of those in which they differ."""
 _TROUBLE_QUERY = """
     SELECT run_id, step, kind, message, recorded_at FROM events
     WHERE list_contains($runs, run_id) AND list_contains($kinds, kind) ORDER BY recorded_at, step LIMIT $most
@@ -97,6 +103,12 @@ class Run:
     def trains(self) -> bool:
         """Whether a policy was trained: not where a model was measured as it is."""
         return self.spec.get("kind") != EVALUATION
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run is an outcome: it has finished, or writes its report, which is its last stage."""
+        evaluation = self.stages.get("evaluate", {}).get("status")
+        return self.status == "finished" or (self.status == "running" and evaluation == "finished")
 
     def read(self, name: str) -> JsonObject:
         """A JSON file of the run's directory; empty where there is none."""
@@ -202,9 +214,10 @@ def load_run(home: Home, run_id: str) -> Run:
 
 
 def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict[int, Scores]]]:
-    """Share of right answers by dataset, run, step and problem, from every sample of the current evaluations."""
+    """Share of right answers, of a graded reward the mean score, by dataset, run, step and problem, from every sample
+    of the current evaluations."""
     rows = store.query(
-        "SELECT dataset, run_id, step, problem_id, avg(correct::DOUBLE) FROM evaluation_samples "
+        "SELECT dataset, run_id, step, problem_id, avg(coalesce(correct::DOUBLE, score)) FROM evaluation_samples "
         "WHERE list_contains(?, run_id) GROUP BY ALL ORDER BY ALL",
         [list(run_ids)],
     ).rows
@@ -212,6 +225,19 @@ def accuracies(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, dict
     for dataset, run_id, step, problem, share in rows:
         scores.setdefault(dataset, {}).setdefault(run_id, {}).setdefault(step, {})[problem] = share
     return scores
+
+
+def graded(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, float | None]]:
+    """Evaluations by a graded reward: dataset -> run -> the least value that its reward says there can be."""
+    rows = store.query(
+        "SELECT DISTINCT dataset, run_id, worst FROM evaluations WHERE list_contains(?, run_id) "
+        "AND metric LIKE 'score@%' ORDER BY ALL",
+        [list(run_ids)],
+    ).rows
+    found: dict[str, dict[str, float | None]] = {}
+    for dataset, run_id, worst in rows:
+        found.setdefault(dataset, {})[run_id] = worst
+    return found
 
 
 def clusters(store: Store, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -253,7 +279,8 @@ def other_measures(
     seeds = {run.run_id: run.spec.get("evaluation", {}).get("seed", 0) for run in runs}
     rows = store.query(
         "SELECT dataset, run_id, step, problem_id, list(correct ORDER BY sample), list(extracted ORDER BY sample) "
-        "FROM evaluation_samples WHERE list_contains(?, run_id) AND list_contains(?, step) GROUP BY ALL ORDER BY ALL",
+        "FROM evaluation_samples WHERE list_contains(?, run_id) AND list_contains(?, step) AND correct IS NOT NULL "
+        "GROUP BY ALL ORDER BY ALL",
         [list(seeds), list(steps)],
     ).rows
     scores: dict[str, dict[str, dict[str, dict[int, Scores]]]] = {}
@@ -354,6 +381,28 @@ def differences(
     settings = [path for path in paths if path not in ignore and not path.startswith("evaluation.literature")]
     rows = {path: [leaves.get(path) for leaves in flat] for path in settings}
     return {path: values for path, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def told_apart(home: Home, store: Store) -> dict[str, str]:
+    """Run -> what tells it apart from others of its name and experiment, which were run with other values:
+    `training.steps 100`. Runs whose name is theirs alone are left out."""
+    query = "SELECT list(run_id ORDER BY created_at, run_id) FROM runs GROUP BY experiment, name HAVING count(*) > 1"
+    found: dict[str, str] = {}
+    for (run_ids,) in store.query(query).rows:
+        newest = run_ids[-_MOST_NAMESAKES:]
+        found |= differing(dict(zip(newest, (read_json(home.run(each) / "spec.json") for each in newest), strict=True)))
+    return found
+
+
+def differing(specs: Mapping[str, JsonObject]) -> dict[str, str]:
+    """Name -> the first values of its spec that others have otherwise; empty where they differ in the seed alone."""
+    rows = differences(list(specs.values()))
+    more = f" and {len(rows) - _MOST_VALUES} more" if len(rows) > _MOST_VALUES else ""
+    shown = list(rows.items())[:_MOST_VALUES]
+    return {
+        name: ", ".join(f"{path} {show(values[place])}" for path, values in shown) + more
+        for place, name in enumerate(specs if rows else ())
+    }
 
 
 def cell_label(values: Mapping[str, Any]) -> str:

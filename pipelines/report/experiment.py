@@ -11,9 +11,10 @@ from markupsafe import Markup
 
 from pipelines.home.home import Home
 from pipelines.home.unrecorded import why_incomplete
-from pipelines.home.versions import names_of_others, split_name
+from pipelines.home.versions import names_of_others, runs_of, split_name
 from pipelines.report import evidence
 from pipelines.report.answer import (
+    SCORE,
     Outcome,
     accuracies_by_step,
     answers_of,
@@ -40,7 +41,7 @@ from pipelines.report.page import publish, render
 from pipelines.report.palette import DrawnGroup, drawn_groups
 from pipelines.report.plots import Mark, interval_chart
 from pipelines.report.responses import MOST_CHARACTERS, trained_responses
-from pipelines.report.signal import whole_answer
+from pipelines.report.signal import not_scored, whole_answer
 from rpg.statistics.wording import CHOSEN
 from specs.metrics import BY_NAME
 from storage import Store
@@ -75,21 +76,23 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
     run_ids = [run.run_id for run in runs]
     confidence = confidence_of(groups)
     with Store.open(home.root) as store:
-        evaluated = evidence.accuracies(store, run_ids)
-        found = answers_of(home, store, groups, [name] if kind == "experiment" else [], evaluated)
+        evaluated, measures = evidence.accuracies(store, run_ids), _measures(store, runs)
+        graded = _graded(measures)
+        found = answers_of(home, store, groups, [name] if kind == "experiment" else [], evaluated, graded)
         results = outcomes_of(found)
         others = answers_of_other_measures(store, groups, found, confidence=confidence) if len(runs) > 1 else []
         curves = evidence.metric_curves(store, run_ids)
         drawn = drawn_groups(groups, results)
         marks = step_marks(store, drawn, curves)
         spread = distributions(store, drawn, marks)
-        measures = _measures(store, runs)
         trouble = trouble_of(store, run_ids)
         best, worst = evidence.sample_responses(store, run_ids)
         trained = trained_responses(store, home, runs)
         literature = beside_literature(home, store, groups)
+        failed = not_scored(store, groups)
         unread = store.query("SELECT 1").warnings
-    by_step = accuracies_by_step(groups, evaluated, confidence=confidence, clusters=clusters_of(found))
+        apart = list(filter(None, [evidence.told_apart(home, store).get(run_ids[0])])) if kind == "run" else []
+    by_step = accuracies_by_step(groups, evaluated, confidence=confidence, clusters=clusters_of(found), graded=graded)
     on_the_way = accuracy_curves(by_step, drawn, marks)
     charts, flat = learning_curves(drawn, curves, marks, confidence=confidence)
     colored = [each.group for each in drawn if not each.pale]
@@ -98,8 +101,8 @@ def _page(home: Home, kind: str, name: str, groups: Sequence[Group]) -> str:
         kind=kind,
         name=name,
         question=runs[0].question,
-        facts=_facts(name, groups) + _other_versions(home, kind, name),
-        answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, found, curves),
+        facts=[*_facts(name, groups), *apart, *_other_versions(home, kind, name, runs[0])],
+        answer=whole_answer(home, name if kind == "experiment" else run_ids[0], groups, found, curves, failed),
         method=_method(results, confidence),
         warnings=Listed.of(
             [
@@ -281,10 +284,16 @@ def _facts(name: str, groups: Sequence[Group]) -> list[str]:
     return facts
 
 
-def _other_versions(home: Home, kind: str, name: str) -> list[str]:
-    """What else was run under an experiment's name, with other values than these."""
+def _other_versions(home: Home, kind: str, name: str, run: Run) -> list[str]:
+    """What else was run under an experiment's name, and with which other values than these."""
     others = names_of_others(home, name) if kind == "experiment" else []
-    return [f"run with other values too: {', '.join(others)}"] if others else []
+    specs = {name: run.spec}
+    for other in others:
+        if run_ids := runs_of(home, other):
+            specs[other] = evidence.load_run(home, run_ids[0]).spec
+    values = evidence.differing(specs)
+    named = [f"{other} ({values[other]})" if values.get(other) else other for other in others]
+    return [f"run with other values too: {', '.join(named)}"] if named else []
 
 
 def _method(results: Sequence[Outcome], confidence: float) -> str:
@@ -340,25 +349,34 @@ def _answer_charts(results: Sequence[Outcome], drawn: Sequence[DrawnGroup]) -> l
     """Before and after on each dataset, for a telephone and for wider pages; of many groups those with a colour."""
     charts = []
     shown = {each.group.label: each.color for each in drawn if not each.pale}
-    for dataset in dict.fromkeys(result.dataset for result in results):
+    for dataset, measure in dict.fromkeys((result.dataset, result.measure) for result in results):
         rows = []
         for result in results:
-            if result.dataset == dataset and result.label in shown:
+            if (result.dataset, result.measure) == (dataset, measure) and result.label in shown:
                 color = shown[result.label]
-                marks = [Mark("accuracy" if result.as_is else "after", result.after, color)]
+                marks = [Mark(measure if result.as_is else "after", result.after, color)]
                 if result.before is not None:
                     marks.insert(0, Mark("before", result.before, color, hollow=True))
                 rows.append((result.label, marks))
-        title = f"Accuracy on {dataset}"
-        charts.append(Markup("").join(interval_chart(rows, title=title, share=True, narrow=n) for n in (False, True)))
+        title, share = f"{measure.capitalize()} on {dataset}", measure != SCORE
+        charts.append(Markup("").join(interval_chart(rows, title=title, share=share, narrow=n) for n in (False, True)))
     return charts
+
+
+def _graded(measures: Sequence[Mapping[str, Any]]) -> evidence.Graded:
+    """As `evidence.graded`, of rows that are read already."""
+    found: dict[str, dict[str, float | None]] = {}
+    for row in measures:
+        if row["metric"].startswith("score@"):
+            found.setdefault(row["dataset"], {})[row["run_id"]] = row["worst"]
+    return found
 
 
 def _measures(store: Store, runs: Sequence[Run]) -> list[dict[str, Any]]:
     names = {run.run_id: run.name or run.run_id for run in runs}
     result = store.query(
-        "SELECT run_id, step, dataset, metric, value, ci_low, ci_high FROM evaluations WHERE list_contains(?, run_id) "
-        "ORDER BY dataset, run_id, step, metric",
+        "SELECT run_id, step, dataset, metric, value, ci_low, ci_high, worst FROM evaluations "
+        "WHERE list_contains(?, run_id) ORDER BY dataset, run_id, step, metric",
         [list(names)],
     )
     return [dict(zip(result.columns, row, strict=True)) | {"run": names[row[0]]} for row in result.rows]

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipelines.report.answer import percent
+from pipelines.report.answer import figure, percent
 from pipelines.report.tokens import ENTROPY_LEVELS, RATIO_LEVELS
 from specs.machine.files import replacing
 
@@ -30,6 +30,7 @@ def render(template: str, **values: Any) -> str:
         written_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=_version(),
         percent=percent,
+        shown_as=figure,
         ratio_levels=RATIO_LEVELS,
         entropy_levels=ENTROPY_LEVELS,
         **values,

@@ -9,6 +9,7 @@ from pipelines.home.runs import status_of
 from pipelines.home.versions import is_experiment, runs_of
 from pipelines.report.answer import Answer, headline, percent
 from pipelines.report.evidence import Curves, Group
+from storage import Store
 
 NO_SIGNAL = 0.99
 """Share of all groups whose rewards are all equal, from which a run counts as one that had nothing to learn from."""
@@ -16,16 +17,35 @@ _WITHIN_GROUPS = ("group_mean", "leave_one_out")
 """Baselines of an advantage that is zero where a group's rewards are all equal."""
 
 
-def whole_answer(home: Home, name: str, groups: Sequence[Group], found: Sequence[Answer], curves: Curves) -> str:
+_FAILED = """
+    WITH trained AS (
+        SELECT avg(value) AS share FROM metrics
+        WHERE list_contains($runs, run_id) AND name = 'reward/error_fraction'
+    ),
+    said AS (
+        SELECT arg_max(message, step) AS why FROM events WHERE list_contains($runs, run_id) AND kind = 'reward_failed'
+    ),
+    evaluated AS (
+        SELECT count(reward_error) AS failed, count(*) AS total, mode(reward_error) AS reason
+        FROM evaluation_samples WHERE list_contains($runs, run_id)
+    )
+    FROM trained, said, evaluated
+"""
+
+
+def whole_answer(
+    home: Home, name: str, groups: Sequence[Group], found: Sequence[Answer], curves: Curves, failed: str = ""
+) -> str:
     """The answer in a few sentences.
 
     Args:
         name: what was asked about: an experiment, whose missing runs are told, or a run.
         curves: of `zero_std_fraction` and `reward/mean`.
+        failed: how often the reward failed, see `not_scored`.
     """
     silent = _without_signal(groups, curves)
     told = len(groups) == 1 or any(answer.claims for answer in found) or len(silent) < len(groups)
-    sentences = [nothing_to_learn(groups, curves), headline(found) if told else "", incomplete(home, name)]
+    sentences = [nothing_to_learn(groups, curves), headline(found) if told else "", failed, incomplete(home, name)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -33,6 +53,23 @@ def _without_signal(groups: Sequence[Group], curves: Curves) -> list[Group]:
     """The groups in whose runs nearly every prompt's responses all had the same reward, throughout training."""
     within = [group for group in groups if _is_within_groups(group)]
     return [group for group in within if _of_group(group, curves, "zero_std_fraction") >= NO_SIGNAL]
+
+
+def not_scored(store: Store, groups: Sequence[Group]) -> str:
+    """How many responses the reward failed on, and why, in training and in evaluations; empty where on none."""
+    runs = {"runs": [run.run_id for group in groups for run in group.runs]}
+    ((share, why, count, total, reason),) = store.query(_FAILED, runs).rows
+    said = []
+    if share:
+        last = f"; the last: {why}" if why else ""
+        said.append(
+            f"The reward failed on {percent(share)} of the training responses, which count with the least score{last}."
+        )
+    if count:
+        said.append(
+            f"The reward failed on {count} of {total} evaluated responses, which count with the least score: {reason}."
+        )
+    return " ".join(said)
 
 
 def incomplete(home: Home, name: str) -> str:

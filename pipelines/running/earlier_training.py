@@ -1,4 +1,5 @@
-"""Taking into a run what another one has trained: all of it, or its first steps, which more steps then follow.
+"""Taking into a run what another one has trained: all of it, or its first steps, which more steps then follow; and what
+another one has evaluated.
 
 The rows become the run's own, so that it can be asked, shown and deleted like any other. Weights and checkpoints are
 linked, as nothing writes into them.
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.home.results import filling, publish
 from pipelines.planning.plan import StagePlan
 from pipelines.running.sinks import SINK_FAILED
 from rpg.recording.run_directory import accuracies_in, best_step
@@ -56,6 +58,28 @@ def take_training(execution: "RunExecution", stage: StagePlan) -> None:
         sync(directory)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def take_evaluation(execution: "RunExecution", stage: StagePlan) -> None:
+    """Publishes the evaluation of the run that the stage's plan names as one of this run.
+
+    Raises:
+        DiskError: the disk refused.
+        BadSegmentError, FileNotFoundError: the other run is damaged, or deleted; nothing of it is taken.
+    """
+    from storage.segments import run_segments
+
+    source = execution.home.run(stage.taken_from) / "evaluate" / stage.output.name
+    manifest = read_json(source / "manifest.json")
+    if manifest.get("fingerprint") != stage.fingerprint:
+        raise FileNotFoundError(f"{stage.taken_from} has no such evaluation any more")
+    changes = _Changes(execution.run_id, {}, ended=True, left=())
+    with filling(stage.output) as aside:
+        for segment in run_segments(execution.home.root, stage.taken_from):
+            if f"/evaluate/{source.name}/" in segment.key:
+                _take_segment(execution.home.root, segment, aside / "segments" / segment.table, changes)
+        write_json(aside / "summary.json", read_json(source / "summary.json"), allow_nan=True)
+        publish(aside, stage.output, manifest)
 
 
 def _fill(execution: "RunExecution", stage: StagePlan, source: Path, aside: Path) -> None:

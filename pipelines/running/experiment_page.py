@@ -51,19 +51,22 @@ def experiment_markdown(home: Home, experiment: str, record_url: str = "") -> st
 
 def _answer(home: Home, experiment: str) -> str:
     """What the runs, which have all ended, say together."""
-    from pipelines.report.answer import answers_of, headline
+    from pipelines.report.answer import answers_of, headline, note_looks
     from pipelines.report.evidence import experiment_groups
 
     groups = experiment_groups(home, experiment)
     with Store.open(home.root) as store:
-        return f"**{headline(answers_of(home, store, groups, [experiment]))}**"
+        found = answers_of(home, store, groups, [experiment])
+    note_looks(home, [experiment])
+    return f"**{headline(found)}**"
 
 
 def _accuracies(home: Home, experiment: str) -> dict[str, dict[str, float]]:
     """Run -> evaluation set, with its metric -> the accuracy of the run's last weights that were measured."""
     sql = (
         "select run_id, metric || ' on ' || dataset, arg_max(value, step) from evaluations"
-        " where metric like 'mean@%' and run_id in (select run_id from runs where experiment = ?) group by 1, 2"
+        " where (metric like 'mean@%' or metric like 'score@%')"
+        " and run_id in (select run_id from runs where experiment = ?) group by 1, 2"
     )
     accuracies: dict[str, dict[str, float]] = {}
     with Store.open(home.root) as store:

@@ -258,6 +258,8 @@ def training_line(progress: dict[str, Any]) -> str:
     step, steps = int(progress.get("step", 0)), int(progress.get("steps", 0))
     metrics = progress.get("metrics") or {}
     parts = [f"step {step}/{steps}", *filter(None, [progress_text(metrics)])]
+    if not_scored := progress.get("not_scored"):
+        parts.append(f"not scored: {not_scored}")
     if evaluation := progress.get("evaluation"):
         parts.append(evaluation)
     if seconds := training_seconds_left(progress):

@@ -232,20 +232,6 @@ def register_experiment(
         _register_experiment(home, document, runs, in_addition)
 
 
-def note_look(home: Home, name: str, num_seeds: int) -> None:
-    """Notes at how many seeds the answer of an experiment's last version was given. One seed claims nothing."""
-    if num_seeds < 2:
-        return
-    with home.locked(f"experiment-{name}", waiting=lambda: None):
-        path = home.experiment(name) / "experiment.json"
-        record = read_json(path)
-        versions = versions_known(home, record)
-        if versions and num_seeds not in versions[-1].looks:
-            looks = tuple(sorted((*versions[-1].looks, num_seeds)))
-            versions[-1] = replace(versions[-1], looks=looks)
-            write_json(path, record | {"versions": [version.to_json() for version in versions]})
-
-
 def _join_experiment(home: Home, document: "Document", run: RunPlan) -> None:
     """Lists a run in its experiment's record where nobody has: it was submitted from a machine with another home."""
     with home.locked(f"experiment-{document.experiment.name}", waiting=lambda: None):

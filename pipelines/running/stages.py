@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.home.results import damage_of, filling, is_report_current, manifest_of, publish
+from pipelines.home.results import damage_of, filling, is_older, is_report_current, manifest_of, publish
 from pipelines.launchers import LaunchedStage, job_file, launcher_of, problems_file
+from pipelines.planning.code import Code
 from pipelines.planning.plan import StagePlan
 from pipelines.processes.supervisor import (
     Child,
@@ -27,12 +28,12 @@ from pipelines.processes.supervisor import (
     supervise,
 )
 from pipelines.running.concurrent_evaluation import evaluating, forget_results
-from pipelines.running.earlier_training import take_training
+from pipelines.running.earlier_training import take_evaluation, take_training
 from pipelines.running.failures import count_oom_kills, early_exit, failure_record, retry_inputs
 from pipelines.running.gpu_slots import evaluates_in_ranks, slot_environment, stage_slots
 from pipelines.running.progress import logged_line
 from pipelines.running.run import RunExecution
-from specs.errors import SpecError
+from specs.errors import Issue, SpecError
 from specs.machine.exit_cause import forget_exits, read_issues
 from specs.machine.files import is_within, now, read_json, write_json
 from specs.machine.manifests import find_damage
@@ -77,7 +78,9 @@ def perform_stage(execution: RunExecution, stage: StagePlan, tick: Tick = lambda
 def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutcome:
     if _is_done(execution, stage):
         return _record_cached(execution, stage)
-    if stage.taken_from and not (execution.directory / "attempts").exists():  # else it was taken before a retry
+    _refuse_other_code(execution, stage)
+    # Training may have been taken before a retry.
+    if stage.taken_from and (stage.stage == "evaluate" or not (execution.directory / "attempts").exists()):
         stage = _take(execution, stage)
         if _is_done(execution, stage):
             return _record_cached(execution, stage)
@@ -86,7 +89,7 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
             f"{stage.stage}-{stage.fingerprint[:16]}", waiting=_while_another_makes(execution, stage)
         )
         with lock:
-            if execution.shared and not _is_done(execution, stage):
+            if execution.shared and not _is_done(execution, stage) and not _since(execution, stage):
                 execution.shared.fetch_artifact(stage.output)
             # Another run may have published the result while this one waited, or a worker of another machine before.
             if _is_done(execution, stage):
@@ -101,7 +104,7 @@ def _perform(execution: RunExecution, stage: StagePlan, tick: Tick) -> StageOutc
 
 
 def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
-    """Takes what another run has trained. Where that is damaged, training begins anew: the stage says so.
+    """Takes what another run has trained or evaluated. Where that is damaged, it is done anew: the stage says so.
 
     A run that is to pause, and one that machines share through an object store, take nothing.
     """
@@ -109,11 +112,13 @@ def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
 
     if execution.shared or execution.until:
         return replace(stage, action="RUN", reason="not finished before", taken_from="")
-    _write_inputs(execution, stage)
+    take = take_evaluation if stage.stage == "evaluate" else take_training
+    if stage.stage == "train":
+        _write_inputs(execution, stage)
     try:
-        take_training(execution, stage)
+        take(execution, stage)
     except (BadSegmentError, FileNotFoundError) as error:
-        execution.progress.note(f"  trained from the start: {stage.taken_from} cannot be taken: {error}")
+        execution.progress.note(f"  {stage.stage} from the start: {stage.taken_from} cannot be taken: {error}")
         return replace(stage, action="RUN", reason=f"{stage.taken_from} is damaged: {error}", taken_from="")
     execution.progress.note(f"  {stage.reason}")
     return stage
@@ -121,9 +126,31 @@ def _take(execution: RunExecution, stage: StagePlan) -> StagePlan:
 
 def _is_done(execution: RunExecution, stage: StagePlan) -> bool:
     """Whether the stage's result is there and whole."""
+    since = _since(execution, stage)
     if stage.stage == "report":
-        return is_report_current(execution.state.record, stage.fingerprint, stage.inputs, stage.output)
-    return not damage_of(manifest_of(stage.stage, stage.output), stage.fingerprint)
+        current = is_report_current(execution.state.record, stage.fingerprint, stage.inputs, stage.output)
+        return current and not is_older(stage.output, since)
+    manifest = manifest_of(stage.stage, stage.output)
+    return not damage_of(manifest, stage.fingerprint) and not is_older(manifest, since)
+
+
+def _since(execution: RunExecution, stage: StagePlan) -> int:
+    """See `Reuse.since_of`."""
+    return execution.document.reuse.since_of(stage.stage)
+
+
+def _refuse_other_code(execution: RunExecution, stage: StagePlan) -> None:
+    """Raises SpecError where the code is not the one that the stage's fingerprint is of: edited since the run was
+    planned, or that of a result which the user has accepted and which is damaged by now. Of the page it is let be."""
+    if stage.accepted:
+        message, files = "the result that was accepted is not whole any more", ""
+    elif stage.stage != "report" and (now := Code().of_stage(stage.stage, execution.plan.experiment)) != stage.code:
+        names = sorted(name for name in {*now, *stage.code} if now.get(name) != stage.code.get(name))
+        message, files = f"code was changed after {execution.run_id} was planned", ", ".join(names)
+    else:
+        return
+    hint = "run it again: the plan says what is to do with the code as it is"
+    raise SpecError(Issue(message, given=files, hint=hint))
 
 
 def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
@@ -131,6 +158,8 @@ def _record_cached(execution: RunExecution, stage: StagePlan) -> StageOutcome:
     before = execution.state.stage(stage.stage)
     if before.get("fingerprint") != stage.fingerprint or before.get("status") != "finished":
         _record(execution, stage, status="finished", cached=True, started_at=None, ended_at=now())
+    elif stage.accepted:
+        execution.state.update_stage(stage.stage, reason=stage.reason)
     _name_evaluation(execution, stage)
     return "cached"
 
@@ -183,6 +212,7 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
         inputs["base"] = str(execution.plan.stage("base").output.absolute())
         if execution.plan.experiment.trains:
             inputs["run"] = str(directory)
+        _forget_older_answers(directory / "answers", _since(execution, stage))
     with filling(stage.output) as aside:
         job = job_file(directory, stage.stage)
         description = {
@@ -205,13 +235,15 @@ def _make_aside(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
         execution.check_lease()
         job.unlink()
         manifest = {"stage": stage.stage, "fingerprint": stage.fingerprint, "identity": stage.identity}
-        publish(aside, stage.output, manifest | {"inputs": stage.inputs})
+        code = {"code": stage.code} if stage.code else {}
+        publish(aside, stage.output, manifest | {"inputs": stage.inputs} | code)
 
 
 def _train(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:
     _pause_if_there(execution)
     directory = execution.directory
     _write_inputs(execution, stage)
+    _forget_older(directory, _since(execution, stage))
     _withdraw(execution, manifest_of("train", directory))
     (directory / "cancel").unlink(missing_ok=True)
     with evaluating(execution) as look:
@@ -267,6 +299,27 @@ def _withdraw(execution: RunExecution, manifest: Path) -> None:
             execution.progress.note(f"  removed {weights}: {damage}")
             shutil.rmtree(manifest.parent / weights, ignore_errors=True)
     manifest.unlink(missing_ok=True)
+
+
+def _forget_older(directory: Path, since_ns: int) -> None:
+    """Removes what training left before that time and would go on from, so that it begins anew. Its rows stay, until
+    those of the new attempt supersede them."""
+    if since_ns:
+        for path in (
+            directory / "train.json",
+            directory / "guards.json",  # roll-backs, which lower the learning rate
+            *directory.glob("checkpoints/step-*"),
+            *directory.glob("weights/step-*"),
+        ):
+            if path.exists() and is_older(path, since_ns):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _forget_older_answers(kept: Path, since_ns: int) -> None:
+    """Removes the answers that an evaluation, which was interrupted, left before that time and would go on with."""
+    for path in kept.rglob("*.json"):
+        if is_older(path, since_ns):
+            path.unlink()
 
 
 def _report(execution: RunExecution, stage: StagePlan, tick: Tick) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
-from pipelines.prefect_server.api import ServiceError
+from pipelines.prefect_server.api import ServiceError, refuse_anothers
 from pipelines.prefect_server.credentials import password
 from pipelines.services.supervisord import Program
 
@@ -90,9 +90,14 @@ class Postgres:
         return f"{database}:{password(self.home, database)}@127.0.0.1:{self.port}/{database}"
 
     def answers(self) -> bool:
-        """Whether the server takes its administrator's password."""
+        """Whether the server takes its administrator's password.
+
+        Raises:
+            ServiceError: it does not, or who listens is another user than the one as whom it runs.
+        """
         import psycopg
 
+        refuse_anothers(f"postgresql://127.0.0.1:{self.port}", _user())
         try:
             psycopg.connect(self._administrator, connect_timeout=2).close()
         except psycopg.OperationalError as error:
@@ -162,9 +167,10 @@ class Redis:
         return f":{password(self.home, 'redis')}@127.0.0.1:{self.port}"
 
     def answers(self) -> bool:
-        """Whether it takes the password and has read its append-only file."""
+        """Whether it takes the password and has read its append-only file. ServiceError: another user listens."""
         import redis
 
+        refuse_anothers(f"redis://127.0.0.1:{self.port}")
         try:
             with redis.Redis.from_url(f"redis://{self.address}/0", socket_timeout=2) as client:
                 return bool(client.ping())

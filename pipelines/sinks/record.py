@@ -79,7 +79,8 @@ class Ending:
     """finished, failed, cancelled, crashed, pending or running."""
     reason: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
-    """The run's results by name: `accuracy_before`, `accuracy_after`, and `answer`, the experiment's so far."""
+    """The run's results by name: `accuracy_before`, `accuracy_after`, of a graded reward `score_before`, `score_after`,
+    and `answer`, the experiment's so far."""
 
 
 def describe(home: Home, run_id: str) -> SentRun:
@@ -150,9 +151,10 @@ def _evaluations(store: Store, run_id: str) -> list[Point]:
 def read_ending(home: Home, store: Store, run: SentRun) -> Ending:
     """How the run stands now, and what it has come to."""
     state = read_state(home, run.run_id)
-    query = "select accuracy_before, accuracy_after from run_summary where run_id = ?"
-    ((before, after),) = store.query(query, (run.run_id,)).rows
-    summary = {"accuracy_before": before, "accuracy_after": after, "answer": _answer(home, store, run.experiment)}
+    names = ("accuracy_before", "accuracy_after", "score_before", "score_after")
+    query = f"select {', '.join(names)} from run_summary where run_id = ?"
+    (figures,) = store.query(query, (run.run_id,)).rows
+    summary = {**dict(zip(names, figures, strict=True)), "answer": _answer(home, store, run.experiment)}
     known = {name: value for name, value in summary.items() if value not in (None, "")}
     return Ending(status_of(home, run.run_id), state.get("reason") or "", known)
 
@@ -161,11 +163,11 @@ def _answer(home: Home, store: Store, experiment: str) -> str:
     """The experiment's answer so far, in a few sentences; empty where nothing was evaluated."""
     from pipelines.report.answer import answers_of
     from pipelines.report.evidence import experiment_groups, metric_curves
-    from pipelines.report.signal import whole_answer
+    from pipelines.report.signal import not_scored, whole_answer
 
     groups = experiment_groups(home, experiment)
     found = answers_of(home, store, groups, [experiment])
     if not found:
         return ""
     curves = metric_curves(store, [run.run_id for group in groups for run in group.runs])
-    return whole_answer(home, experiment, groups, found, curves)
+    return whole_answer(home, experiment, groups, found, curves, not_scored(store, groups))

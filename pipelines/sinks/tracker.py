@@ -1,11 +1,11 @@
 """What the trackers have in common: a session, in which a run's copy there is brought up to the record."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, assert_never
 
 from pipelines.home.home import Home
 from pipelines.sinks.record import Ending, Point, SentRun
-from specs.schema.execution import MlflowSink, Sink, TensorboardSink
+from specs.schema.execution import MlflowSink, Sink, TensorboardSink, WandbSink
 
 
 class Session(Protocol):
@@ -30,14 +30,18 @@ class Session(Protocol):
 
 def open_session(sink: Sink, run: SentRun, home: Home) -> Session:
     """Begins a session. Raises what the tracker's library does."""
-    if isinstance(sink, TensorboardSink):
-        from pipelines.sinks.tensorboard import TensorboardSession
+    match sink:
+        case TensorboardSink():
+            from pipelines.sinks.tensorboard import TensorboardSession
 
-        return TensorboardSession(run, home)
-    if isinstance(sink, MlflowSink):
-        from pipelines.sinks.mlflow import MlflowSession
+            return TensorboardSession(run, home)
+        case MlflowSink():
+            from pipelines.sinks.mlflow import MlflowSession
 
-        return MlflowSession(sink, run, home)
-    from pipelines.sinks.wandb import WandbSession
+            return MlflowSession(sink, run, home)
+        case WandbSink():
+            from pipelines.sinks.wandb import WandbSession
 
-    return WandbSession(sink, run, home)
+            return WandbSession(sink, run, home)
+        case never:
+            assert_never(never)

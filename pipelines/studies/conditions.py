@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.planning import fingerprint as fp
+from pipelines.planning.code import Code, release
 from pipelines.studies import space
 from specs.errors import Issue
 from specs.schema.study import Study, measure_label
@@ -21,10 +22,19 @@ def conditions(document: StudyDocument) -> dict[str, Any]:
         "goal": goals[0] if len(goals) == 1 else goals,
         "experiment": spec_digest(document),
         "results": results_digest(document),
+        "code": _code(document),
         "baseline": results_digest(document, of_baseline=True),
         "rungs": list(study.rungs),
         "seeds_per_trial": study.seeds_per_trial,
     }
+
+
+def _code(document: StudyDocument) -> dict[str, Any]:
+    """The results number of each stage that makes a trial, and what of their code is not as released."""
+    code, stages = Code(), ("data", "base", "train", "evaluate")
+    differing = [code.of_stage(stage, document.experiment.experiment) for stage in stages]
+    numbers = {stage: release().results[stage] for stage in stages}
+    return {"numbers": numbers, "differing": {name: text for each in differing for name, text in each.items()}}
 
 
 def results_digest(document: StudyDocument, *, of_baseline: bool = False) -> str:
@@ -80,6 +90,11 @@ def changes(before: Mapping[str, Any], document: StudyDocument) -> list[Issue]:
     compared = "results" if "results" in before else "experiment"
     if before[compared] != now[compared]:
         issues.append(Issue("is not the experiment of the stored study any more", ("experiment",), hint=hint))
+    elif (made := before.get("code", now["code"] | {"differing": {}})) != now["code"]:
+        names = {*made["differing"], *now["code"]["differing"]}
+        files = [name for name in names if made["differing"].get(name) != now["code"]["differing"].get(name)]
+        message = "is run by other code than the stored study's trials were"
+        issues.append(Issue(message, ("experiment",), given=", ".join(sorted(files)), hint=hint))
     elif before.get("baseline", now["baseline"]) != now["baseline"]:
         message = "has another baseline than the stored study: its own values of searched fields have changed"
         issues.append(Issue(message, ("experiment",), hint=hint))

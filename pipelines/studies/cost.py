@@ -1,20 +1,19 @@
 """What a study will cost before anything runs: at worst, at best, and the confirmation.
 
 At worst every trial is trained to its end; at best pruning lets no more go on than it has to. Response tokens are upper
-bounds in both; GPU hours are not: evaluation and groups that are sampled again come on top.
-What the parameters of a trial change in a run's cost is
-not counted: the experiment's own values stand for all.
+bounds in both, and GPU hours are about those of that many. What the parameters of a trial change in a run's cost is not
+counted: the experiment's own values stand for all.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.planning.gpu_hours import gpu_hours
+from pipelines.planning.evaluations import evaluated_on_the_way, evaluation_problems, measures_base
+from pipelines.planning.gpu_hours import evaluation_hours, gpu_hours
 from pipelines.planning.memory import batch_algebra
 from pipelines.planning.model_shape import model_shape
 from pipelines.studies.conditions import trial_seeds
 from pipelines.studies.confirmation import fresh_seeds
-from specs.schema.experiment import Experiment
 from specs.schema.study import Halving, Hyperband, MedianRule, NoPruner, Study
 from specs.study_document import StudyDocument
 from specs.study_space import num_candidates, num_combinations
@@ -38,7 +37,8 @@ class Cost:
     evaluation_samples: int | None
     """Responses to evaluate checkpoints with; None where the size of an evaluation set is not known yet."""
     gpu_hours: float | None
-    """Hours of training on H100s; None where the model's config is not on this machine."""
+    """Hours of training and evaluation on H100s, of training alone where `evaluation_samples` is None; None where the
+    model's config is not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,15 @@ def _cost(document: StudyDocument, ends: Sequence[int], seeds: int, *, pruned: b
     problems = evaluation_problems(experiment)
     looks = 0
     for index, end in enumerate(ends):
-        looks += _evaluated_on_the_way(experiment, end) + (end == horizon)
+        looks += evaluated_on_the_way(experiment, end) + (end == horizon)
         looks += sum(step <= end for step in study.rungs) if pruned and index else 0
         # The base model is evaluated with the baseline alone.
-        looks += index == 0 and experiment.evaluation.checkpoints == "initial_and_final"
-    per_step = gpu_hours(experiment, shape).total / horizon if shape else None
+        looks += index == 0 and measures_base(experiment)
+    hours = None
+    if shape:
+        run = gpu_hours(experiment, shape)
+        evaluation = looks * seeds * (evaluation_hours(experiment, shape) or 0)
+        hours = (run.sampling + run.training) / horizon * steps + evaluation
     return Cost(
         runs=len(ends) * seeds,
         trained_to_end=sum(end == horizon for end in ends) * seeds,
@@ -138,27 +142,5 @@ def _cost(document: StudyDocument, ends: Sequence[int], seeds: int, *, pruned: b
         evaluation_samples=None
         if problems is None
         else looks * seeds * problems * experiment.evaluation.samples_per_problem,
-        gpu_hours=None if per_step is None else per_step * steps,
+        gpu_hours=hours,
     )
-
-
-def _evaluated_on_the_way(experiment: Experiment, end: int) -> int:
-    """Checkpoints that a run up to a step evaluates beside the base model, the rungs and its last one."""
-    every, exports = experiment.evaluation.every_steps, experiment.training.export_every_steps
-    looks = (end - 1) // every if every else 0
-    if experiment.evaluation.checkpoints == "all" and exports:
-        looks += (end - 1) // exports
-    return looks
-
-
-def evaluation_problems(experiment: Experiment) -> int | None:
-    """Problems of all sets that are evaluated; None where a set's size is not known before it is read."""
-    chosen, total = experiment.evaluation.datasets, 0
-    for source in experiment.data.evaluation:
-        if chosen and source.name not in chosen:
-            continue
-        sizes = [size for size in (source.limit, getattr(source, "size", 0)) if size]
-        if not sizes:
-            return None
-        total += min(sizes)
-    return total

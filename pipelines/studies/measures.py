@@ -28,7 +28,7 @@ def score(
 ) -> Score | None:
     """A goal's measure, averaged over the runs' seeds; None where a run lacks it or it is not finite.
 
-    mean@k is the mean over all samples there are: its expected value does not depend on k.
+    mean@k and score@k are means over all samples there are: their expected values do not depend on k.
 
     Args:
         step: of the checkpoint; 0: the last one.
@@ -75,7 +75,8 @@ def sampled_tokens(store: Store, home: Home, run_ids: Sequence[str]) -> float:
 def _evaluated(
     store: Store, home: Home, goal: Goal, dataset: str, run_ids: Sequence[str], step: int, confidence: float
 ) -> Interval | None:
-    metric = "mean@%" if goal.metric.startswith("mean@") else goal.metric
+    kind = next((kind for kind in ("mean@", "score@") if goal.metric.startswith(kind)), "")
+    metric = f"{kind}%" if kind else goal.metric
     rows = store.query(
         "SELECT run_id, step FROM evaluations "
         "WHERE list_contains(?, run_id) AND dataset = ? AND metric LIKE ? AND (? = 0 OR step = ?) "
@@ -84,7 +85,7 @@ def _evaluated(
     ).rows
     if {row[0] for row in rows} != set(run_ids):
         return None
-    if goal.metric.startswith("mean@"):
+    if kind:
         scores = accuracies(store, run_ids)[dataset]
     else:
         runs = [load_run(home, run_id) for run_id in run_ids]
@@ -94,7 +95,7 @@ def _evaluated(
     shared = clusters(store, run_ids).get(dataset)
     labels = [shared.get(problem, problem) for problem in problems] if shared else None
     table = [[run[problem] for problem in problems] for run in of_runs]
-    return mean_interval(table, confidence=confidence, clusters=labels)
+    return mean_interval(table, confidence=confidence, clusters=labels, shares=False if kind == "score@" else None)
 
 
 def _trained(store: Store, metric: str, run_ids: Sequence[str], step: int) -> list[float]:

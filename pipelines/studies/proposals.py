@@ -8,9 +8,9 @@ since would make a trial's param unseen. So each proposal fills a study in memor
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
-from pipelines.studies import space
+from pipelines.studies import optuna_inside, space
 from pipelines.studies.trials import Trial
 from specs.schema.study import FloatRange, IntRange, Study, measure_label
 from specs.study_space import Params, combinations, holds, in_order, is_active
@@ -58,7 +58,7 @@ def propose(study: Study, trials: Sequence[Trial], foreign: Sequence[Foreign] = 
     view.add_trials([trial for trial in shown if trial is not None])
     asked = view.ask()
     proposed = space.suggest(asked, study.parameters)
-    return Proposal(proposed, view._storage.get_trial(asked._trial_id).system_attrs)
+    return Proposal(proposed, optuna_inside.notes_of(view, asked))
 
 
 def _left_of_grid(study: Study, trials: Sequence[Trial]) -> Iterator[Params]:
@@ -125,7 +125,7 @@ def _as_shown(study: Study, trial: Trial) -> "optuna.trial.FrozenTrial | None":
         values=trial.values,
         params=params,
         distributions=distributions,
-        system_attrs={**_first_generation(), **trial.sampler_notes},
+        system_attrs={**optuna_inside.first_generation(), **trial.sampler_notes},
         intermediate_values={step: score.value for step, score in trial.rungs.items()},
         constraints=violations(study, kept) if kept is not None and trial.state == "finished" else None,
     )
@@ -140,16 +140,9 @@ def _foreign(study: Study, result: Foreign) -> "optuna.trial.FrozenTrial":
         values=result.values,
         params=params,
         distributions=distributions,
-        system_attrs=_first_generation(),
+        system_attrs=optuna_inside.first_generation(),
         constraints=violations(study, result.measured) if study.constraints and known else None,
     )
-
-
-def _first_generation() -> dict[str, Any]:
-    """The note by which a genetic sampler takes a result that it did not propose among its first parents."""
-    from optuna.samplers import NSGAIISampler
-
-    return {NSGAIISampler._get_generation_key(): 0}
 
 
 def _sampler(study: Study, trials: Sequence[Trial]) -> "optuna.samplers.BaseSampler":
@@ -159,33 +152,27 @@ def _sampler(study: Study, trials: Sequence[Trial]) -> "optuna.samplers.BaseSamp
     from optuna import samplers
     from optuna.exceptions import ExperimentalWarning
 
-    kind, startup = study.sampler.type, study.sampler.startup_trials
+    startup = study.sampler.startup_trials
     seed = int(np.random.SeedSequence([study.sampler.seed, len(trials)]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        if kind == "random":
-            return samplers.RandomSampler(seed=seed)
-        if kind == "gp":
-            return samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
-        if kind == "cma":
-            return samplers.CmaEsSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
-        if kind == "nsga2":
-            return samplers.NSGAIISampler(seed=seed, population_size=max(2, min(50, study.trials // 4)))
-        if kind == "qmc":
-            place = sum(not trial.baseline for trial in trials)
-
-            class OneSequence(samplers.QMCSampler):
-                """One sequence for the whole study, with a place for each trial, moved ranges or not."""
-
-                def _find_sample_id(self, *_: object) -> int:
-                    return place
-
-            return OneSequence(
-                scramble=True,
-                seed=study.sampler.seed,
-                independent_sampler=samplers.RandomSampler(seed=seed),
-                warn_asynchronous_seeding=False,
-                warn_independent_sampling=False,
-            )
-        conditional = any(searched.when for searched in study.parameters.values())
-        return samplers.TPESampler(seed=seed, n_startup_trials=startup, group=conditional)
+        match study.sampler.type:
+            case "random":
+                return samplers.RandomSampler(seed=seed)
+            case "tpe":
+                conditional = any(searched.when for searched in study.parameters.values())
+                return samplers.TPESampler(seed=seed, n_startup_trials=startup, group=conditional)
+            case "gp":
+                return samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+            case "cma":
+                return samplers.CmaEsSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+            case "nsga2":
+                return samplers.NSGAIISampler(seed=seed, population_size=max(2, min(50, study.trials // 4)))
+            case "qmc":
+                place = sum(not trial.baseline for trial in trials)
+                independent = samplers.RandomSampler(seed=seed)
+                return optuna_inside.one_sequence(place, seed=study.sampler.seed, independent=independent)
+            case "grid":
+                raise ValueError("a grid is gone through in order and has no sampler of Optuna's")
+            case never:
+                assert_never(never)

@@ -35,7 +35,11 @@ def study_record(
         looks: numbers of fresh seeds at which there was an answer.
     """
     study = document.study
-    goals = [goal.model_dump(mode="json") for goal in study.targets]
+    least = document.experiment.experiment.reward.worst_value()
+    goals = [
+        goal.model_dump(mode="json") | ({"least": least} if goal.metric.startswith("score@") else {})
+        for goal in study.targets
+    ]
     return {
         "name": study.name,
         "question": study.question,

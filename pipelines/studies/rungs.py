@@ -7,7 +7,7 @@ what goes on does so from its checkpoint. The baseline meets no rung: it is what
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Literal, assert_never
 
 from pipelines.studies.trials import Trial
 from specs.schema.study import Halving, Hyperband, MedianRule, NoPruner, Patience, Study
@@ -45,27 +45,30 @@ def verdict(study: Study, trial: Trial, others: Iterable[Trial]) -> tuple[Verdic
     Successive halving lets it wait for the others; the other rules decide by what is known now.
     """
     pruner, step = study.pruner, trial.rung
-    if isinstance(pruner, NoPruner):
-        return "go on", ""
-    sign = _sign(study)
-    if isinstance(pruner, MedianRule):
-        known = [other.rungs[step].value for other in others if step in other.rungs and other.id != trial.id]
-        if trial.number < pruner.startup_trials or len(known) < 2:
+    match pruner:
+        case NoPruner():
             return "go on", ""
-        middle = median(known)
-        if sign * (trial.rungs[step].value - middle) >= 0:
-            return "go on", ""
-        return "stop", f"{trial.rungs[step].value:.4f} at step {step}, worse than the median {middle:.4f} there"
-    if isinstance(pruner, Patience):
-        steps = sorted(trial.rungs)
-        if len(steps) <= pruner.patience:
-            return "go on", ""
-        earlier, recent = steps[: -pruner.patience], steps[-pruner.patience :]
-        best = sign * max(sign * trial.rungs[at].value for at in earlier)
-        if any(sign * (trial.rungs[at].value - best) > pruner.min_delta for at in recent):
-            return "go on", ""
-        return "stop", f"no better than {best:.4f} since step {earlier[-1]}"
-    return "pause", ""
+        case Halving():
+            return "pause", ""
+        case MedianRule():
+            known = [other.rungs[step].value for other in others if step in other.rungs and other.id != trial.id]
+            if trial.number < pruner.startup_trials or len(known) < 2:
+                return "go on", ""
+            middle = median(known)
+            if _sign(study) * (trial.rungs[step].value - middle) >= 0:
+                return "go on", ""
+            return "stop", f"{trial.rungs[step].value:.4f} at step {step}, worse than the median {middle:.4f} there"
+        case Patience():
+            steps, sign = sorted(trial.rungs), _sign(study)
+            if len(steps) <= pruner.patience:
+                return "go on", ""
+            earlier, recent = steps[: -pruner.patience], steps[-pruner.patience :]
+            best = sign * max(sign * trial.rungs[at].value for at in earlier)
+            if any(sign * (trial.rungs[at].value - best) > pruner.min_delta for at in recent):
+                return "go on", ""
+            return "stop", f"no better than {best:.4f} since step {earlier[-1]}"
+        case never:
+            assert_never(never)
 
 
 def promotion(study: Study, trials: Sequence[Trial]) -> Promotion | None:

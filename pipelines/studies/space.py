@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pipelines.studies import optuna_inside
 from specs.errors import Issue
 from specs.schema.study import Choice, FloatRange, IntRange, Range
 from specs.study_space import Params, Space, bounds, build, names
@@ -39,7 +40,9 @@ def restored(value: Any, searched: Range) -> Any:
 
 def suggest(trial: "Trial", space: Space) -> Params:
     """The params that a trial's sampler proposes."""
-    return build(space, lambda path: restored(trial._suggest(path, distribution(space[path])), space[path]))
+    return build(
+        space, lambda path: restored(optuna_inside.suggest(trial, path, distribution(space[path])), space[path])
+    )
 
 
 def changes(before: Mapping[str, Any], space: Space) -> list[Issue]:

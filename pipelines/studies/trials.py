@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipelines.studies import optuna_inside
 from specs.machine.files import now
 from specs.machine.liveness import is_alive, start_of
 
@@ -141,7 +142,7 @@ def read_trial(frozen: "FrozenTrial", restore: Callable[[Mapping[str, Any]], dic
     about = frozen.user_attrs
     work = Work.read(about["work"], about.get("beat", {})) if "work" in about else Work()
     return Trial(
-        id=frozen._trial_id,
+        id=optuna_inside.trial_id(frozen),
         number=frozen.number,
         state=_state(frozen, work),
         params=dict(about["params"]) if "params" in about else restore(frozen.params),

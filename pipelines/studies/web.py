@@ -4,7 +4,6 @@ optuna-dashboard opens one storage, and the home has a journal for each study: t
 refuses to write. With RPG_STUDIES_URL it is the database.
 """
 
-import copy
 import os
 import sys
 import threading
@@ -18,19 +17,27 @@ from bottle import HTTPError
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
-from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 from optuna_dashboard import wsgi
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.credentials import Accepts, asked_for, shown_in
+from pipelines.prefect_server.credentials import (
+    PASSWORDS_VARIABLE,
+    SERVER_AUTH_VARIABLE,
+    Accepts,
+    asked_for,
+    shown_in,
+)
 from pipelines.prefect_server.door import objection
-from pipelines.prefect_server.settings import origins_of
+from pipelines.prefect_server.settings import trusted_hosts
+from pipelines.studies import optuna_inside
 from pipelines.studies.storage import JOURNAL, URL, open_database
 from specs.errors import Issue, RpgError, SpecError
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from optuna.study._frozen import FrozenStudy
 
 _IDS = 10**9
 """Between the ids of two storages. Those of nine million storages are whole numbers to a browser, too."""
@@ -89,7 +96,7 @@ class ReadOnlyStorage(BaseStorage):
     create_new_trial = set_trial_param = set_trial_state_values = set_trial_intermediate_value = _refuse
     set_trial_user_attr = set_trial_system_attr = _refuse
 
-    def get_all_studies(self) -> list[FrozenStudy]:
+    def get_all_studies(self) -> "list[FrozenStudy]":
         """Studies of every storage that can be read."""
         studies = []
         for place, storage in enumerate(self._storages()):
@@ -98,15 +105,14 @@ class ReadOnlyStorage(BaseStorage):
             except (OSError, ValueError):
                 continue  # a journal that was deleted, or is damaged, hides no other
             for study in own:
-                study._study_id += place * _IDS
-                studies.append(study)
+                studies.append(optuna_inside.study_moved(study, place * _IDS))
         return studies
 
     def get_study_id_from_name(self, study_name: str) -> int:
         """The id of the first study of that name. Raises KeyError where there is none."""
         for study in self.get_all_studies():
             if study.study_name == study_name:
-                return study._study_id
+                return optuna_inside.study_id(study)
         raise KeyError(study_name)
 
     def get_study_name_from_id(self, study_id: int) -> str:
@@ -132,14 +138,15 @@ class ReadOnlyStorage(BaseStorage):
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Raises KeyError where there is no such trial."""
         storage, own = self._owner(trial_id)
-        return _moved(storage.get_trial(own), trial_id - own)
+        return optuna_inside.trial_moved(storage.get_trial(own), trial_id - own)
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
         """Raises KeyError where there is no such study."""
         storage, own = self._owner(study_id)
-        return [_moved(trial, study_id - own) for trial in storage.get_all_trials(own, deepcopy, states)]
+        trials = storage.get_all_trials(own, deepcopy, states)
+        return [optuna_inside.trial_moved(trial, study_id - own) for trial in trials]
 
     def _owner(self, number: int) -> tuple[BaseStorage, int]:
         """The storage of a study's or a trial's id, and the id there. Raises KeyError where there is none."""
@@ -148,13 +155,6 @@ class ReadOnlyStorage(BaseStorage):
         if place >= len(storages):
             raise KeyError(number)
         return storages[place], own
-
-
-def _moved(trial: FrozenTrial, by: int) -> FrozenTrial:
-    """The trial with another id; the storage keeps the one that it has given."""
-    moved = copy.copy(trial)
-    moved._trial_id += by
-    return moved
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -183,12 +183,12 @@ def studies_storage(home: Home) -> ReadOnlyStorage:
     return ReadOnlyStorage(Journals(home).storages)
 
 
-def guarded(application: "WSGIApplication", accepts: Accepts | None, port: int = 0) -> "WSGIApplication":
+def guarded(application: "WSGIApplication", accepts: Accepts, *, is_named: bool = False) -> "WSGIApplication":
     """The application, `/ready`, and HTTP basic authentication, which only `/ready` goes without.
 
     Args:
-        accepts: which passwords open; None: nobody is asked for one.
-        port: where it answers, if it is this machine alone that asks, under a name of its own; 0: it is not.
+        accepts: which passwords open.
+        is_named: requests under a name that is none of this server's, and of other origins, are turned away.
     """
 
     def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -196,10 +196,10 @@ def guarded(application: "WSGIApplication", accepts: Accepts | None, port: int =
             start_response("200 OK", [("content-type", "text/plain")])
             return [b"ready"]
         asked = environ.get("HTTP_HOST", ""), environ.get("HTTP_ORIGIN", "")
-        if port and (reason := objection(*asked, origins_of(f"http://127.0.0.1:{port}"))):
+        if is_named and (reason := objection(*asked, ())):
             start_response("403 Forbidden", [("content-type", "text/plain")])
             return [reason.encode()]
-        if accepts and not accepts(shown_in(environ.get("HTTP_AUTHORIZATION", ""))):
+        if not accepts(shown_in(environ.get("HTTP_AUTHORIZATION", ""))):
             start_response("401 Unauthorized", [("www-authenticate", 'Basic realm="rpg"')])
             return [b"log in with the auth string of the Prefect server, or of its readers"]
         return application(environ, start_response)
@@ -211,14 +211,15 @@ def serve(home: Home, host: str, port: int) -> None:
     """Answers until it is ended. It asks for the passwords that the environment names; see `asked_for`.
 
     Raises:
-        SpecError: other machines could reach it and no password is set.
+        SpecError: the environment names none. On loopback, too, other users and browsers' pages reach it.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     accepts, is_local = asked_for(home), host == "127.0.0.1"
-    if not accepts and not is_local:
-        hint = "set PREFECT_SERVER_API_AUTH_STRING=user:password"
-        raise SpecError(Issue("other machines could read every study, without a password", hint=hint))
-    application = guarded(wsgi(studies_storage(home)), accepts, port if is_local else 0)
+    if not accepts:
+        hint = f"set {SERVER_AUTH_VARIABLE}=user:password, or {PASSWORDS_VARIABLE}=home for those of `rpg up`"
+        raise SpecError(Issue("others could read every study, without a password", hint=hint))
+    is_named = is_local or bool(trusted_hosts())
+    application = guarded(wsgi(studies_storage(home)), accepts, is_named=is_named)
     with make_server(host, port, application, server_class=_Server, handler_class=_Handler) as server:
         server.serve_forever()
 

@@ -18,9 +18,13 @@ class SafeConsole(Console):
         super().__init__(file=stream, highlight=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of what is printed, texts spelt out; a link, which is a command too, is none."""
-        for text, style, control in super().render(renderable, options):
-            if control or not self.is_terminal:
-                yield Segment(text, style, control)
-            else:
-                yield Segment(spelt(text), style.update_link(None) if style and style.link else style)
+        """The segments of what is printed; on a terminal texts are spelt out, and a link, a command too, is none."""
+        segments = super().render(renderable, options)
+        return map(_without_commands, segments) if self.is_terminal else segments
+
+
+def _without_commands(segment: Segment) -> Segment:
+    text, style, control = segment
+    if control:
+        return segment
+    return Segment(spelt(text), style.update_link(None) if style and style.link else style)

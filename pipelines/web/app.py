@@ -1,9 +1,10 @@
 """The web application: who may ask, and what each address answers with."""
 
 import contextlib
+import hmac
 import json
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -13,15 +14,22 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipelines.home.home import Home
 from pipelines.prefect_server.api import server_of
 from pipelines.prefect_server.credentials import Accepts, header_with, shown_in
+from pipelines.prefect_server.door import objection
 from pipelines.prefect_server.waiting import waiting_runs
 from pipelines.remote.record_files import NotRecordedError, open_recorded, read_listings
 from pipelines.remote.sources import READY
@@ -45,13 +53,14 @@ _SERVER_SECONDS = 20.0
 """Patience with the Prefect server."""
 
 
-def make_app(home: Home, *, accepts: Accepts | None = None, hosts: tuple[str, ...] = ("*",)) -> Starlette:
+def make_app(home: Home, accepts: Accepts, *, token: str = "", origins: Collection[str] | None = None) -> Starlette:
     """The application over one home.
 
     Args:
-        accepts: which passwords open; every request has to carry one (HTTP basic authentication). None: none is asked.
-        hosts: the names under which a browser may ask for it. Where no password is asked for, they keep a page of
-            another site, whose name was made to lead to this address, from reading it.
+        accepts: which passwords open; every request has to carry one (HTTP basic authentication).
+        token: opens too, as `?token=` of an address, which leaves it as a cookie; empty: there is none.
+        origins: of its own pages. A page of another origin, and one whose name was made to lead to this address, are
+            turned away, see `objection`. None: it may be asked under any name.
     """
     pages = Pages(home)
 
@@ -71,19 +80,18 @@ def make_app(home: Home, *, accepts: Accepts | None = None, hosts: tuple[str, ..
         Route("/record/{path:path}", partial(_file, home)),
         Route("/ready", _ready),
     ]
-    middleware = [
-        Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-        Middleware(_Guard, accepts=accepts),
-    ]
+    middleware = [Middleware(_Guard, accepts=accepts, token=token, origins=origins)]
     return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
 
 
 class _Guard:
     """Asks for the password, which only `/ready` goes without, and adds the headers that confine a page."""
 
-    def __init__(self, app: ASGIApp, accepts: Accepts | None) -> None:
+    def __init__(self, app: ASGIApp, accepts: Accepts, token: str, origins: Collection[str] | None) -> None:
         self._app = app
         self._accepts = accepts
+        self._token = token
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,11 +104,31 @@ class _Guard:
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        given = shown_in(dict(scope["headers"]).get(b"authorization", b"").decode("latin-1"))
-        app = self._app
-        if self._accepts and scope["path"] != "/ready" and not self._accepts(given):
-            app = PlainTextResponse("not authenticated\n", 401, {"www-authenticate": 'Basic realm="rpg"'})
-        await app(scope, receive, send_confined)
+        answer = self._turned_away(Request(scope)) or self._app
+        await answer(scope, receive, send_confined)
+
+    def _turned_away(self, request: Request) -> Response | None:
+        """The answer to a request that gets no page; None: it gets one."""
+        asked = request.headers.get("host", ""), request.headers.get("origin", "")
+        if self._origins is not None and (reason := objection(*asked, self._origins)):
+            return PlainTextResponse(reason, 403)
+        if request.url.path == "/ready" or self._accepts(shown_in(request.headers.get("authorization", ""))):
+            return None
+        words = "not authenticated"
+        if self._token:
+            # A browser sends a host's cookies to each of its ports: the name tells several servers apart.
+            cookie = f"rpg-{request.url.port or 80}"
+            if self._is_token(request.cookies.get(cookie, "")):
+                return None
+            if self._is_token(request.query_params.get("token", "")):
+                answer = RedirectResponse(request.url.remove_query_params("token"), 303)
+                answer.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+                return answer
+            words = "open the link that `rpg report --serve` has printed, or log in with a password of the home"
+        return PlainTextResponse(f"{words}\n", 401, {"www-authenticate": 'Basic realm="rpg"'})
+
+    def _is_token(self, shown: str) -> bool:
+        return hmac.compare_digest(shown.encode(), self._token.encode())
 
 
 def _index(pages: Pages, _request: Request) -> Response:

@@ -10,6 +10,8 @@ from typing import Any
 from pipelines.home.home import Home
 from pipelines.remote.record_files import read_listings
 from pipelines.report import write_experiment_report, write_run_report
+from pipelines.report.answer import note_looks
+from pipelines.report.evidence import told_apart
 from pipelines.report.page import render
 from pipelines.studies.answers.report import write_study_report
 from specs.machine.files import read_json
@@ -24,7 +26,8 @@ _STUDIES = "SELECT name, question, status, num_trials, trials_wanted, created_at
 _RUNS = """
     SELECT s.run_id, s.experiment, s.name, s.status, s.step, s.steps, s.reward_last,
            CASE WHEN s.evaluated_step > 0 THEN s.accuracy_before END AS accuracy_before,
-           s.accuracy_after, r.started_at, s.seconds, r.reason
+           s.accuracy_after, CASE WHEN s.evaluated_step > 0 THEN s.score_before END AS score_before, s.score_after,
+           r.started_at, s.seconds, r.reason
     FROM run_summary AS s JOIN runs AS r USING (run_id) ORDER BY r.created_at DESC NULLS LAST, s.run_id
 """
 KINDS: dict[str, Callable[[Home, str, Path], Path]] = {
@@ -62,6 +65,9 @@ class Pages:
                 name: _rows(store, query)
                 for name, query in (("experiments", _EXPERIMENTS), ("studies", _STUDIES), ("runs", _RUNS))
             }
+            apart = told_apart(self._home, store)
+        for row in tables["runs"]:
+            row["name"] = ", ".join(filter(None, [row["name"], apart.get(row["run_id"])]))
         return render("record.html", home=self._home.root.name, **tables)
 
     def report(self, kind: str, name: str) -> str:
@@ -80,6 +86,8 @@ class Pages:
             if self._versions.get(unit) != version:
                 KINDS[kind](self._home, name, page)
                 self._versions[unit] = version
+                if kind == "experiments":
+                    note_looks(self._home, [name])
             return page.read_text(encoding="utf-8")
 
     def _version(self, unit: str) -> str:

@@ -1,16 +1,21 @@
 """Serving the web application, in this process and until it is ended."""
 
 import ipaddress
+import secrets
 
 from pipelines.home.home import Home
-from pipelines.prefect_server.credentials import SERVER_AUTH_VARIABLE, asked_for
+from pipelines.prefect_server.credentials import SERVER_AUTH_VARIABLE, asked_for, of_home
+from pipelines.prefect_server.settings import trusted_hosts
 from specs.errors import Issue, SpecError
 
 DEFAULT_PORT = 4202
 
 
 def serve(home: Home, host: str, port: int) -> None:
-    """Serves the home's record until SIGINT or SIGTERM.
+    """Prints the address and serves the home's record until SIGINT or SIGTERM.
+
+    Where the environment names no password, the address has a token of this process that opens it, and the home's
+    passwords open too.
 
     Raises:
         SpecError: other machines could reach it and no password is set.
@@ -19,12 +24,16 @@ def serve(home: Home, host: str, port: int) -> None:
 
     from pipelines.web.app import make_app
 
-    accepts = asked_for(home)
-    if not accepts and not _is_loopback(host):
-        hint = f"set {SERVER_AUTH_VARIABLE}=user:password, or leave out --host"
-        raise SpecError(Issue("other machines could read everything recorded, without a password", hint=hint))
-    hosts = ("*",) if accepts else (host, "localhost")
-    app = make_app(home, accepts=accepts, hosts=hosts)
+    accepts, is_local, token = asked_for(home), _is_loopback(host), ""
+    if not accepts:
+        if not is_local:
+            hint = f"set {SERVER_AUTH_VARIABLE}=user:password, or leave out --host"
+            raise SpecError(Issue("other machines could read everything recorded, without a password", hint=hint))
+        accepts, token = of_home(home), secrets.token_urlsafe(24)
+    address = f"http://{host}:{port}"
+    origins = [address] if is_local or trusted_hosts() else None
+    print(f"{address}/?token={token}" if token else address, flush=True)
+    app = make_app(home, accepts, token=token, origins=origins)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2, use_colors=False)
 
 

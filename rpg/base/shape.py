@@ -125,7 +125,7 @@ def _first(config: Any, *names: str) -> int:
     for name in names:
         try:
             value = getattr(config, name, None)
-        except AttributeError:  # where layers differ in it, each has its own config
+        except RuntimeError:  # where layers differ in it, each has its own config
             value = [_first(layer, name) for layer in config.per_layer_config]
         sizes = [size for size in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(size, int)]
         if sizes and max(sizes) > 0:

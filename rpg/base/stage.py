@@ -242,7 +242,7 @@ def scratch_config(spec: ScratchModel, tokenizer: "PreTrainedTokenizerBase") -> 
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    if found := list(code_settings(dict(spec.config))):
+    if found := list(code_settings({"model_type": spec.model_type, **spec.config})):
         message = f"names code to run, which is never run: {', '.join(found)}"
         raise SpecError(Issue(message, path=("model", "config"), given=_shown(spec.config), hint="leave it out"))
     known_types = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

@@ -1,4 +1,7 @@
-"""mean@k, pass@k and maj@k of a checkpoint, with intervals. Pure functions on [problems, samples] tables; no torch."""
+"""mean@k, pass@k, maj@k or score@k of a checkpoint, with intervals.
+
+Pure functions on [problems, samples] tables; no torch.
+"""
 
 import itertools
 import math
@@ -24,7 +27,7 @@ class EvaluationMeasure:
     """A metric's value on a set, and its interval."""
 
     metric: str
-    """mean@k, pass@k or maj@k."""
+    """mean@k, pass@k, maj@k or score@k."""
     value: float
     ci_low: float
     ci_high: float
@@ -54,11 +57,24 @@ def measures(
     return [_measure(metric, values, confidence, clusters) for metric, values in tables.items()]
 
 
+def score_measure(
+    scores: PerProblem, *, confidence: float, clusters: Sequence[object] | None = None
+) -> EvaluationMeasure:
+    """The measure of a graded reward: score@n, the mean of all scores.
+
+    Args:
+        scores: [problems, samples], any real numbers.
+        confidence: level of the interval, in (0, 1).
+        clusters: as for `measures`.
+    """
+    return _measure(f"score@{scores.shape[1]}", scores.mean(axis=1), confidence, clusters, shares=False)
+
+
 def _measure(
-    metric: str, values: PerProblem, confidence: float, clusters: Sequence[object] | None
+    metric: str, values: PerProblem, confidence: float, clusters: Sequence[object] | None, *, shares: bool = True
 ) -> EvaluationMeasure:
     """The mean over problems; its interval is for these weights on new problems."""
-    interval = mean_interval(values, confidence=confidence, clusters=clusters)
+    interval = mean_interval(values, confidence=confidence, clusters=clusters, shares=shares)
     return EvaluationMeasure(metric, interval.value, interval.low, interval.high)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures
+from rpg.evaluation.measures import EvaluationMeasure, mean_at_k, measures, score_measure
 from rpg.messages import message
 from rpg.recording.segments import SegmentWriter
 from rpg.rewards import Score
@@ -41,26 +41,38 @@ class Recorder:
     fingerprint: str
     attempt: Int32 | None = None
     """See EvaluationRow."""
+    worst: float | None = None
+    """The least value that a graded reward can give, if it has one."""
 
     def record(self, step: int, answered: Sequence[list[Answered]]) -> list[dict[str, Any]]:
         """Records one policy's answers, a list per problem, and returns its part of the summary, set by set."""
         summary: list[dict[str, Any]] = []
         for dataset in dict.fromkeys(group[0].problem.dataset for group in answered):
             groups = [group for group in answered if group[0].problem.dataset == dataset]
-            correct = np.array([[each.score.correct for each in group] for group in groups])
-            votes = [[each.score.extracted for each in group] for group in groups]
             problems = [group[0].problem for group in groups]
             named = any(each.cluster for each in problems)
             clusters = [each.cluster or each.problem_id for each in problems] if named else None
-            measured = measures(correct, votes, confidence=self.spec.confidence, seed=self.spec.seed, clusters=clusters)
+            measured, means = self._measures(groups, clusters)
             self.writer.rows(self._sample(step, each) for group in groups for each in group)
             self.writer.rows(self._measure(step, dataset, len(groups), each) for each in measured)
-            means = mean_at_k(correct).tolist()
             summary.append(_summary(step, dataset, groups, measured, means))
             first = measured[0]
             interval = f"[{first.ci_low:.4f}, {first.ci_high:.4f}] ({THESE_WEIGHTS})"
             print(f"step {step}, {dataset}: {first.metric} {first.value:.4f} {interval}")
         return summary
+
+    def _measures(
+        self, groups: Sequence[list[Answered]], clusters: Sequence[object] | None
+    ) -> tuple[list[EvaluationMeasure], list[float]]:
+        """Every measure of a set's answers, the most important first, and that one's value of each problem."""
+        confidence = self.spec.confidence
+        if any(each.score.correct is None for group in groups for each in group):
+            scores = np.array([[each.score.value for each in group] for group in groups])
+            return [score_measure(scores, confidence=confidence, clusters=clusters)], scores.mean(axis=1).tolist()
+        correct = np.array([[bool(each.score.correct) for each in group] for group in groups])
+        votes = [[each.score.extracted for each in group] for group in groups]
+        measured = measures(correct, votes, confidence=confidence, seed=self.spec.seed, clusters=clusters)
+        return measured, mean_at_k(correct).tolist()
 
     def _measure(self, step: int, dataset: str, num_problems: int, measure: EvaluationMeasure) -> EvaluationRow:
         return EvaluationRow(
@@ -72,6 +84,7 @@ class Recorder:
             num_problems=Int32(num_problems),
             samples_per_problem=Int32(self.spec.samples_per_problem),
             attempt=self.attempt,
+            worst=self.worst if measure.metric.startswith("score@") else None,
         )
 
     def _sample(self, step: int, answered: Answered) -> EvaluationSampleRow:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -282,15 +282,19 @@ def clips_itself(training: Training) -> bool:
 def optimizer_maker(training: Training) -> Callable[[list[nn.Parameter]], ScheduleFreeAdamW] | None:
     """A function from the list of parameters to their optimizer; None where DeepSpeed makes it from its settings."""
     settings = training.optimizer
-    if settings.type == "adamw":
-        return None
-    return partial(
-        ScheduleFreeAdamW,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-    )
+    match settings.type:
+        case "adamw":
+            return None
+        case "schedule_free_adamw":
+            return partial(
+                ScheduleFreeAdamW,
+                lr=settings.learning_rate,
+                betas=settings.betas,
+                eps=settings.epsilon,
+                weight_decay=settings.weight_decay,
+            )
+        case never:
+            assert_never(never)
 
 
 def deepspeed_config(training: Training, *, lends_weights: bool, on_gpu: bool) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The only division: token losses and a mask to the loss of an update."""
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
@@ -32,11 +34,15 @@ def aggregate(
     """
     mask = response_mask != 0
     counted = torch.where(mask, losses, 0.0)
-    if aggregation == "token_mean":
-        return counted.sum() / max(num_tokens, 1)
-    if aggregation == "sequence_mean":
-        lengths = mask.sum(-1).clamp(min=1)
-        return (counted.sum(-1) / lengths).sum() / max(num_sequences, 1)
-    if aggregation == "sequence_sum":
-        return counted.sum() / max(num_sequences, 1)
-    return counted.sum() / (max(num_sequences, 1) * max_response_length)
+    match aggregation:
+        case "token_mean":
+            return counted.sum() / max(num_tokens, 1)
+        case "sequence_mean":
+            lengths = mask.sum(-1).clamp(min=1)
+            return (counted.sum(-1) / lengths).sum() / max(num_sequences, 1)
+        case "sequence_sum":
+            return counted.sum() / max(num_sequences, 1)
+        case "fixed_length":
+            return counted.sum() / (max(num_sequences, 1) * max_response_length)
+        case never:
+            assert_never(never)

@@ -6,6 +6,8 @@ restores that of the token in the states which the engine came to. Exact for res
 came about, and ratios of whole responses, would need the product over the response, and bear its variance.
 """
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
@@ -53,11 +55,15 @@ def masked_weight(ratio: Tensor, *, bound: float) -> Tensor:
 
 def correction_weight(correction: Correction, ratio: Tensor) -> Tensor:
     """What each token's loss is multiplied by, as the spec says; 1 without a correction."""
-    if correction.type == "truncate":
-        return truncated_weight(ratio, bound=correction.bound)
-    if correction.type == "mask":
-        return masked_weight(ratio, bound=correction.bound)
-    return torch.ones_like(ratio)
+    match correction.type:
+        case "none":
+            return torch.ones_like(ratio)
+        case "truncate":
+            return truncated_weight(ratio, bound=correction.bound)
+        case "mask":
+            return masked_weight(ratio, bound=correction.bound)
+        case never:
+            assert_never(never)
 
 
 def mismatch_diagnostics(ratio: Tensor, weight: Tensor, correction: Correction) -> dict[str, Tensor]:

@@ -6,6 +6,8 @@ token level an entry is a token, at sequence level a whole response.
 Source: Zhang 2025, arXiv:2505.17508. Differs: sampler and reference may be two policies.
 """
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
@@ -45,31 +47,41 @@ def _clipped_weight(objective: RegularizedObjective, terms: Terms) -> tuple[Tens
         weight = plain_weight(terms, divergence=divergence, kl_coef=kl_coef)
         return weight, nothing_clipped(terms.ratio)
     low, high = constant(clip.low), constant(clip.high)
-    if clip.type == "truncate":
-        return truncated_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
-    if clip.type == "value":
-        return value_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
-    rule = rpg_style_clip if clip.branch == "raw" else algorithm_2_clip
-    return rule(
-        terms,
-        divergence=divergence,
-        kl_coef=kl_coef,
-        low=low,
-        high=high,
-        dual=clip.dual,
-        keep_divergence=clip.keep_divergence,
-    )
+    match clip.type:
+        case "truncate":
+            return truncated_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high)
+        case "value":
+            return value_clip(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
+        case "dual":
+            rule = rpg_style_clip if clip.branch == "raw" else algorithm_2_clip
+            return rule(
+                terms,
+                divergence=divergence,
+                kl_coef=kl_coef,
+                low=low,
+                high=high,
+                dual=clip.dual,
+                keep_divergence=clip.keep_divergence,
+            )
+        case never:
+            assert_never(never)
 
 
 def _clipped_loss(objective: RegularizedObjective, terms: Terms) -> tuple[Tensor, Clipped]:
     """The differentiable loss of each entry under the objective's clip."""
     clip, divergence, kl_coef = objective.clip, objective.divergence, constant(objective.kl_coef)
-    if clip.type != "dual":  # the schema refuses truncate and value with this estimator
-        losses = differentiable_loss(terms, divergence=divergence, kl_coef=kl_coef)
-        return losses, nothing_clipped(terms.ratio)
-    rule = dual_clip_loss if clip.branch == "raw" else algorithm_1_loss
-    low, high = constant(clip.low), constant(clip.high)
-    return rule(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
+    match clip.type:
+        case "none":
+            losses = differentiable_loss(terms, divergence=divergence, kl_coef=kl_coef)
+            return losses, nothing_clipped(terms.ratio)
+        case "dual":
+            rule = dual_clip_loss if clip.branch == "raw" else algorithm_1_loss
+            low, high = constant(clip.low), constant(clip.high)
+            return rule(terms, divergence=divergence, kl_coef=kl_coef, low=low, high=high, dual=clip.dual)
+        case "truncate" | "value":
+            raise ValueError(f"the schema refuses clip {clip.type} with the differentiable estimator")
+        case never:
+            assert_never(never)
 
 
 def plain_weight(terms: Terms, *, divergence: Divergence, kl_coef: float) -> Tensor:

@@ -33,12 +33,18 @@ class ProgressFile:
         figures = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
         self._evaluation = f"{figures} at step {step}"
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Reports a step whose records are on disk. Raises SupersededError where the run was taken over."""
+    def step(self, step: int, metrics: Mapping[str, float], *, not_scored: str = "") -> None:
+        """Reports a step whose records are on disk. Raises SupersededError where the run was taken over.
+
+        Args:
+            not_scored: how many responses the reward failed on, and why; empty: on none.
+        """
         if not self._speaks:
             return
         self._fence.check()
         line = self.line(step, metrics)
+        if not_scored:
+            line += f"  not scored: {not_scored}"
         if self._live:
             end = "\n" if step == self._steps else ""
             width = shutil.get_terminal_size().columns - 1
@@ -53,6 +59,7 @@ class ProgressFile:
                 "metrics": dict(metrics),
                 "phase": "training",
                 "evaluation": self._evaluation,
+                "not_scored": not_scored,
             }
         )
 

@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
-from rpg.rewards.score import FULL_MARK, Score, Scorer, verdict
+from rpg.rewards.score import FULL_MARK, Score, Scorer, failures, prove, verdict
 from rpg.rewards.sealing import refusal
 from rpg.types import Problem
 from specs.errors import SpecError
 from specs.schema.reward import Reward
 
-__all__ = ["FULL_MARK", "Problem", "Reward", "Score", "Scorer", "open_scorer", "refusal"]
+__all__ = ["FULL_MARK", "Problem", "Reward", "Score", "Scorer", "failures", "open_scorer", "prove", "refusal"]
 
 
 def open_scorer(reward: Reward) -> Scorer:

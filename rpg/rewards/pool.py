@@ -1,5 +1,7 @@
 """Keeps scorers in processes of their own, so that one that hangs or dies costs its sample and nothing else."""
 
+import heapq
+import itertools
 import json
 import os
 import select
@@ -11,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
 from rpg.data import metadata
-from rpg.rewards.score import LONGEST_VERDICT, Score, received
+from rpg.rewards.score import LONGEST_VERDICT, Score, as_of, received
 from rpg.rewards.sealing import code_of, is_sealed, runs_code
 from rpg.sandbox import Confined, Limits, start
 from rpg.types import Problem
@@ -37,8 +40,23 @@ _MOST_NOISE = 1 << 14
 _STARTS = 3
 """Failed starts of a worker in a row before the scorer itself is held to be broken."""
 
-_Task = tuple["Future[Score]", str]
-"""Where the verdict goes, and the request as a line of JSON."""
+_PAUSES = (0.5, 2.0, 8.0, 30.0)
+"""Seconds before each further try of a response for which a service did not answer."""
+_NUMBERS = itertools.count()
+
+
+@dataclass(order=True, slots=True)
+class _Task:
+    """One response to score."""
+
+    due: float
+    """Not before it, on the monotonic clock."""
+    number: int = field(default_factory=_NUMBERS.__next__, init=False)
+    request: str = field(compare=False)
+    """A line of JSON."""
+    tries: int = field(default=0, compare=False)
+    verdict: "Future[Score]" = field(default_factory=Future, compare=False, init=False)
+    """Where the verdict goes."""
 
 
 class WorkerPool:
@@ -53,6 +71,8 @@ class WorkerPool:
         self._size = workers
         self._workers: list[_Worker] = []
         self._todo: deque[_Task] = deque()
+        self._later: list[_Task] = []
+        """A heap of those that are tried again."""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -60,15 +80,14 @@ class WorkerPool:
 
     def submit(self, problem: Problem, response: str) -> "Future[Score]":
         """See Scorer. Its result raises RuntimeError where the worker itself cannot start."""
-        verdict: Future[Score] = Future()
-        request = _request(problem, response)
+        task = _Task(0.0, _request(problem, response))
         with self._lock:
-            self._todo.append((verdict, request))
+            self._todo.append(task)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="scoring", daemon=True)
                 self._thread.start()
         os.write(self._waking, b"+")
-        return verdict
+        return task.verdict
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score]:
         """See Scorer. RuntimeError where the worker itself cannot start."""
@@ -100,13 +119,16 @@ class WorkerPool:
 
     def _attend(self) -> None:
         """Hands out tasks, waits for an answer, a deadline or another task, and passes on the verdicts."""
+        while self._later and self._later[0].due <= time.monotonic():
+            self._todo.append(heapq.heappop(self._later))
         wanted = len(self._todo) + sum(worker.busy for worker in self._workers)
         while len(self._workers) < min(self._size, wanted):
-            self._workers.append(_Worker(self._reward))
+            self._workers.append(_Worker(self._reward, self._later))
         for worker in self._workers:
             worker.take(self._todo)
         busy = [worker for worker in self._workers if worker.busy]
-        patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic()) if busy else None
+        times = [*(worker.deadline for worker in busy), *(task.due for task in self._later[:1])]
+        patience = max(0.0, min(times) - time.monotonic()) if times else None
         sources: list[int | _Worker] = [self._woken, *busy]
         ready, writable, _ = select.select(sources, [worker.input for worker in busy if worker.unsent], [], patience)
         if self._woken in ready:
@@ -119,11 +141,12 @@ class WorkerPool:
     def _give_up(self, error: Exception) -> None:
         """Fails all waiting tasks with the error; the next task is tried with new workers."""
         with self._lock:
-            waiting = [*self._todo, *(worker.task for worker in self._workers if worker.task)]
+            waiting = [*self._todo, *self._later, *(worker.task for worker in self._workers if worker.task)]
             self._todo.clear()
+            self._later.clear()
             self._thread = None
-        for verdict, _ in waiting:
-            verdict.set_exception(error)
+        for task in waiting:
+            task.verdict.set_exception(error)
 
     def __enter__(self) -> Self:
         return self
@@ -137,8 +160,10 @@ class WorkerPool:
 class _Worker:
     """One process: starting, idle, or at one response."""
 
-    def __init__(self, reward: Reward) -> None:
+    def __init__(self, reward: Reward, later: list[_Task]) -> None:
+        """`later`: the heap for what is to be tried again."""
         self._reward = reward
+        self._later = later
         self._timeout_seconds = reward.timeout_seconds
         self.task: _Task | None = None
         self._failed_starts = 0
@@ -164,7 +189,7 @@ class _Worker:
             return
         self.task = todo.popleft()
         self.deadline = time.monotonic() + self._timeout_seconds + _GRACE_SECONDS
-        self.unsent = memoryview(self.task[1].encode())
+        self.unsent = memoryview(self.task.request.encode())
         self.send()
 
     def send(self) -> None:
@@ -237,7 +262,9 @@ class _Worker:
             self._failed_starts = 0
             return None
         try:
-            return received(line)
+            score = received(line)
+            # Text of a response that is run has no network: what it says of a service is none's.
+            return replace(score, away=False) if score.away and runs_code(self._reward) else score
         except ValueError:
             return self._died("the scorer wrote what is no verdict")
 
@@ -261,7 +288,12 @@ class _Worker:
     def _finish(self, verdict: Score | None) -> None:
         if verdict is not None and self.task is not None:
             show_work()
-            self.task[0].set_result(verdict)
+            if verdict.away and self.task.tries < len(_PAUSES):
+                self.task.due = time.monotonic() + _PAUSES[self.task.tries]
+                self.task.tries += 1
+                heapq.heappush(self._later, self.task)
+            else:
+                self.task.verdict.set_result(as_of(self._reward, verdict))
             self.task = None
 
 

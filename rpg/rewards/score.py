@@ -1,11 +1,16 @@
 """The score of a response, and what scores responses."""
 
 import math
-from collections.abc import Sequence
+import socket
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
+from urllib.error import HTTPError
 
 from pydantic import TypeAdapter
 
@@ -14,9 +19,13 @@ from rpg.types import Problem
 from specs.schema.reward import Reward
 
 FULL_MARK = 1.0
-"""The value from which a response counts as correct, under every scorer."""
+"""The value from which a response counts as correct, under every scorer that is not graded."""
 LONGEST_VERDICT = 16 << 20
 """Bytes. A verdict has the answer that was extracted, at most a whole response."""
+_MOST_REASONS = 3
+"""Kinds of failure that a sentence names."""
+_TOO_MANY_REQUESTS = 429
+_SERVER_ERROR = 500
 
 
 @message
@@ -26,12 +35,14 @@ class Score:
 
     value: float
     """The reward; 0 where the scorer failed."""
-    correct: bool
-    """The value reaches the full mark; of a weighted sum, that of the first term."""
+    correct: bool | None
+    """The value reaches the full mark; of a weighted sum, that of the first term. None: the reward is graded."""
     extracted: str | None = None
     """What the scorer read as the answer; None where it found none."""
     error: str | None = None
-    """Why the scorer failed, where it did."""
+    """Why the scorer failed, where it did: of an exception its words, and the file and line of the reward."""
+    away: bool = False
+    """It failed since a service did not answer, which is no fault of the reward: another try may go better."""
     penalty: float = 0.0
     """Added to the value for what the scorer does not see, such as the length; at most 0."""
     terms: dict[str, float] = field(default_factory=dict)
@@ -48,9 +59,9 @@ class Score:
         return cls(value=value, correct=value >= FULL_MARK, extracted=extracted)
 
     @classmethod
-    def failed(cls, error: str) -> Self:
+    def failed(cls, error: str, *, away: bool = False) -> Self:
         """The verdict where the scorer raised, hung or died."""
-        return cls(value=0.0, correct=False, error=error)
+        return cls(value=0.0, correct=False, error=error, away=away)
 
 
 _SCORE = TypeAdapter(Score)
@@ -66,13 +77,104 @@ def received(line: bytes | bytearray) -> Score:
 
 def verdict(reward: Reward, problem: Problem, response: str) -> Score:
     """The reward's score of a response, or why there is none."""
+    return as_of(reward, _verdict(reward, problem, response))
+
+
+def as_of(reward: Reward, score: Score) -> Score:
+    """The score, as one of the reward: a graded one says of none whether it is correct, and a response that it fails on
+    is worth the least that it declares, or 0."""
+    if not reward.grades():
+        return score
+    least = reward.worst_value()
+    value = least if score.error is not None and least is not None else score.value
+    return replace(score, value=value, correct=None)
+
+
+def _verdict(reward: Reward, problem: Problem, response: str) -> Score:
     try:
         score = reward.score(problem, response)
     except Exception as error:
-        return Score.failed(f"{type(error).__name__}: {error}"[:500])
+        place = _place(reward, error)
+        return Score.failed(f"{type(error).__name__}: {error}"[:500] + place, away=_is_away(error))
     if not isinstance(score, Score) or not math.isfinite(score.value):
         return Score.failed(f"the scorer returned {score!r}"[:500])
     return score
+
+
+def _place(reward: Reward, error: Exception) -> str:
+    """` (FILE:LINE)` of the line of the reward that raised, or that called what raised."""
+    written = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in type(reward).__mro__[:-1]}
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is of this file
+    own = [frame for frame in frames if frame.filename in written] or frames
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether an exception, or one that it was raised from or after, says that a service did not answer."""
+    return any(
+        isinstance(each, (ConnectionError, TimeoutError, socket.gaierror))
+        or (isinstance(each, HTTPError) and (each.code == _TOO_MANY_REQUESTS or each.code >= _SERVER_ERROR))
+        for each in _chain(error)
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and those before it, each once."""
+    met: list[BaseException] = []
+    waiting: list[object] = [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, BaseException) and each not in met:
+            met.append(each)
+            yield each
+            waiting += [each.__cause__, each.__context__, getattr(each, "reason", None)]
+
+
+class RewardFailedError(RuntimeError):
+    """The reward itself fails on most responses."""
+
+
+class RewardAwayError(RuntimeError):
+    """What the reward asks does not answer for most responses."""
+
+
+def failures(scores: Sequence[Score]) -> str:
+    """How many responses could not be scored and why, the most frequent reasons; empty where all could.
+
+    Example:
+        >>> failures([Score.of(1.0, None), Score.failed("no verdict after 10 s")])
+        '1 of 2 responses: no verdict after 10 s'
+    """
+    reasons = Counter(score.error for score in scores if score.error is not None)
+    if not reasons:
+        return ""
+    count = reasons.total()
+    if len(reasons) == 1:
+        return f"{count} of {len(scores)} responses: {next(iter(reasons))}"
+    listed = [f"{reason} ({times})" for reason, times in reasons.most_common(_MOST_REASONS)]
+    more = [f"{len(reasons) - _MOST_REASONS} other reasons"] if len(reasons) > _MOST_REASONS else []
+    return f"{count} of {len(scores)} responses: {'; '.join([*listed, *more])}"
+
+
+def prove(scores: Sequence[Score], *, of_sampled: float = 0.0) -> None:
+    """Proves that the reward scores what it is given first.
+
+    Args:
+        of_sampled: share of all sampled responses that could not be scored, where some were thrown away unseen.
+    Raises:
+        RewardFailedError: it failed on more than half of the responses by its own fault.
+        RewardAwayError: a service did not answer for more than half.
+    """
+    away = sum(score.away for score in scores)
+    own = sum(score.error is not None for score in scores) - away
+    if 2 * own > len(scores):
+        raise RewardFailedError(f"the reward failed on {failures(scores)}")
+    if 2 * away > len(scores):
+        raise RewardAwayError(f"what the reward asks did not answer for {failures(scores)}")
+    if of_sampled > 0.5:
+        kind = RewardAwayError if away > own else RewardFailedError
+        why = f"; of those kept, {failures(scores)}" if own or away else ""
+        raise kind(f"the reward failed on {of_sampled:.0%} of the responses that were sampled for the step{why}")
 
 
 class Scorer(Protocol):

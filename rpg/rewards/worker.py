@@ -17,7 +17,7 @@ import sys
 import traceback
 from contextlib import suppress
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 from rpg.data import metadata
 from rpg.rewards.score import LONGEST_VERDICT, Score, verdict
@@ -39,7 +39,7 @@ def main(reward_class: str, options: str, runs_code: str) -> None:
     Args:
         reward_class: `module:class`, so that no installed package need be searched for.
         options: the reward's fields, JSON.
-        runs_code: not empty: a response may be run; this process is sealed.
+        runs_code: not empty: a response to some problems may be run; this process is sealed.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a scorer prints must not mix with the verdicts
@@ -54,7 +54,9 @@ def main(reward_class: str, options: str, runs_code: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # so that no child may write in this process's memory
     _answer(answers, b"{}")
     for line in sys.stdin:
-        _answer(answers, _in_child(reward, line, answers) if runs_code else _judged(reward, line))
+        request = _read(line)
+        alone = runs_code and _may_run(reward, request.problem)
+        _answer(answers, _in_child(reward, request, answers) if alone else _judged(reward, request))
         _forget_noise()
 
 
@@ -64,21 +66,41 @@ def _answer(answers: IO[bytes], verdict: bytes) -> None:
     answers.flush()
 
 
-def _judged(reward: Reward, line: str) -> bytes:
-    """The verdict on a request, JSON."""
+class _Request(NamedTuple):
+    """What is to be scored."""
+
+    problem: Problem
+    response: str
+
+
+def _read(line: str) -> _Request:
+    """A request, from the JSON of the pool."""
     request = json.loads(line)
     problem = Problem(**{**request["problem"], "metadata": metadata.load(request["problem"]["metadata"])})
-    return json.dumps(dataclasses.asdict(_in_time(reward, problem, request["response"]))).encode()
+    return _Request(problem, request["response"])
 
 
-def _in_child(reward: Reward, line: str, answers: IO[bytes]) -> bytes:
+def _may_run(reward: Reward, problem: Problem) -> bool:
+    """Whether a response to the problem may be run as code; one that cannot be told may."""
+    try:
+        return any(part.runs(problem) for part in reward.parts())
+    except Exception:
+        return True
+
+
+def _judged(reward: Reward, request: _Request) -> bytes:
+    """The verdict on a request, JSON."""
+    return json.dumps(dataclasses.asdict(_in_time(reward, *request))).encode()
+
+
+def _in_child(reward: Reward, request: _Request, answers: IO[bytes]) -> bytes:
     """The verdict of a child of its own, once that has ended. As a child dies, so does this process."""
     told, tells = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         with suppress(BaseException):
-            code = _score_alone(reward, line, tells, (told, answers.fileno()))
+            code = _score_alone(reward, request, tells, (told, answers.fileno()))
         os._exit(code)
     os.close(tells)
     with os.fdopen(told, "rb") as pipe:
@@ -90,7 +112,7 @@ def _in_child(reward: Reward, line: str, answers: IO[bytes]) -> bytes:
     return verdict
 
 
-def _score_alone(reward: Reward, line: str, tells: int, others: tuple[int, ...]) -> int:
+def _score_alone(reward: Reward, request: _Request, tells: int, others: tuple[int, ...]) -> int:
     """Writes the verdict. Returns the exit code.
 
     Args:
@@ -104,7 +126,7 @@ def _score_alone(reward: Reward, line: str, tells: int, others: tuple[int, ...])
         os.close(nothing)
         resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
         with os.fdopen(tells, "wb") as pipe:
-            pipe.write(_judged(reward, line))
+            pipe.write(_judged(reward, request))
     except BaseException:
         traceback.print_exc()
         return 1

@@ -20,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from rpg.batches.batch import StepRollouts, join, select
+from rpg.rewards import Score
 
 Sample = Callable[[int, int], StepRollouts]
 """(prompts of the step taken so far, prompts to take) -> their responses, scored."""
@@ -44,12 +45,12 @@ def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int
     kept: list[StepRollouts] = []
     dropped: list[StepRollouts] = []
     num_kept = taken = 0
-    scores: list[float] = []
+    scores: list[Score] = []
     for _ in range(max_batches):
         missing = groups - num_kept
         batch = sample(taken, missing)
         taken += missing
-        scores += [score.value for score in batch.scores]
+        scores += batch.scores
         varying = _varying(batch)
         kept.append(select(batch, np.flatnonzero(varying).tolist()))
         dropped.append(select(batch, np.flatnonzero(~varying).tolist()))
@@ -65,8 +66,10 @@ def refill(sample: Sample, *, groups: int, max_batches: int, surplus_tokens: int
         "dynamic_sampling/dropped_groups": float(len(lost.prompts)),
         "dynamic_sampling/dropped_tokens": float(lost.num_sampled.sum()),
         "dynamic_sampling/filled_groups": float(filling),
-        "dynamic_sampling/reward_mean": float(np.mean(scores)),
+        "dynamic_sampling/reward_mean": float(np.mean([score.value for score in scores])),
         "dynamic_sampling/surplus_tokens": float(surplus_tokens),
+        # Groups that the reward fails on as a whole have no variance: what is kept would not show them.
+        "reward/error_fraction": float(np.mean([score.error is not None for score in scores])),
     }
     return replace(whole, figures=figures)
 

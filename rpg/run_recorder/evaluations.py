@@ -9,7 +9,8 @@ from rpg.recording.run_directory import Accuracies, RunDirectory
 
 
 class EvaluatedSteps:
-    """Accuracies by step and evaluation set: here, on disk, and told to the checkpoints, so that the best is kept.
+    """Accuracies, or scores of graded rewards, by step and evaluation set: here, on disk, and told to the checkpoints,
+    so that the best is kept.
 
     Rank 0 has the accuracies; the other ranks have the steps alone.
     """

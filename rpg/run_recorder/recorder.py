@@ -20,6 +20,7 @@ from rpg.recording.provenance import provenance_of
 from rpg.recording.rows import chosen_responses, write_metrics, write_rollouts, write_tokens
 from rpg.recording.run_directory import RunDirectory
 from rpg.recording.segments import SegmentWriter
+from rpg.rewards import failures
 from rpg.rollouts.source import RolloutSource
 from rpg.run_recorder.evaluations import EvaluatedSteps
 from rpg.run_recorder.state import TrainingState
@@ -110,34 +111,34 @@ class RunRecorder:
                 table["ref_logprobs"] = table["old_logprobs"]
             chosen = chosen_responses(self._writer.run_id, step, len(rollouts.lengths), record.share)
             write_tokens(self._writer, step, rollouts, table, chosen)
-        failed = [score.error for score in rollouts.scores if score.error]
-        if failed:
-            self.event(step, "reward_failed", f"{len(failed)} of {len(rollouts.scores)} responses: {failed[0]}")
+        if failed := failures(rollouts.scores):
+            self.event(step, "reward_failed", failed)
 
     def evaluation(self, step: int, answered: list[list[Answered]]) -> dict[str, float]:
         """Records the present policy's answers to the evaluation problems, written with the step's other rows, and
         exports its weights if it is the best so far and the spec keeps that one.
 
         Returns:
-            The accuracy on each set, by `mean@k on SET`, on rank 0; nothing on the others.
+            The accuracy on each set, by `mean@k on SET`, of a graded reward the score, on rank 0; nothing on the
+            others.
         """
-        metric = f"mean@{self._components.spec.evaluation.samples_per_problem}"
-        measured = self._measured(step, answered)
-        accuracies = {of_set["dataset"]: of_set["metrics"][metric]["value"] for of_set in measured}
-        self._evaluated.add(step, accuracies)
+        measured = {each["dataset"]: next(iter(each["metrics"].items())) for each in self._measured(step, answered)}
+        self._evaluated.add(step, {dataset: figures["value"] for dataset, (_, figures) in measured.items()})
         if self._weights.best_on and not self._weights.due_at(step):
             best = self._weights.best_step(self._evaluated.accuracies, up_to=step) if self._first else 0
             if ranks.from_first(best) == step:
                 self._export(step)
-        return {f"{metric} on {dataset}": accuracy for dataset, accuracy in accuracies.items()}
+        return {f"{metric} on {dataset}": figures["value"] for dataset, (metric, figures) in measured.items()}
 
     def _measured(self, step: int, answered: list[list[Answered]]) -> list[dict[str, Any]]:
         """The summary of an evaluation, whose rows are now with the writer; empty on ranks but the first."""
         if not self._first:
             return []
         inputs, writer = self._components.run.inputs(), self._writer
-        evaluation, attempt = self._components.spec.evaluation, Int32(writer.attempt)
-        return Recorder(writer, evaluation, inputs["run_id"], inputs["evaluation"], attempt).record(step, answered)
+        spec, attempt = self._components.spec, Int32(writer.attempt)
+        worst = spec.reward.worst_value()
+        recorder = Recorder(writer, spec.evaluation, inputs["run_id"], inputs["evaluation"], attempt, worst)
+        return recorder.record(step, answered)
 
     def has_evaluated(self, step: int) -> bool:
         """Whether the policy of the step was evaluated, in this attempt or before."""

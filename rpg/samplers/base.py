@@ -1,6 +1,7 @@
 """What every sampler does, and what it is opened with."""
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -102,32 +103,62 @@ class Sampler(Protocol):
         ...
 
 
-def sampled_groups(
-    sample: Callable[[OnResponse], object],
-    prompts: Sequence[Sequence[int]],
-    *,
-    group_size: int,
-    policy_version: int,
-    on_response: OnResponse | None,
-) -> list[RolloutGroup]:
-    """The groups that `Sampler.generate` returns.
+class InProcessSampler(ABC):
+    """A Sampler in this process: `generate` and `stream` in terms of one method that samples."""
 
-    Args:
-        sample: has the function that it is given called with each response as it ends.
-        on_response: is called with each too.
-    """
-    rollouts: dict[int, Rollout] = {}
+    policy_version = 0
 
-    def ended(index: int, rollout: Rollout) -> None:
-        rollouts[index] = rollout
-        if on_response:
-            on_response(index, rollout)
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        limits: Sequence[int] | None = None,
+        on_response: OnResponse | None = None,
+    ) -> list[RolloutGroup]:
+        """`group_size` responses to each prompt; see Sampler."""
+        rollouts: dict[int, Rollout] = {}
 
-    sample(ended)
-    return [
-        RolloutGroup(tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), policy_version)
-        for i, prompt in enumerate(prompts)
-    ]
+        def ended(index: int, rollout: Rollout) -> None:
+            rollouts[index] = rollout
+            if on_response:
+                on_response(index, rollout)
+
+        self._sample(prompts, group_size, sampling, seeds, limits, ended)
+        return [
+            RolloutGroup(
+                tuple(prompt), tuple(rollouts[i * group_size + j] for j in range(group_size)), self.policy_version
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        admit: Admit,
+        on_response: OnResponse,
+    ) -> int:
+        """Samples prompts as they are admitted; see Sampler."""
+        return self._sample(prompts, group_size, sampling, seeds, None, on_response, admit)
+
+    @abstractmethod
+    def _sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        limits: Sequence[int] | None,
+        on_response: OnResponse,
+        admit: Admit | None = None,
+    ) -> int:
+        """Samples prompts, all at once or as they are admitted. Returns the tokens of responses that did not end."""
 
 
 @dataclass(frozen=True, slots=True)

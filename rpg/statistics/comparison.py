@@ -22,11 +22,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rpg.statistics.factors import student, tukey
+from rpg.statistics.factors import modulus, student, tukey
 from rpg.statistics.variance import (
     NEW_SEEDS,
     THESE_WEIGHTS,
@@ -114,6 +115,7 @@ def verdict(
     higher_is_better: bool = True,
     trained: bool = True,
     figures: bool = False,
+    shares: bool | None = None,
 ) -> Verdict:
     """What may be said of arms that were all measured on the same problems after the same number of steps.
 
@@ -126,6 +128,7 @@ def verdict(
         higher_is_better: whether the larger score is the better one.
         trained: false for models as they are: one row each, and what differs is these weights.
         figures: scores are [seeds, 1], a figure of training of which each seed has one.
+        shares: whether the scores are shares, told in percent and points; left out: whether all are in [0, 1].
     Raises:
         ValueError: no arms, other problems, a seed with some scores missing, or an infinite one.
     Example: three seeds, and a gap that neither luck nor the choice of problems explains.
@@ -135,7 +138,7 @@ def verdict(
         >>> found.best, len(found.differences)
         ('rpg', 1)
     """
-    read = _read(arms, clusters, worst, trained=trained, figures=figures)
+    read = _read(arms, clusters, worst, trained=trained, figures=figures, shares=shares)
     sign = 1 if higher_is_better else -1
     # One seed claims nothing, so that a look at one had no chance of a false claim.
     before = sorted({look for look in looks if 1 < look < max(map(len, read.tables))})
@@ -169,7 +172,13 @@ def level(confidence: float, looks: int) -> float:
 
 
 def _read(
-    arms: Mapping[str, ArrayLike], clusters: Sequence[object] | None, worst: float, *, trained: bool, figures: bool
+    arms: Mapping[str, ArrayLike],
+    clusters: Sequence[object] | None,
+    worst: float,
+    *,
+    trained: bool,
+    figures: bool,
+    shares: bool | None,
 ) -> _Arms:
     tables, failed = [], []
     for label, scores in arms.items():
@@ -185,7 +194,8 @@ def _read(
     if len({table.shape[1] for table in tables}) > 1:
         shapes = ", ".join(f"{label} {table.shape}" for label, table in zip(arms, tables, strict=True))
         raise ValueError(f"the arms are not about the same problems: {shapes}")
-    shares = are_shares(*tables) and not figures
+    if shares is None:
+        shares = are_shares(*tables) and not figures
     if clusters is not None:
         tables = [by_cluster(table, clusters) for table in tables]
     return _Arms(tuple(arms), tuple(tables), tuple(failed), shares, figures, trained, worst)
@@ -215,11 +225,22 @@ def _intervals(arms: _Arms, confidence: float) -> tuple[Pairs, Pairs]:
                 variance = _variance(arms, pair, _of_problems(pair), _of_lost(pair, failed, arms.worst))
             else:
                 variance = _variance(arms, pair, problems, _of_seeds(pair, pooled))
-            half = variance.half_width(lambda freedom: tukey(len(arms.tables), _rounded(freedom), confidence))
+            half = variance.half_width(partial(_factor, len(arms.tables), apart=pooled is None, confidence=confidence))
             narrower = min(half, variance.half_width(lambda freedom: student(freedom, (1 + confidence) / 2)))
         together[names] = Interval(value, value - half, value + half, holds_for)
         narrow[names] = Interval(value, value - narrower, value + narrower, holds_for)
     return together, narrow
+
+
+def _factor(arms: int, freedom: float, *, apart: bool, confidence: float) -> float:
+    """Half-width of a pair's interval in standard errors, so that those of all pairs hold together.
+
+    Args:
+        apart: the pairs have spreads of their own.
+    """
+    if apart:
+        return modulus(arms * (arms - 1) // 2, _rounded(freedom), confidence)
+    return tukey(arms, _rounded(freedom), confidence)
 
 
 BySeeds = tuple[float, float]

@@ -23,6 +23,11 @@ from rpg.statistics.variance import (
     unseen_successes,
 )
 
+_LEAST_SKEWED = 3
+"""Problems whose skewness can be estimated."""
+_NOT_SKEWED = 1e-6
+"""Skewness of a mean that moves nothing, and would be divided by."""
+
 
 def mean_interval(
     scores: ArrayLike,
@@ -30,11 +35,13 @@ def mean_interval(
     confidence: float = 0.95,
     spread: Spread | None = None,
     clusters: Sequence[object] | None = None,
+    shares: bool | None = None,
 ) -> Interval:
     """The mean over seeds and problems, for new seeds and new problems; from one seed for new problems alone.
 
     Shares (all scores in [0, 1]) get the interval on the logit scale, around (P mean + 1/2) / (P + 1), which is never 0
-    or 1. It holds near 0 and 1 too and never leaves [0, 1].
+    or 1. It holds near 0 and 1 too and never leaves [0, 1]. Scores of any other kind get Student's, corrected for how
+    skewed the problems are: the mean of a few large scores and many small ones is more often too low than too high.
 
     Args:
         scores: [seeds, problems] or [problems].
@@ -42,6 +49,7 @@ def mean_interval(
         spread: of the seeds, pooled with other arms; left out: from this table alone. A table whose seeds differ more
             than that counts with its own variance.
         clusters: a label for each problem; problems of one cluster are not independent.
+        shares: whether the scores are shares; left out: whether all are in [0, 1].
     Raises:
         ValueError: no scores, or one that is not finite.
     Example: four problems, half of them right. The problems' variance is 1/3, so V = 1/12, and (1/4) / 5 / 3^1.5 is
@@ -52,14 +60,14 @@ def mean_interval(
     """
     table = as_table(scores, "scores")
     spread = spread or spread_of([table])
-    shares = are_shares(table)
+    shares = are_shares(table) if shares is None else shares
     table = table if clusters is None else by_cluster(table, clusters)
     mean, problems = float(table.mean()), table.shape[1]
     centre = (problems * mean + 0.5) / (problems + 1)
     unseen = unseen_successes(centre, problems) if shares else 0.0
     half = _variance_of_mean(table, spread, unseen).half_width(lambda freedom: student(freedom, confidence))
     if not shares:
-        return Interval(mean, mean - half, mean + half, spread.holds_for)
+        return Interval(mean, *_skewed_ends(table, half, confidence), spread.holds_for)
     if math.isnan(half):
         return Interval(mean, 0.0, 1.0, spread.holds_for)
     logit, half_of_logit = math.log(centre / (1 - centre)), half / (centre * (1 - centre))
@@ -74,6 +82,7 @@ def gain_interval(
     confidence: float = 0.95,
     spread: Spread | None = None,
     clusters: Sequence[object] | None = None,
+    shares: bool | None = None,
 ) -> Interval:
     """How far the mean moved from `before` to `after`, each problem and seed held against itself.
 
@@ -83,6 +92,7 @@ def gain_interval(
         confidence: level of the interval, in (0, 1).
         spread: of the seeds' gains, pooled with other arms; left out: from these tables alone. See `mean_interval`.
         clusters: as for `mean_interval`.
+        shares: as for `mean_interval`.
     Raises:
         ValueError: shapes that do not fit together, no scores, or one that is not finite.
     """
@@ -94,7 +104,8 @@ def gain_interval(
     gains = second - first
     gains = gains if clusters is None else by_cluster(gains, clusters)
     spread = spread or spread_of([gains])
-    unseen = unseen_moves(gains.mean(axis=0)) if are_shares(first, second) else 0.0
+    shares = are_shares(first, second) if shares is None else shares
+    unseen = unseen_moves(gains.mean(axis=0)) if shares else 0.0
     half = _variance_of_mean(gains, spread, unseen).half_width(lambda freedom: student(freedom, confidence))
     mean = float(gains.mean())
     return Interval(mean, mean - half, mean + half, spread.holds_for)
@@ -171,6 +182,28 @@ def seed_difference(first: ArrayLike, second: ArrayLike, *, confidence: float = 
     freedom = variance**2 / sum(part**2 / alone for part, alone in parts)
     half = student(freedom, confidence) * math.sqrt(variance)
     return Interval(difference, difference - half, difference + half)
+
+
+def _skewed_ends(table: Table, half: float, confidence: float) -> tuple[float, float]:
+    """The ends of the interval of a mean with a half-width, each moved by what the problems' skewness asks for.
+
+    Student's t of a skewed sample is transformed by g(t) = t + a t^2 / 3 + a^2 t^3 / 27 + a / 6, which is nearly free
+    of skewness, with a the skewness of the mean over problems: that of a problem over sqrt(P), less where seeds are a
+    part of the variance.
+    Source: Hall 1992, On the removal of skewness by transformation, J. R. Statist. Soc. B 54.
+    """
+    means = table.mean(axis=0)
+    mean, problems, deviation = float(means.mean()), len(means), float(means.std(ddof=1)) if len(means) > 1 else 0.0
+    if problems < _LEAST_SKEWED or not deviation or not half:
+        return mean - half, mean + half
+    factor = student(problems - 1, confidence)
+    error = half / factor
+    skewness = problems / ((problems - 1) * (problems - 2)) * float((((means - mean) / deviation) ** 3).sum())
+    a = skewness / math.sqrt(problems) * min(1.0, deviation / math.sqrt(problems) / error) ** 3
+    if abs(a) < _NOT_SKEWED:
+        return mean - half, mean + half
+    low, high = (3 / a * (math.cbrt(1 + a * (end - a / 6)) - 1) for end in (factor, -factor))
+    return mean - error * low, mean - error * high
 
 
 def _variance_of_mean(table: Table, spread: Spread, unseen: float) -> Variance:

@@ -93,6 +93,8 @@ class PlannedStage(TypedDict, total=False):
     fingerprint: Fingerprint
     identity: Values
     inputs: dict[str, str]
+    code: dict[str, str]
+    results: int
 
 
 class Plan(TypedDict, total=False):

@@ -2,5 +2,6 @@
 
 Files written whole, their digests and manifests; who holds a run (leases, fences, liveness) and a GPU; a process's
 parent, launch, log and cause of exit. The ground floor of the house: it imports the standard library, psutil and of
-`specs` what needs no more (errors, bounds, documents, secrets). `rpg` and `storage` meet here and nowhere else.
+`specs` what needs no more (errors, bounds, documents, secrets). `rpg` and `storage`, which never import each other,
+share it.
 """

@@ -33,19 +33,25 @@ Cause = Literal[
     "user_error",
     "disk_full",
     "hung",
+    "reward_failed",
+    "reward_away",
     "stopped",
     "other",
 ]
 """out_of_memory: of a GPU or the host. sampler_out_of_memory: so while sampling. diverged: a guard ended it, or a
 gradient that is not finite. lost_peer: a rank died, or the others no longer hear it. preempted: SIGTERM from elsewhere,
 state saved. user_error: what the user gave is wrong. disk_full: nothing can be written. hung: longer than its time
-limit. stopped: as the user asked."""
+limit. reward_failed: most responses of the first step could not be scored, by the reward's own fault. reward_away: so
+since a service that it asks did not answer. stopped: as the user asked."""
 
-RETRIED = frozenset({"out_of_memory", "lost_peer", "preempted", "hung", "other"})
+RETRIED = frozenset({"out_of_memory", "lost_peer", "preempted", "hung", "reward_away", "other"})
 """Causes after which another attempt may go better; out_of_memory once, with smaller microbatches: they are the
 learner's alone."""
 
 _WORDS: tuple[tuple[Cause, str], ...] = (
+    # Before the others: the words of a reward's own exception come behind.
+    ("reward_failed", r"RewardFailedError"),
+    ("reward_away", r"RewardAwayError"),
     ("sampler_out_of_memory", r"SamplerOutOfMemoryError"),
     (
         "out_of_memory",

@@ -23,7 +23,7 @@ from specs.schema.study import (
 )
 from specs.study_space import candidates, num_candidates, num_combinations
 
-EVALUATED = re.compile(r"(mean|pass|maj)@[1-9][0-9]{0,3}")
+EVALUATED = re.compile(r"(mean|pass|maj|score)@[1-9][0-9]{0,3}")
 """What an evaluation measures; other measures are training metrics."""
 LEAST_CAUTIOUS, WELL_CAUTIOUS = 3, 5
 """Seeds of a trial below which `lower_bound` is refused, and advised against."""
@@ -119,7 +119,12 @@ def _measured(place: Path, measured: Goal | Constraint, experiment: Experiment) 
     if k > samples:
         hint = "raise evaluation.samples_per_problem"
         yield Issue("more samples than are taken", at, measured.metric, f"k at most {samples}", hint)
-    elif measure != "mean" and k != samples and k & (k - 1):
+    elif experiment.reward.grades() != (measure == "score"):
+        graded = experiment.reward.grades()
+        reason = "is graded: it does not say what is right" if graded else "says what is right, and is not graded"
+        allowed = f"score@{k}" if graded else f"mean@{k}, pass@{k} or maj@{k}"
+        yield Issue(f"is not measured: reward.type {experiment.reward.type} {reason}", at, measured.metric, allowed)
+    elif measure not in ("mean", "score") and k != samples and k & (k - 1):
         powers = [2**exponent for exponent in range(samples.bit_length())]
         allowed = ", ".join(f"{measure}@{size}" for size in sorted({*powers, samples}))
         yield Issue("is not among the measures that are taken", at, measured.metric, allowed)
@@ -138,7 +143,7 @@ def _trained(place: Path, measured: Goal | Constraint, experiment: Experiment) -
     """Issues of a measure that is a training metric."""
     known, at = list(BY_NAME), (*place, "metric")
     if measured.metric not in known:
-        allowed = "mean@k, pass@k, maj@k or a metric of training (docs/metrics.md)"
+        allowed = "mean@k, pass@k, maj@k, score@k or a metric of training (docs/metrics.md)"
         yield Issue("no such measure", at, show(measured.metric), allowed, nearest(measured.metric, known))
         return
     if measured.dataset:

@@ -109,6 +109,8 @@ class OpenSection(Spec, ABC):
     """The package whose modules are our variants, set by the kind."""
     distribution: ClassVar[str] = ""
     """Name and version of the installed package that a variant comes from; empty for ours."""
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """Names of the installed packages whose versions decide what a variant gives; `python`: the interpreter."""
 
     def identity(self) -> dict[str, Any]:
         """See Spec. With each version of its package a variant is another one."""

@@ -40,6 +40,8 @@ __all__ = [
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
 Divergence = Literal["forward", "reverse", "unnormalized_forward", "unnormalized_reverse", "none"]
 Level = Literal["token", "sequence"]
+Baseline = Literal["group_mean", "leave_one_out", "batch_mean", "none"]
+Scale = Literal["none", "group_std", "batch_std"]
 KlEstimator = Literal["k1", "k2", "k3"]
 RatioOver = Literal["token", "sequence", "geometric_mean"]
 """What an importance ratio is of: a token; a whole response; the geometric mean of a response's tokens."""
@@ -51,9 +53,9 @@ Claim = Literal["always", "on_policy", "never"]
 class Advantage(Spec):
     """Reward minus a baseline, divided by a scale, perhaps whitened."""
 
-    baseline: Literal["group_mean", "leave_one_out", "batch_mean", "none"] = "group_mean"
+    baseline: Baseline = "group_mean"
     """group: the responses to one prompt; leave_one_out: the group's other responses; batch: a step's rollouts."""
-    scale: Literal["none", "group_std", "batch_std"] = "none"
+    scale: Scale = "none"
     """Divide by the standard deviation (ddof 1) plus 1e-4."""
     whiten: Literal["none", "tokens"] = "none"
     """tokens: afterwards to mean 0 and variance 1 over all response tokens of the step, as REINFORCE++ does."""

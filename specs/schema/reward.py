@@ -34,6 +34,13 @@ class Reward(OpenSection):
     """Environment variables that a worker process gets beside those of a short list, such as the key of a service. A
     sealed one does not get them."""
 
+    graded: ClassVar[bool] = False
+    """Whether its values say how good a response is, and not whether it is right. Evaluations then have `score@k`, the
+    mean value, and no accuracy."""
+    worst: ClassVar[float | None] = None
+    """Of a graded one the least value that there can be, with which a seed whose training failed counts. None: there is
+    none, and nothing is claimed where a seed failed."""
+
     type: str
     """Name of the reward."""
     overlong: Overlong | None = addition(None)
@@ -45,8 +52,22 @@ class Reward(OpenSection):
         """The rewards that score: itself, or those it is made of. They share a worker process."""
         return (self,)
 
+    def grades(self) -> bool:
+        """Whether it is graded; of a sum, whether the term that decides is."""
+        return self.graded
+
+    def worst_value(self) -> float | None:
+        """The least value that there can be; None: it is not known."""
+        return self.worst
+
     def prepare(self) -> None:
         """Called once in the process that scores, before its first response: the place for imports that take long."""
+
+    def runs(self, problem: Any) -> bool:  # noqa: ARG002 (for those that override it)
+        """Whether scoring a response to the problem may run a text of it as code. Such a response is scored in a
+        process that ends with it, which costs milliseconds. May raise: then it may.
+        """
+        return self.sealed == "always"
 
     @abstractmethod
     def score(self, problem: Any, response: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from operator import itemgetter
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, assert_never, get_args
 
 from pydantic import Field, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -49,9 +49,15 @@ class ValueSchedule(Spec):
 
     def _share(self, progress: float) -> float:
         """Share of the way from one value to the next, after this share of the steps between them."""
-        if self.between == "step":
-            return 0.0
-        return progress if self.between == "linear" else (1 - math.cos(math.pi * progress)) / 2
+        match self.between:
+            case "step":
+                return 0.0
+            case "linear":
+                return progress
+            case "cosine":
+                return (1 - math.cos(math.pi * progress)) / 2
+            case never:
+                assert_never(never)
 
     def phases(self) -> set[int]:
         """The steps of the points, and those in the middle of each ramp."""

@@ -126,9 +126,10 @@ class Goal(Spec):
     """What a trial is judged by: a measure of its last checkpoint, or a training metric, over its seeds."""
 
     dataset: str = ""
-    """An evaluation set of the experiment, for mean@k, pass@k and maj@k; empty for a training metric."""
+    """An evaluation set of the experiment, for mean@k, pass@k, maj@k and score@k; empty for a training metric."""
     metric: str = "mean@1"
-    """mean@k, pass@k or maj@k, k at most evaluation.samples_per_problem; or a metric that training records, such as
+    """mean@k, pass@k or maj@k, k at most evaluation.samples_per_problem; of a graded reward score@k; or a metric that
+    training records, such as
     kl/reverse: its mean over the last ten steps."""
     direction: Literal["maximize", "minimize"] = "maximize"
     """Whether more or less of it is better."""

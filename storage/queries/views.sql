@@ -92,19 +92,27 @@ ORDER BY runs.experiment, run, wide.step;
 --   reward_last: mean of reward/mean over the last ten steps
 --   accuracy_before: mean@k of the base model, 0 to 1; mean over the sets
 --   accuracy_after: mean@k at the last evaluated step, 0 to 1; mean over the sets
+--   score_before: score@k of the base model, where the reward is graded, in its own units; mean over the sets
+--   score_after: score@k at the last evaluated step; mean over the sets
 --   evaluated_step: that step
 CREATE VIEW run_summary AS
-WITH accuracies AS (
-    SELECT run_id, step, avg(value) AS value, count(*) AS num_sets
-    FROM evaluations WHERE metric LIKE 'mean@%' GROUP BY run_id, step
-),
-accuracy AS (
+WITH means AS (
     SELECT
         run_id,
-        arg_min(value, step) FILTER (step = 0) AS accuracy_before,
-        arg_max(value, step) AS accuracy_after,
+        step,
+        avg(value) FILTER (metric LIKE 'mean@%') AS accuracy,
+        avg(value) FILTER (metric LIKE 'score@%') AS score
+    FROM evaluations WHERE metric LIKE 'mean@%' OR metric LIKE 'score@%' GROUP BY run_id, step
+),
+evaluated AS (
+    SELECT
+        run_id,
+        arg_min(accuracy, step) FILTER (step = 0) AS accuracy_before,
+        arg_max(accuracy, step) AS accuracy_after,
+        arg_min(score, step) FILTER (step = 0) AS score_before,
+        arg_max(score, step) AS score_after,
         max(step) AS evaluated_step
-    FROM accuracies GROUP BY run_id
+    FROM means GROUP BY run_id
 )
 SELECT
     runs.run_id,
@@ -119,10 +127,12 @@ SELECT
     runs.steps,
     reward.reward_first,
     reward.reward_last,
-    accuracy.accuracy_before,
-    accuracy.accuracy_after,
-    accuracy.evaluated_step
-FROM runs LEFT JOIN recorded.rewards AS reward USING (run_id) LEFT JOIN accuracy USING (run_id)
+    evaluated.accuracy_before,
+    evaluated.accuracy_after,
+    evaluated.score_before,
+    evaluated.score_after,
+    evaluated.evaluated_step
+FROM runs LEFT JOIN recorded.rewards AS reward USING (run_id) LEFT JOIN evaluated USING (run_id)
 ORDER BY runs.experiment, runs.name;
 
 -- One row per experiment, setting, set and measure: the mean over the seeds of finished runs, each at its last evaluated step,
@@ -131,8 +141,8 @@ ORDER BY runs.experiment, runs.name;
 --   cell: the matrix cell, or what a study's trial varies: path in the spec -> value
 --   setting: digest of the resolved spec without its seed, see runs; NULL: runs of earlier versions, told apart by their cell
 --   dataset: name of the evaluation set
---   metric: mean@k, pass@k or maj@k
---   value: mean over the seeds, 0 to 1
+--   metric: mean@k, pass@k, maj@k or score@k
+--   value: mean over the seeds: a share, 0 to 1; of score@k in the reward's own units
 --   std: standard deviation over the seeds, ddof 1; NULL of one seed
 --   lowest: of the seeds
 --   highest: of the seeds
@@ -166,9 +176,9 @@ ORDER BY dataset, metric, rank, experiment;
 -- One row per run, set and evaluated step: accuracy over the steps, during training (`evaluation.every_steps`, `.concurrent_ranks`) and after.
 --   run: the run's name: cell and seed
 --   dataset: name of the evaluation set
---   metric: mean@k: share of right answers among k responses
+--   metric: mean@k: share of right answers among k responses; score@k: mean score of k responses, of a graded reward
 --   step: of training; 0: the base model
---   accuracy: the metric's mean over the problems, 0 to 1
+--   accuracy: the metric's mean over the problems: a share, 0 to 1; of score@k in the reward's own units
 --   ci_low: lower end of its interval, see evaluations
 --   ci_high: upper end of that interval
 --   num_problems: problems of the set that were answered
@@ -191,7 +201,7 @@ SELECT
     e.step = max(e.step) OVER (PARTITION BY e.run_id, e.dataset) AS is_last,
     e.step > 0 AND rank() OVER (PARTITION BY e.run_id, e.dataset, e.step > 0 ORDER BY e.value DESC, e.step DESC) = 1 AS is_best
 FROM evaluations AS e LEFT JOIN runs USING (run_id)
-WHERE e.metric LIKE 'mean@%'
+WHERE e.metric LIKE 'mean@%' OR e.metric LIKE 'score@%'
 ORDER BY runs.experiment, run, e.run_id, e.dataset, e.step;
 
 -- One row per experiment, setting and set: accuracy at the last evaluated step of training and at the best one, means over the seeds
@@ -199,9 +209,9 @@ ORDER BY runs.experiment, run, e.run_id, e.dataset, e.step;
 --   cell: the matrix cell, or what a study's trial varies: path in the spec -> value
 --   setting: digest of the resolved spec without its seed, see runs; NULL: runs of earlier versions, told apart by their cell
 --   dataset: name of the evaluation set
---   metric: mean@k: share of right answers among k responses
---   last: accuracy at the last evaluated step, 0 to 1
---   best: accuracy at each run's most accurate step, 0 to 1
+--   metric: mean@k: share of right answers among k responses; score@k: mean score of k responses, of a graded reward
+--   last: accuracy, or score, at the last evaluated step
+--   best: the same at each run's most accurate step
 --   num_evaluated: steps of training that a run's best was chosen from; the fewest of the seeds. 1: the best is the last
 --   num_seeds: runs that these are means of
 --   best_steps: each run's most accurate step, in the order of run_ids

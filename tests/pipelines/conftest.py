@@ -13,6 +13,8 @@ from filelock import FileLock
 from live import SPEC, Lab, copy_prefect_database
 from server_profile import IS_INSTALLED, ServerLab, server_profile
 
+from pipelines.home.home import Home
+
 
 @pytest.fixture(scope="session")
 def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,6 +46,12 @@ def lab(prepared_home: Path, tmp_path: Path) -> Iterator[Lab]:
     lab.spec.write_text(SPEC)
     yield lab
     lab.clean_up()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home in which nothing is yet."""
+    return Home(tmp_path / "home")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 WHO = {
     "api": "who shows the password",
     "studies": "who shows the password, or the readers'",
+    "report": "who has the link that it prints, or shows a password of the home",
     "record": "who shows the password, or the readers'",
     "supervisord": "`rpg up`, `rpg down` and `rpg doctor`, with a password of their own",
     "postgres": "the server's processes and the workers, each owner with its password",
@@ -28,6 +29,7 @@ _PROGRAMS = {
     "pipelines.prefect_server.api_process": "api",
     "pipelines.studies.web": "studies",
     "pipelines.web": "record",
+    "--serve": "report",
     "supervisor.supervisord": "supervisord",
     "pipelines.prefect_flows.workers.process_worker": "worker",
     "rpg.train": "trainer",
@@ -43,7 +45,7 @@ class Listener:
     @property
     def answer(self) -> str:
         """What a call without a password gets, in words."""
-        if self.program in ("api", "studies", "record"):
+        if self.program in ("api", "studies", "record", "report"):
             return f"{_status(self, '/api/flow_runs/count' if self.program == 'api' else '/')}"
         if self.program == "supervisord":
             return _status(self, "/RPC2")

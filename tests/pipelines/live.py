@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from safetensors.torch import load_file
 
 from pipelines.home.home import Home
 from specs.machine.files import read_json
@@ -61,6 +63,9 @@ evaluation: {samples_per_problem: 2}
 """
 
 
+SIGNAL = ("reward.type=math_dapo", "advantage.baseline=none")
+"""Values with which every response has the advantage -1, so that there is a gradient though no answer is right. Without
+one all weights are those of the base model, whatever is done to a run."""
 ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$0" "$@"')
 """The prefix of a command that runs on this machine under another host's name."""
 
@@ -136,6 +141,19 @@ class Lab:
     def query(self, sql: str) -> list[Any]:
         with Store.open(self.root) as store:
             return list(store.query(sql).rows)
+
+    def assert_trained(self, run_id: str) -> None:
+        """Every step had a gradient, and the last weights are not the base model's: those that equal them say
+        something."""
+        norms = self.query(f"SELECT value FROM metrics WHERE name = 'grad_norm' AND run_id = '{run_id}'")
+        assert norms
+        assert all(norm > 0 for (norm,) in norms)
+        base = read_json(self.home.run(run_id) / "plan.json")["stages"]["base"]["fingerprint"]
+        last = max(self.home.run(run_id).glob("weights/step-*"))
+        before, after = (
+            load_file(directory / "model.safetensors") for directory in (self.home.artifact("base", base), last)
+        )
+        assert any(not torch.equal(after[name], before[name].to(after[name])) for name in after)
 
     def prefect_rows(self, sql: str) -> list[tuple[Any, ...]]:
         """From Prefect's own database."""

@@ -43,11 +43,13 @@ def record_run(
     experiment: str = "sums",
     on_the_way: Mapping[int, float] | None = None,
     clusters: int = 0,
+    graded: tuple[float | None] | None = None,
 ) -> str:
     """One finished run whose accuracy moves from `before` to `after`, about; `on_the_way`: at steps between.
 
     Args:
         clusters: that the problems belong to; 0: none.
+        graded: by a reward of about 10 where a response is right, and about 0 elsewhere, with its worst value.
     """
     directory, cell = home.run(run_id), dict(values or {})
     spec = json.loads(json.dumps(SPEC)) | {"seeds": [seed], "name": experiment}
@@ -65,7 +67,7 @@ def record_run(
     write(directory / "attempts/0001.json", {"attempt": 1, "resumed_from_step": 0, "started_at": START.isoformat()})
     rng = np.random.default_rng([seed, *map(ord, run_id)])
     _training(directory, run_id, steps, before, after, rng)
-    _evaluation(directory, run_id, problems, {0: before, **(on_the_way or {}), steps: after}, rng, clusters)
+    _evaluation(directory, run_id, problems, {0: before, **(on_the_way or {}), steps: after}, rng, clusters, graded)
     return run_id
 
 
@@ -217,7 +219,13 @@ def _training(directory: Path, run_id: str, steps: int, low: float, high: float,
 
 
 def _evaluation(
-    directory: Path, run_id: str, problems: int, levels: Mapping[int, float], rng: np.random.Generator, clusters: int
+    directory: Path,
+    run_id: str,
+    problems: int,
+    levels: Mapping[int, float],
+    rng: np.random.Generator,
+    clusters: int,
+    graded: tuple[float | None] | None = None,
 ) -> None:
     writer = SegmentWriter(directory / "evaluate" / FINGERPRINT[:16], run_id, 1)
     difficulty = np.random.default_rng(0).normal(0, 0.2, problems)
@@ -230,10 +238,14 @@ def _evaluation(
             for problem in range(problems)
             for sample in range(8)
         ]
-        share = sum(row.correct for row in samples) / len(samples)
+        if graded:
+            samples = [replace(row, correct=None, score=10 * row.score + rng.normal()) for row in samples]
+        share = sum(row.score for row in samples) / len(samples)
         row = EvaluationRow(
             run_id, FINGERPRINT, step, "two-terms", "mean@8", share, share - 0.03, share + 0.03, problems, 8
         )
+        if graded:
+            row = replace(row, metric="score@8", worst=graded[0])
         writer.rows([row])
         writer.rows(samples)
     writer.flush()

@@ -18,9 +18,18 @@ from pipelines.home.versions import looks_of
 from pipelines.planning.plan import RunPlan, make_plan
 from pipelines.prefect_flows.experiment import Outcomes, RunOutcome, execute_plan
 from pipelines.report import evidence, write_experiment_report, write_run_report
-from pipelines.report.answer import Answer, answers, answers_of, answers_of_other_measures, headline, outcomes_of
+from pipelines.report.answer import (
+    Answer,
+    answers,
+    answers_of,
+    answers_of_other_measures,
+    headline,
+    note_looks,
+    outcomes_of,
+)
 from pipelines.report.compare import compare
 from pipelines.running.experiment_page import experiment_markdown
+from pipelines.web.pages import Pages
 from specs.loader import load_document
 from storage import Store
 
@@ -35,11 +44,6 @@ reward: {type: exact_match}
 objective: {type: rpg, kl_coef: 1.0e-2, clip: {type: dual, low: 0.1, high: 0.2}}
 training: {steps: 2, prompts_per_step: 4, group_size: 2, minibatches: 2}
 """
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
 
 
 def cells(
@@ -272,6 +276,63 @@ def test_each_number_of_seeds_at_which_rpg_run_answers_is_on_record_and_counts_a
     execute_plan(make_plan(load_document(path, ("training.steps=3",)), home), home, finished)
     assert looks_of(home, "tiny") == ()
     assert looks_of(home, "tiny@1") == (2, 3)
+
+
+@pytest.fixture
+def three_seeds(home: Home) -> Home:
+    """Two cells with three seeds each, whose answer nobody has seen."""
+    cells(home, {0.1: 0.5, 0.28: 0.6})
+    path = home.experiment("sums") / "experiment.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"versions": [{"version": 1, "recipes": ["a"], "runs": record["runs"]}]}))
+    return home
+
+
+@pytest.mark.parametrize("verb", [["report"], ["compare"]])
+def test_who_is_shown_an_answer_has_looked(three_seeds: Home, verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPG_HOME", str(three_seeds.root))
+    for _ in range(2):
+        assert CliRunner().invoke(app, [*verb, "sums"]).exit_code == 0
+    assert looks_of(three_seeds, "sums") == (3,)
+    assert "asked before" not in CliRunner().invoke(app, ["compare", "sums"]).stdout
+
+
+def test_a_page_in_a_browser_and_the_page_that_flow_runs_renew_are_looks(three_seeds: Home) -> None:
+    pages = Pages(three_seeds)
+    pages.report("experiments", "sums")
+    pages.close()
+    assert looks_of(three_seeds, "sums") == (3,)
+    path = three_seeds.experiment("sums") / "experiment.json"
+    path.write_text(path.read_text().replace('"looks": [3]', '"looks": []'))
+    experiment_markdown(three_seeds, "sums")
+    assert looks_of(three_seeds, "sums") == (3,)
+
+
+def test_an_answer_while_seeds_are_open_is_a_look_that_a_later_one_pays_for(three_seeds: Home) -> None:
+    path = three_seeds.run("sums-0.28-s2") / "state.json"
+    ended = path.read_text()
+    path.write_text(ended.replace('"finished"', '"cancelled"'))
+    note_looks(three_seeds, ["sums"])
+    assert looks_of(three_seeds, "sums") == (2,)
+    assert "asked before" not in compare(three_seeds, ["sums"]).answers[0].text
+    path.write_text(ended)
+    assert "It was asked before at 2 seeds" in compare(three_seeds, ["sums"]).answers[0].text
+
+
+def test_a_look_belongs_to_the_version_that_was_shown_and_no_run_by_itself_is_one(three_seeds: Home) -> None:
+    note_looks(three_seeds, ["sums-0.1-s0"])
+    assert looks_of(three_seeds, "sums") == ()
+    note_looks(three_seeds, ["sums@1"])
+    assert looks_of(three_seeds, "sums@1") == (3,)
+
+
+def test_a_home_that_cannot_be_written_is_read_all_the_same(three_seeds: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Home, "locked", read_only)
+    note_looks(three_seeds, ["sums"])
+    assert looks_of(three_seeds, "sums") == ()
 
 
 def test_problems_that_share_a_passage_make_every_interval_of_a_page_wider(home: Home) -> None:

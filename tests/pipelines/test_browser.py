@@ -122,7 +122,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def served(home: Home) -> Iterator[str]:
     """The address of a home's pages."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(make_app(home), port=port, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(make_app(home, lambda _shown: True), port=port, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

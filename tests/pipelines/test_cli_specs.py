@@ -188,3 +188,18 @@ def test_a_plan_of_many_runs_sums_them_up_and_shows_each_on_request(rpg):
     assert "starter-s0-" not in summed
     assert each.count("starter-s") == 9
     assert summed.split("\n\n")[2:] == each.split("\n\n")[2:], "the estimates are the same"
+
+
+def test_a_plan_refuses_what_offline_cannot_be_had_and_warns_of_it_else(rpg, monkeypatch):
+    Path("a.yaml").write_text(STARTER)
+    asked = ("plan", "a.yaml", "--set", "model={source: pretrained, path: nobody/model}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, _, err = rpg(*asked)
+    assert (code, "model.path: the model is not on this machine, and HF_HUB_OFFLINE forbids to fetch it" in err) == (
+        2,
+        True,
+    )
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    code, _, err = rpg(*asked)
+    assert (code, "warning" in err and "does not answer" in err) == (0, True), err

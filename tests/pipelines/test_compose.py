@@ -1,6 +1,7 @@
 """docker-compose.yml, without Docker: valid, safe, and told the same settings as `rpg up --profile server`."""
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -12,12 +13,23 @@ from ruamel.yaml import YAML
 
 from pipelines.home.home import Home
 from pipelines.prefect_flows.workers import flow_process
-from pipelines.prefect_server.settings import API_PROCESSES, client_environment, server_environment
+from pipelines.prefect_server.settings import API_ONLY, client_environment, server_environment
 from pipelines.processes.stop import GIVE_BACK_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SERVER = ("migrate", "server", "services")
+BACKENDS = {"postgres", "redis"}
 WORKERS = ("worker", "gpu-worker")
+
+
+REGISTERS = "PREFECT_SERVER_REGISTER_BLOCKS_ON_START"
+
+
+def filled_in(value: str, **given: str) -> str:
+    """A value of the file as Compose passes it on: what names a variable becomes that or its default."""
+    while (found := re.search(r"\$\{(\w+):-([^${}]*)\}", value)) is not None:
+        value = value.replace(found[0], given.get(found[1]) or found[2])
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +61,9 @@ def test_every_image_is_pinned_to_a_version(compose: dict[str, Any]) -> None:
         assert "latest" not in tag, name
 
 
-def test_prefects_image_is_the_version_that_is_installed_here(compose: dict[str, Any]) -> None:
-    import prefect
-
-    for name in SERVER:
-        assert compose["services"][name]["image"].startswith(f"prefecthq/prefect:{prefect.__version__}-python3.11")
+def test_whatever_is_no_database_is_our_own_image(compose: dict[str, Any]) -> None:
+    others = {name for name, service in compose["services"].items() if "build" not in service}
+    assert others == BACKENDS
 
 
 def test_no_service_is_root_or_may_become_it(compose: dict[str, Any]) -> None:
@@ -187,19 +197,15 @@ def test_the_servers_processes_are_told_what_rpg_up_tells_them(
     url = "http://localhost:4200/api"
     here = server_environment(Home(tmp_path), url, database=database, redis=redis, auth_string=auth_string)
     of_places = client_environment(Home(tmp_path), url).keys() - {"PREFECT_CLI_PROMPT", "DO_NOT_TRACK"}
-    # `prefect server start` sets the one itself, and the other is a place.
-    others = {"PREFECT__SERVER_FINAL", "RPG_HOME"}
-    expected = {name: value for name, value in here.items() if name not in of_places | others}
+    expected = {name: value for name, value in here.items() if name not in {*of_places, "RPG_HOME"}}
     for name in SERVER:
         service = compose["services"][name]
-        environment = {
-            key: str(value).replace("${RPG_PORT:-4200}", "4200") for key, value in service["environment"].items()
-        }
+        environment = {key: filled_in(str(value)) for key, value in service["environment"].items()}
         told = environment | {secret: secrets[secret] for secret in service["secrets"]}
         assert {key: told.get(key) for key in expected} == expected, name
-    command = compose["services"]["server"]["command"]
-    assert command[command.index("--workers") + 1] == str(API_PROCESSES)
-    assert "--no-services" in command
+    # As in `ServerProfile`: `migrate` registers the types of blocks, and the API leaves the background services alone.
+    assert all(compose["services"][name]["environment"][REGISTERS] == "false" for name in SERVER)
+    assert API_ONLY.items() <= compose["services"]["server"]["environment"].items()
 
 
 def test_a_secret_becomes_the_variable_of_its_name(compose: dict[str, Any], tmp_path: Path) -> None:
@@ -238,6 +244,10 @@ def test_every_setting_of_the_example_is_one_that_the_file_reads() -> None:
     assert settings
     for name, default in settings:
         assert f"${{{name}:-{default}}}" in text, name
+    # Those that are a comment have another default than the example.
+    commented = re.findall(r"^# ([A-Z_]+)=", (ROOT / ".env.example").read_text(), re.M)
+    assert commented == ["RPG_TRUSTED_HOSTS", "PREFECT_SERVER_UI_API_URL"]
+    assert all(f"${{{name}:-" in text for name in commented)
 
 
 def test_what_the_images_copy_is_there() -> None:

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -55,12 +57,20 @@ class Up:
         return (self.lab.home.services / "secrets" / name).read_text().strip()
 
     def call(self, path: str, body: Any = None, method: str | None = None, **headers: str) -> Any:
-        """What the API answers to who shows the password."""
+        """What the API answers to who shows the password. Asked again, as Prefect's own clients do, while its SQLite is
+        locked by another process (503)."""
         headers = {"authorization": basic(self.secret()), "content-type": "application/json"} | headers
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.services.url + path, data=data, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read() or "null")
+        for attempt in range(10):
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return json.loads(answer.read() or "null")
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE or attempt == 9:
+                    raise
+                time.sleep(2**attempt / 10)
+        raise AssertionError
 
     def deployment(self) -> dict[str, Any]:
         found: dict[str, Any] = self.call(f"/deployments/name/{EXPERIMENTS.flow}/{EXPERIMENTS.name}")
@@ -346,6 +356,11 @@ def test_the_worker_runs_no_command_but_ours_whoever_asks(up: Up, tmp_path: Path
 
 def test_what_listens_of_rpg_up_is_what_the_page_says(up: Up) -> None:
     assert rows("`rpg up`", listeners(up.lab, "worker")) == rows_on_page("`rpg up`")
+
+
+def test_what_listens_of_rpg_report_is_what_the_page_says(lab: Lab) -> None:
+    lab.start("report", "--serve")
+    assert rows("`rpg report --serve`", listeners(lab, "report")) == rows_on_page("`rpg report --serve`")
 
 
 def test_the_api_of_a_command_has_the_password_too_and_no_stage_gets_it(lab: Lab) -> None:

@@ -78,6 +78,10 @@ def assert_still_true(now: Any, then: Any) -> None:
     """The same, but for what is told in addition."""
     if isinstance(then, dict):
         assert set(then) <= set(now)
+        if now.get("stage") == "evaluate" and now.get("reason", "").startswith("evaluated as "):
+            # An evaluation under another name was made once more then.
+            assert (then["action"], now["action"]) == ("RUN", "CACHED")
+            then = {name: value for name, value in then.items() if name not in ("action", "reason")}
         for name, value in then.items():
             assert_still_true(now[name], value)
     elif isinstance(then, list):

@@ -34,11 +34,6 @@ def spec(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
-@pytest.fixture
 def train(spec: Path, home: Home) -> Callable[..., RunPlan]:
     """Leaves a run with these overrides as if it was trained to its end."""
 
@@ -261,3 +256,73 @@ def test_more_steps_and_another_name_give_bit_for_bit_what_training_from_the_sta
     assert removed.code == 0, removed.err
     assert lab.rpg("resume", third, "--prove").code == 0
     assert json.loads(lab.rpg("db", "check", "--full", "--json").out) == []
+
+
+def test_an_evaluation_that_is_taken_is_the_runs_own_and_outlives_the_other_one(
+    spec: Path, home: Home, train: Callable[..., RunPlan]
+) -> None:
+    first = train()
+    evaluation = first.stage("evaluate").fingerprint
+    recorded = RecordedRun(home.root, first.run_id)
+    recorded.evaluate(evaluation, accuracy=0.7)
+    write_json(first.stage("evaluate").output / "summary.json", {"checkpoints": []})
+    document = load_document(spec, ["name=other"])
+    (run,) = make_plan(document, home).runs
+    planned_evaluation = run.stage("evaluate")
+    assert (planned_evaluation.action, planned_evaluation.reason) == ("CACHED", f"evaluated as {first.run_id}")
+    register_run(home, document, run)
+    execution = RunExecution(document, run.run_id, home)
+    assert stages.perform_stage(execution, planned_evaluation) == "cached"
+    assert execution.state.stage("evaluate")["reason"] == f"evaluated as {first.run_id}"
+    shutil.rmtree(recorded.path)
+    with Store.open(home.root) as store:
+        query = "select distinct run_id, value from evaluations where metric like 'mean@%' order by value"
+        rows = store.query(query).rows
+        samples = store.query("select distinct run_id from evaluation_samples").rows
+    assert rows == [(run.run_id, 0.4), (run.run_id, 0.7)]
+    assert samples == [(run.run_id,)]
+    (again,) = make_plan(document, home).runs
+    assert (again.stage("evaluate").action, again.stage("evaluate").reason) == ("CACHED", "done")
+
+
+def test_an_evaluation_that_is_gone_by_the_time_is_done_anew(
+    spec: Path, home: Home, train: Callable[..., RunPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = train()
+    document = load_document(spec, ["name=other"])
+    (run,) = make_plan(document, home).runs
+    register_run(home, document, run)
+    execution = RunExecution(document, run.run_id, home)
+    shutil.rmtree(first.stage("evaluate").output)
+    done: list[str] = []
+    monkeypatch.setattr(stages, "_make_aside", lambda _execution, stage, _tick: done.append(stage.reason))
+    assert stages.perform_stage(execution, run.stage("evaluate")) == "done"
+    assert done == [f"{first.run_id} is damaged: {first.run_id} has no such evaluation any more"]
+
+
+@pytest.mark.long
+def test_another_name_takes_the_evaluation_too_and_what_is_asked_for_anew_is_done(lab: Lab) -> None:
+    first = lab.rpg("run", str(lab.spec))
+    assert first.code == 0, first.err
+    (one,) = lab.run_ids()
+    renamed = lab.rpg("run", str(lab.spec), overrides=("name=other",))
+    assert renamed.code == 0, renamed.err
+    (other,) = set(lab.run_ids()) - {one}
+    stages = lab.state(other)["stages"]
+    assert (stages["train"]["cached"], stages["train"]["reason"]) == (True, f"trained as {one}")
+    assert (stages["evaluate"]["cached"], stages["evaluate"]["reason"]) == (True, f"evaluated as {one}")
+    for table, columns in (("evaluations", "step, metric, value"), ("evaluation_samples", "* exclude (run_id)")):
+        rows = f"select {columns} from {table} where run_id = "
+        assert lab.query(f"{rows}'{one}' order by all") == lab.query(f"{rows}'{other}' order by all") != []
+    removed = lab.rpg("rm", one, "--yes")
+    assert removed.code == 0, removed.err
+    assert json.loads(lab.rpg("db", "check", "--full", "--json").out) == []
+    anew = lab.rpg("run", str(lab.spec), "--fresh", "train", overrides=("name=other",))
+    assert anew.code == 0, anew.err
+    stages = lab.state(other)["stages"]
+    assert (stages["base"]["cached"], stages["train"]["cached"], stages["evaluate"]["cached"]) == (True, False, False)
+    assert stages["train"]["reason"] == "made anew, as asked"
+    query = f"select attempt, valid_through from attempts where run_id = '{other}' order by attempt"
+    assert lab.query(query) == [(1, 0), (2, None)]
+    again = lab.rpg("plan", str(lab.spec), "--json", overrides=("name=other",))
+    assert {stage["action"] for stage in json.loads(again.out)["runs"][0]["stages"]} == {"CACHED"}

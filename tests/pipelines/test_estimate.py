@@ -379,6 +379,45 @@ def test_gpu_hours_are_the_arithmetic_of_training_and_the_traffic_of_sampling(tm
     assert hours.sampling == pytest.approx(sampling)
 
 
+EVALUATED = (
+    "data.evaluation=[{source: reasoning_gym, task: chain_sum, size: 20, seed: 900, name: sums}]",
+    "evaluation={samples_per_problem: 4, max_response_length: 32}",
+)
+
+
+def test_evaluation_counts_every_sample_of_every_checkpoint_at_its_longest(tmp_path: Path) -> None:
+    """20 problems x 4 samples of 16 + 32 tokens, 40 on each of 2 ranks, on the base model and the last checkpoint."""
+    spec = experiment(tmp_path, "qwen3", *EVALUATED)
+    shape = model_shape(spec)
+    assert shape is not None
+    traffic = (shape.matrix_parameters * 4 + 40 * (16 + 16) * 2 * 2 * 32 * 4) / (BANDWIDTH * SAMPLING_SHARE)
+    hours = gpu_hours(spec, shape)
+    assert hours.evaluation == pytest.approx(2 * 32 * traffic * 2 / 3600)
+    assert hours.total == pytest.approx(hours.sampling + hours.training + hours.evaluation)
+    final = gpu_hours(experiment(tmp_path, "qwen3", *EVALUATED, "evaluation.checkpoints=final"), shape)
+    on_the_way = gpu_hours(experiment(tmp_path, "qwen3", *EVALUATED, "evaluation.every_steps=1"), shape)
+    assert (final.evaluation, on_the_way.evaluation) == pytest.approx((hours.evaluation / 2, hours.evaluation * 2))
+
+
+def test_an_evaluation_of_unknown_size_is_not_counted_and_none_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"problem": "1 + 1 =", "answer": "2"}\n')
+    own = f"{{source: jsonl, path: {tmp_path}/own.jsonl, name: own}}"
+    unknown = experiment(tmp_path, "qwen3", f"data.evaluation=[{own}]")
+    shape = model_shape(unknown)
+    assert shape is not None
+    hours = gpu_hours(unknown, shape)
+    assert (hours.evaluation, hours.total) == (None, hours.sampling + hours.training)
+    assert gpu_hours(experiment(tmp_path), shape).evaluation == 0
+
+
+def test_groups_that_may_be_sampled_again_take_their_hours(tmp_path: Path) -> None:
+    refilled = experiment(tmp_path, "qwen3", "rollout={max_response_length: 8, dynamic_sampling: {max_batches: 20}}")
+    shape = model_shape(refilled)
+    assert shape is not None
+    once, again = gpu_hours(experiment(tmp_path), shape), gpu_hours(refilled, shape)
+    assert (again.sampling, again.training) == pytest.approx((20 * once.sampling, once.training))
+
+
 def test_logprobs_that_the_sampler_gives_cost_no_pass_and_those_that_advantages_need_cost_all(tmp_path: Path) -> None:
     """Of 3 epochs with a backward of twice a forward: 9 forwards, and 0, a half or 1 for the old logprobs; RLOO's
     reference takes one more."""

@@ -11,8 +11,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from pipelines.cli.verbs.plan import _algebra
+from pipelines.home.home import Home
 from pipelines.planning import model_shape
+from pipelines.planning.plan import make_plan
 from rpg.base.shape import shape_of_config
+from specs.loader import load_document
 
 CONFIGS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("model_configs.json").read_text())
 PUBLISHED = {
@@ -130,3 +134,26 @@ def test_a_configuration_is_counted_once_in_a_child_without_torch_here(empty_cac
 )
 def test_what_builds_no_model_has_no_shape(settings: dict[str, Any]) -> None:
     assert model_shape.shape_of_settings(settings) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (None, "the model's config is not on this machine yet"),
+        ({"model_type": "of-nobody"}, "transformers builds no model of its config"),
+    ],
+)
+def test_a_plan_says_why_it_estimates_no_memory(config: dict[str, Any] | None, why: str, tmp_path: Path) -> None:
+    if config:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    path = str(tmp_path) if config else "nobody/model"
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.format(paths=json.dumps([path]), first=path))
+    made = make_plan(load_document(spec), Home(tmp_path / "home"))
+    assert f"memory  unknown, and so are GPU hours: {why}" in _algebra(made)
+
+
+def test_sizes_that_differ_between_layers_count_as_the_largest() -> None:
+    """Gemma 4 has heads of 256 and, in every sixth layer, of 512; transformers refuses to read them from the whole."""
+    shape = shape_of_config({"model_type": "gemma4_text", "num_hidden_layers": 6})
+    assert (shape.layers, shape.attention_size) == (6, 8 * 512)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Lab, kill, wait_for
+from live import SIGNAL, Lab, kill, wait_for
 from recorded_home import record_run, write
 
 from pipelines.home.home import Home
@@ -28,6 +28,8 @@ from specs.machine.liveness import newest_lease
 from storage import Store
 
 RUN = "sums-s0"
+
+LONG = ("training.steps=300", "training.checkpoint.every_steps=20", *SIGNAL)
 
 
 @pytest.fixture(scope="module")
@@ -241,11 +243,11 @@ def test_a_worker_of_another_machine_goes_on_from_the_checkpoint_of_one_that_die
     lab: Lab, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two homes that share nothing; a third one reads. Figures are those of a run that nothing happened to."""
-    whole = lab.rpg("run", str(lab.spec), overrides=("training.steps=300", "training.checkpoint.every_steps=20"))
+    whole = lab.rpg("run", str(lab.spec), overrides=LONG)
     assert whole.code == 0, whole.err
     monkeypatch.setenv("RPG_STORE", url)
     first, second = (Lab(tmp_path / name, lab.spec) for name in ("first", "second"))
-    dying = first.start("run", str(lab.spec), overrides=("training.steps=300", "training.checkpoint.every_steps=20"))
+    dying = first.start("run", str(lab.spec), overrides=LONG)
     run_id = lab.run_ids()[0]
     store = ObjectStore(url)
 
@@ -258,7 +260,7 @@ def test_a_worker_of_another_machine_goes_on_from_the_checkpoint_of_one_that_die
     kill(dying.pid)
     if trainer:
         kill(trainer)
-    result = second.rpg("run", str(lab.spec), overrides=("training.steps=300", "training.checkpoint.every_steps=20"))
+    result = second.rpg("run", str(lab.spec), overrides=LONG)
     assert result.code == 0, result.err
     attempts = sorted(path.stem for path in (second.home.run(run_id) / "attempts").glob("*.json"))
     assert attempts == ["0001", "0002"]
@@ -273,5 +275,6 @@ def test_a_worker_of_another_machine_goes_on_from_the_checkpoint_of_one_that_die
     )
     assert rows(mirror.home, figures) == rows(second.home, figures) == rows(lab.home, figures) != []
     assert rows(mirror.home, "select run_id, status, step from runs") == [(run_id, "finished", 300)]
+    second.assert_trained(run_id)
     for lab_ in (first, second):
         lab_.clean_up()

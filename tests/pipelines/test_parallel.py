@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from live import SPEC, Lab, finished, kill, wait_for
+from live import SIGNAL, SPEC, Lab, copy_prefect_database, finished, kill, wait_for
 from typer.testing import CliRunner
 
 from pipelines.cli import app
@@ -49,14 +49,19 @@ def assert_dead_in_time(lab: Lab) -> None:
 @pytest.mark.long
 def test_runs_at_the_same_time_share_what_both_need_and_give_what_each_alone_would(lab, prepared_home):
     shutil.rmtree(lab.root / "artifacts" / "base")
-    result = lab.rpg("run", str(lab.spec), "--parallel", "2", overrides=TWO)
+    result = lab.rpg("run", str(lab.spec), "--parallel", "2", overrides=(*TWO, *SIGNAL))
     assert result.code == 0, result.err
     first, second = lab.run_ids()
     states = [lab.state(run_id) for run_id in (first, second)]
     assert [state["status"] for state in states] == ["finished", "finished"]
     assert max(state["started_at"] for state in states) < min(state["stages"]["train"]["ended_at"] for state in states)
     assert sorted(state["stages"]["base"]["cached"] for state in states) == [False, True], "made once, waited for"
-    assert metrics(lab.root, first) == metrics(prepared_home, first)
+    alone = Lab(lab.root.with_name("alone"), lab.spec)
+    copy_prefect_database(prepared_home, alone.root)
+    assert alone.rpg("run", str(lab.spec), overrides=SIGNAL).code == 0
+    assert alone.run_ids() == [first]
+    lab.assert_trained(first)
+    assert metrics(lab.root, first) == metrics(alone.root, first) != metrics(lab.root, second)
     assert "held_out  before " in result.out
     assert "2 seeds" in result.out
     assert (lab.root / "experiments/tiny/report.html").is_file()

@@ -5,7 +5,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from live import Lab, finished
+from live import SIGNAL, Lab, finished
 
 from specs.machine.files import digest
 
@@ -28,7 +28,7 @@ print(json.dumps([[outcome.status, outcome.paused_at] for outcome in outcomes]))
 
 
 def start_until(lab: Lab, step: int, *overrides: str) -> subprocess.Popen[str]:
-    return lab.start_program(PROGRAM, str(lab.spec), str(step), STEPS, *overrides)
+    return lab.start_program(PROGRAM, str(lab.spec), str(step), STEPS, *SIGNAL, *overrides)
 
 
 def execute_until(lab: Lab, step: int, *overrides: str) -> list[Any]:
@@ -72,9 +72,10 @@ def test_a_run_pauses_where_it_is_told_to_and_goes_on_to_the_weights_of_an_unint
     assert [attempt["resumed_from_step"] for attempt in attempts] == [0, 4, 6]
     measured = lab.query("select step, count(*) from evaluation_samples group by step order by step")
     assert measured == [(0, 20), (4, 20), (6, 20), (8, 20)]
+    lab.assert_trained(run_id)
     paused = weights_digest(lab, run_id)
 
     lab.home.run(run_id).rename(lab.root / "aside")
-    result = lab.rpg("run", str(lab.spec), overrides=(STEPS,))
+    result = lab.rpg("run", str(lab.spec), overrides=(STEPS, *SIGNAL))
     assert result.code == 0, result.err
     assert weights_digest(lab, run_id) == paused

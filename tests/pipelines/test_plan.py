@@ -47,11 +47,6 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
 def planned(spec: Path, home: Home, *overrides: str) -> Plan:
     return make_plan(load_document(spec, overrides), home)
 

@@ -17,7 +17,7 @@ from rpg.recording.provenance import steering_variables
 from specs.machine.files import digest
 from specs.schema.execution import Record
 from specs.schema.experiment import Experiment
-from tests.rpg.tiny_run import make_inputs, make_run, rows, train
+from tests.rpg.tiny_run import assert_trained, make_inputs, make_run, rows, train
 
 TRAINING = {"steps": 2, "optimizer": {"learning_rate": 0.01}}
 RECORDS: dict[str, dict[str, Any]] = {
@@ -49,6 +49,7 @@ def tokens_of(run_dir: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
 
 
 def test_what_is_recorded_changes_nothing_of_training(trained: dict[str, Path]) -> None:
+    assert_trained(trained["all"])
     digests = {name: digest(next(run.glob("weights/step-*/model.safetensors"))) for name, run in trained.items()}
     assert len(set(digests.values())) == 1
     losses = {

@@ -38,7 +38,7 @@ from pipelines.prefect_server.client import prefect_client
 from pipelines.prefect_server.credentials import make_passwords, own_string, password
 from pipelines.processes.reap import ProcessRecord, reap
 from pipelines.processes.supervisor import start
-from pipelines.services.backends import _let_in
+from pipelines.services.backends import Postgres, Redis, _let_in
 from pipelines.services.stack import _cancel_runs, down
 from pipelines.services.supervisord import Program, Supervisor
 from specs.machine.files import read_json, write_json
@@ -272,6 +272,19 @@ def test_rpg_up_takes_no_other_users_answer_for_its_own_program(tmp_path, taken)
     with pytest.raises(ServiceError, match="taken by another user"):
         WithoutWorkers(home, 9).wait_for_address(Program("api", [], address=f"http://127.0.0.1:{port}/api/ready"))
     assert "Authorization" not in asked.read_text()
+
+
+@as_root
+def test_no_database_of_another_user_is_shown_a_password(tmp_path, taken):
+    (port, _), home = taken, Home(tmp_path / "home")
+    for backend in (Redis(home, "redis-server", port), Postgres(home, tmp_path, port)):
+        with pytest.raises(ServiceError, match="taken by another user"):
+            backend.answers()
+    # PostgreSQL runs as a user of its own where root starts it: root's listener is another user's.
+    with socket.create_server(("127.0.0.1", 0)) as roots:
+        port = roots.getsockname()[1]
+        with pytest.raises(ServiceError, match="taken by another user"):
+            Postgres(home, tmp_path, port).answers()
 
 
 @as_root

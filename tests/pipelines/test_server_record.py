@@ -58,7 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, Web
     log = home.run("sums-s0") / "logs" / "train.log"
     log.parent.mkdir()
     log.write_text("one\n")
-    web = serve(home)
+    web = serve(home, PREFECT_SERVER_API_AUTH_STRING=PASSWORD)
     yield home, web
     web.process.kill()
     web.process.wait()
@@ -66,7 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, Web
 
 @pytest.fixture
 def mirror(served: tuple[Home, Web], tmp_path: Path) -> Iterator[Mirror]:
-    source = WebSource(served[1].url)
+    source = WebSource(served[1].url, PASSWORD)
     yield Mirror(Home(tmp_path / "mirror"), source)
     source.close()
 

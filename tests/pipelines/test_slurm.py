@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 from live import SPEC, Lab, finished, wait_for
-from safetensors.torch import load_file
 from slurm_cluster import SlurmCluster, missing
 
 from pipelines.launchers.local import local_command
-from tests.rpg.tiny_run import finish, free_port, make_run, start
+from tests.rpg.tiny_run import assert_trained, finish, free_port, make_run, start, step_of, weights
 
 WHY_NOT = missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -41,20 +40,8 @@ def head(run: Path) -> Any:
     return start([sys.executable, "-m", "pipelines.launchers.slurm.head", str(run)])
 
 
-def step_of(run: Path) -> int:
-    try:
-        return int(json.loads((run / "progress.json").read_text()).get("step", 0))
-    except (OSError, ValueError):
-        return 0
-
-
 def job_of(run: Path) -> str:
     return str(json.loads((run / "slurm" / "job.json").read_text())["job"])
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    (file,) = sorted((run / "weights").glob("step-*"))[-1].glob("*.safetensors")
-    return load_file(file)
 
 
 def test_a_job_on_two_nodes_finishes_and_every_node_has_its_log(
@@ -108,6 +95,7 @@ def test_a_job_that_has_to_yield_saves_its_state_and_goes_on_when_it_is_its_turn
     assert len(attempts) == 2
     # Not at a multiple of every_steps by itself: the state after the step under way.
     assert attempts[1]["resumed_from_step"] >= 3 or how == "requeued"
+    assert_trained(whole)
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(run)[name], tensor, rtol=0, atol=1e-5)
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from live import SPEC, Lab, finished, wait_for
-from safetensors.torch import load_file
 from ssh_hosts import SshHosts, missing
 
 from pipelines.doctor.gpu_checks.session import check_gpus
@@ -20,7 +19,7 @@ from pipelines.launchers.local import local_command
 from specs.machine.gpu_slots import leased
 from specs.schema.experiment import Experiment
 from tests.rpg import tiny_run
-from tests.rpg.tiny_run import finish, free_port, make_run, start
+from tests.rpg.tiny_run import assert_trained, finish, free_port, make_run, start, step_of, weights
 
 WHY_NOT = missing()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -43,19 +42,8 @@ def head(run: Path, **environment: str) -> Any:
     return start([sys.executable, "-m", "pipelines.launchers.ssh.head", str(run)], environment)
 
 
-def step_of(run: Path) -> int:
-    try:
-        return int(json.loads((run / "progress.json").read_text()).get("step", 0))
-    except (OSError, ValueError):
-        return 0
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    (file,) = sorted((run / "weights").glob("step-*"))[-1].glob("*.safetensors")
-    return load_file(file)
-
-
 def same(one: Path, other: Path) -> None:
+    assert_trained(one)
     for name, tensor in weights(one).items():
         torch.testing.assert_close(weights(other)[name], tensor, rtol=0, atol=1e-5)
 

@@ -27,11 +27,6 @@ from storage import Store
 HERE = Path(__file__).parent
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
 def shown(record: dict[str, Any]) -> list[tuple[int, str, float, dict[str, Any]]]:
     return [(trial["number"], trial["state"], trial["value"], trial["params"]) for trial in record["trials"]]
 

@@ -21,11 +21,6 @@ from specs.schema.experiment import Experiment
 from storage import Store
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
 def of(trials: list[dict[str, Any]], **changes: Any) -> StudyRecord:
     return StudyRecord.of(study(trials, **changes))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Lab, finished, kill, wait_for
+from live import SIGNAL, Lab, finished, kill, wait_for
 
 from specs.machine.files import digest, read_json
 
@@ -111,6 +111,8 @@ def test_promoted_trials_have_the_weights_of_uninterrupted_ones(lab: Lab, study:
     text = (
         study.read_text().replace("startup_trials: 4", "type: random").replace("training.steps: 4", "training.steps: 6")
     )
+    given = "".join(f"  {path}: {value}\n" for path, value in (each.split("=") for each in SIGNAL))
+    text = text.replace("overrides:\n", f"overrides:\n{given}")
     pruned.write_text(text.replace("trials: 8", "trials: 5\npruner: {type: asha, rungs: [2, 4]}"))
     whole.write_text(text.replace("trials: 8", "trials: 5").replace("name: clips", "name: whole"))
     aside = lab.root / "aside"
@@ -126,8 +128,10 @@ def test_promoted_trials_have_the_weights_of_uninterrupted_ones(lab: Lab, study:
     promoted = [number for number, trial in enumerate(trials) if trial["state"] == "finished" and trial["rungs"]]
     assert promoted, "at least one comes to its end"
     for number in promoted:
+        lab.assert_trained(straight[number]["run_id"])
         assert weights(lab, trials[number]) == weights(lab, straight[number])
         assert trials[number]["value"] == straight[number]["value"]
+    assert len({weights(lab, trial) for trial in straight}) == len(straight), "what trials vary makes a difference"
     assert sum(trial["tokens"] for trial in trials) < sum(trial["tokens"] for trial in straight)
     assert {trial["state"] for trial in trials} == {"finished", "pruned"}
     assert {row[0] for row in lab.query("SELECT count(*) FROM metrics GROUP BY run_id, step, name")} == {1}

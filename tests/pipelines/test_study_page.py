@@ -43,11 +43,6 @@ from specs import SpecError
 SEARCH = [trial(0, 0.5), trial(1, 0.6), trial(2, 0.7), trial(3, 0.65)]
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
 def page_of(home: Home, data: dict[str, Any]) -> str:
     return html.unescape(write_study_report(home, record(home, data)).read_text())
 

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.home.home import Home
+from pipelines.planning.gpu_hours import evaluation_hours, gpu_hours
+from pipelines.planning.model_shape import model_shape
 from pipelines.studies.cost import StudyCost, least_steps, study_cost
 from specs import load_study_document
 from specs.schema.study import Study
@@ -40,6 +42,17 @@ def test_without_pruning_the_best_case_is_the_worst(tmp_path: Path) -> None:
     # Every run's last checkpoint, and the base model with the baseline's two: 20 problems x 8 samples.
     assert planned.worst.evaluation_samples == (16 + 2) * 20 * 8
     assert planned.confirmation.runs == 0
+
+
+def test_gpu_hours_of_a_study_are_those_of_its_steps_and_evaluations(tmp_path: Path) -> None:
+    """16 runs, and 18 checkpoints: each run's last, and the base model with the baseline's two."""
+    document = load_study_document(write_study(tmp_path, STEPS))
+    experiment = document.experiment.experiment
+    shape = model_shape(experiment)
+    assert shape is not None
+    run, each = gpu_hours(experiment, shape), evaluation_hours(experiment, shape)
+    assert each
+    assert study_cost(document).worst.gpu_hours == pytest.approx(16 * (run.sampling + run.training) + 18 * each)
 
 
 def test_successive_halving_costs_least_where_half_goes_on(tmp_path: Path) -> None:

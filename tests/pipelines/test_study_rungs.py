@@ -19,11 +19,6 @@ LONG = ("trials: 8", "trials: 9\noverrides: {training.steps: 8}\npruner: {type: 
 CONFIRMED = ("trials: 8", "trials: 6\nconfirm: {candidates: 2, seeds: 3}")
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
 def run(path: Path, home: Home, execute: Any) -> dict[str, Any]:
     return run_study(load_study_document(path), home, execute)
 

@@ -25,11 +25,13 @@ from tiny_study import Evaluator, load_study, write_study
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.prefect_server.api import answers
+from pipelines.prefect_server.credentials import header_with
 from pipelines.studies.storage import URL
 from pipelines.studies.study import run_study
 from pipelines.studies.web import studies_storage
 from specs import load_study_document
 
+AUTH = "rpg:secret"
 PAUSING = ("goal: {", "pruner: {type: asha, rungs: [1], eta: 2}\ngoal: {")
 
 
@@ -61,9 +63,20 @@ def page(home: Home) -> Iterator[str]:
     """The page's address."""
     port = free_port()
     command = [sys.executable, "-m", "pipelines.studies.web", str(port)]
-    with ended(command, RPG_HOME=str(home.root)):
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}"), what="the page")
+    with ended(command, RPG_HOME=str(home.root), PREFECT_SERVER_API_AUTH_STRING=AUTH):
+        wait_for(lambda: answers(f"http://127.0.0.1:{port}/ready"), what="the page")
         yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_page_is_not_served_without_a_password(home: Home, host: str) -> None:
+    command = [sys.executable, "-m", "pipelines.studies.web", str(free_port())]
+    environment = {name: value for name, value in os.environ.items() if "AUTH_STRING" not in name}
+    environment |= {"RPG_HOME": str(home.root), "RPG_WEB_HOST": host}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "others could read every study, without a password" in done.stderr
+    assert "PREFECT_SERVER_API_AUTH_STRING=user:password" in done.stderr
 
 
 def test_the_page_asks_for_the_password_where_the_server_has_one(home):
@@ -87,7 +100,8 @@ def test_the_page_asks_for_the_password_where_the_server_has_one(home):
 
 def asked(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
+    headers = {"content-type": "application/json", "authorization": header_with(AUTH)}
+    request = urllib.request.Request(url, data, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, json.loads(answer.read())

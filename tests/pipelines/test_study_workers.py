@@ -50,11 +50,6 @@ with more_workers(load_study_document(sys.argv[1]), Home(Path(sys.argv[2])), "ht
 ONE_SEED = ("trials: 8", "seeds_per_trial: 1\nsampler: {type: random}\ntrials: 16")
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
     if BINARIES is None:

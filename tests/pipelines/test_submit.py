@@ -105,6 +105,49 @@ def test_submitted_runs_are_executed_cancelled_and_seen_on_the_dashboard(stack):
     assert lab.processes() == []
 
 
+@pytest.mark.long
+@pytest.mark.timeout(5400)
+def test_fifty_submitted_runs_finish_and_every_row_of_them_is_in_sql(lab: Lab) -> None:
+    assert lab.rpg("up", "--workers", "2").code == 0
+    try:
+        matrix = "matrix.product.training.optimizer.learning_rate=[1e-4, 2e-4]"
+        overrides = (matrix, f"seeds={list(range(25))}", "training.steps=2")
+        submitted = json.loads(lab.rpg("submit", str(lab.spec), "--json", overrides=overrides).out)
+        run_ids = sorted(run["run_id"] for run in submitted)
+        assert len(set(run_ids)) == 50
+
+        def are_over() -> bool:
+            statuses = {lab.state(run_id)["status"] for run_id in run_ids}
+            assert statuses <= {"pending", "running", "finished"}
+            return statuses == {"finished"}
+
+        # A run takes 20 s of a core: it imports torch twice, and does little else.
+        wait_for(are_over, timeout=5000, what="the runs' ends")
+        assert lab.query("select run_id, status from runs order by run_id") == [(each, "finished") for each in run_ids]
+
+        services = running_services(lab.home)
+        assert services is not None
+
+        def states() -> set[str]:
+            shown = [call(f"{services.url}/flow_runs/{run['flow_run_id']}", home=lab.home) for run in submitted]
+            return {flow_run["state"]["type"] for flow_run in shown}
+
+        wait_for(lambda: states() == {"COMPLETED"}, what="the flow runs' ends")
+        rows = lab.query("select run_id, step, list(name order by name) from metrics group by all order by all")
+        assert [row[:2] for row in rows] == [(run_id, step) for run_id in run_ids for step in (1, 2)]
+        names = rows[0][2]
+        assert {"reward/mean", "grad_norm", "time/step"} <= set(names)
+        assert len(set(names)) == len(names)
+        assert all(row[2] == names for row in rows), "each step has every metric once"
+        counted = "select run_id, count(*) from {} group by run_id order by run_id"
+        assert lab.query(counted.format("rollouts")) == [(run_id, 32) for run_id in run_ids]
+        assert lab.query(counted.format("stages where status = 'finished'")) == [(run_id, 5) for run_id in run_ids]
+        # Two samples of each of ten problems, of the base model and of the trained one.
+        assert lab.query(counted.format("evaluation_samples")) == [(run_id, 40) for run_id in run_ids]
+    finally:
+        lab.rpg("down")
+
+
 def log_in(page: Page, dashboard: str, shown: str) -> None:
     """Enters the dashboard by its one field."""
     page.set_default_timeout(120_000)

@@ -100,3 +100,32 @@ def test_a_home_of_before_versions_keeps_its_runs_and_takes_further_seeds_and_ve
     assert reported(home, "tiny") == [*first, *others]
     run(home, "training.steps=3")
     assert reported(home, "tiny@1") == [*first, *others]
+
+
+def test_runs_of_one_name_are_told_apart_by_what_was_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pipelines.cli.show import describe_run, list_runs, print_run
+    from pipelines.report import write_run_report
+    from pipelines.report.compare import compare
+    from pipelines.web.pages import Pages
+
+    home = Home(tmp_path)
+    for run_id, steps in (("sums-a", 60), ("sums-b", 100)):
+        record_run(home, run_id, steps=20)
+        path = home.run(run_id) / "spec.json"
+        spec = json.loads(path.read_text())
+        path.write_text(json.dumps(spec | {"training": {**spec.get("training", {}), "steps": steps}}))
+    record_run(home, "sums-other", seed=1, steps=20)
+    _, rows = list_runs(home, experiment=None, status=None, plain=False)
+    assert {row[0]: row[1] for row in rows} == {
+        "sums-a": "seed 0, training.steps 60",
+        "sums-b": "seed 0, training.steps 100",
+        "sums-other": "seed 1",
+    }
+    print_run(describe_run(home, "sums-b"))
+    assert "sums: seed 0, training.steps 100\n" in capsys.readouterr().out
+    assert "training.steps 100" in write_run_report(home, "sums-b").read_text().partition("<section")[0]
+    labels = [group.label for group in compare(home, ["sums-a", "sums-b"]).groups]
+    assert labels == ["sums seed 0 (training.steps 60)", "sums seed 0 (training.steps 100)"]
+    pages = Pages(home)
+    assert "seed 0, training.steps 60" in pages.index()
+    pages.close()

@@ -30,11 +30,17 @@ from starlette.testclient import TestClient
 from pipelines.home.home import Home
 from pipelines.launchers.network import free_port
 from pipelines.prefect_server.api import answers
+from pipelines.prefect_server.credentials import make_passwords
 from pipelines.remote.record_files import NotRecordedError, is_recorded, open_recorded, read_listings
 from pipelines.web.app import make_app
 from storage import Store
 
 AUTH = "team:a password"
+
+
+def anybody(_shown: str) -> bool:
+    """Lets in who shows nothing."""
+    return True
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def client(home: Home) -> Iterator[TestClient]:
-    with TestClient(make_app(home)) as client:
+    with TestClient(make_app(home, anybody)) as client:
         yield client
 
 
@@ -101,7 +107,7 @@ def test_what_a_run_took_is_rounded_as_by_rpg_runs(home: Home, client: TestClien
 
 
 def test_an_empty_home_has_a_table_too(tmp_path: Path) -> None:
-    with TestClient(make_app(Home(tmp_path))) as client:
+    with TestClient(make_app(Home(tmp_path), anybody)) as client:
         assert "Nothing is recorded yet" in client.get("/").text
 
 
@@ -228,7 +234,7 @@ def test_a_directory_that_becomes_a_link_while_it_is_served_is_not_followed(home
 
 
 def test_only_who_has_the_password_sees_anything(home: Home) -> None:
-    with TestClient(make_app(home, accepts=AUTH.__eq__)) as client:
+    with TestClient(make_app(home, AUTH.__eq__)) as client:
         for address in (
             "/",
             "/runs/sums-s0",
@@ -248,10 +254,40 @@ def test_only_who_has_the_password_sees_anything(home: Home) -> None:
         assert client.get("/record/services/secrets", auth=(user, password)).status_code == 404
 
 
-def test_a_page_of_another_site_cannot_read_what_asks_for_no_password(home: Home) -> None:
-    with TestClient(make_app(home, hosts=("127.0.0.1", "localhost"))) as client:
-        assert client.get("/", headers={"host": "evil.example"}).status_code == 400
-        assert client.get("/", headers={"host": "localhost:4202"}).status_code == 200
+def test_a_page_of_another_site_cannot_read_under_a_name_that_was_made_to_lead_here(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TestClient(make_app(home, anybody, origins=["http://127.0.0.2:4202"])) as client:
+        for host in ("evil.example", "evil.example:4202", "127.0.0.2.evil.example", ""):
+            assert client.get("/", headers={"host": host}).status_code == 403
+        for host in ("localhost:4202", "127.0.0.1:4202", "127.0.0.2:4202"):
+            assert client.get("/", headers={"host": host}).status_code == 200
+        here = {"host": "localhost:4202"}
+        assert client.get("/", headers=here | {"origin": "http://localhost:4202"}).status_code == 200
+        for origin in ("http://evil.example", "http://localhost:5000", "null"):
+            assert client.get("/", headers=here | {"origin": origin}).status_code == 403
+        monkeypatch.setenv("RPG_TRUSTED_HOSTS", "reports.example.org")
+        assert client.get("/", headers={"host": "reports.example.org"}).status_code == 200
+
+
+def test_the_link_opens_the_record_and_leaves_a_cookie(home: Home) -> None:
+    app = make_app(home, AUTH.__eq__, token="a-token")
+    with TestClient(app, base_url="http://127.0.0.1:4202", follow_redirects=False) as client:
+        for address in ("/", "/?token=", "/?token=another", "/runs/sums-s0", "/record/runs/sums-s0/run.json"):
+            answer = client.get(address)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Basic realm="rpg"')
+            assert "open the link that `rpg report --serve` has printed" in answer.text
+        assert client.get("/", headers={"cookie": "rpg-4203=a-token; rpg-4202=another"}).status_code == 401
+        assert client.get("/", headers={"cookie": "rpg-4202="}).status_code == 401
+        opened = client.get("/runs/sums-s0?from=2&token=a-token")
+        assert (opened.status_code, opened.headers["location"]) == (303, "http://127.0.0.1:4202/runs/sums-s0?from=2")
+        cookie = opened.headers["set-cookie"]
+        assert cookie.startswith("rpg-4202=a-token;")
+        assert {"HttpOnly", "SameSite=lax"} <= set(cookie.split("; "))
+        assert client.get("/").status_code == 200
+        assert client.get("/record/services/secrets").status_code == 404
+        client.cookies.clear()
+        assert client.get("/", auth=("team", "a password")).status_code == 200
 
 
 def test_the_responses_of_a_step_are_listed_page_by_page(client: TestClient, with_tokens: str) -> None:
@@ -364,14 +400,37 @@ def test_nothing_is_written(home: Home, client: TestClient, verb: str) -> None:
     assert (home.run("sums-s0") / "run.json").read_bytes() == before
 
 
-def test_rpg_report_serves_until_it_is_interrupted(home: Home) -> None:
+def status_as(uid: int, address: str, header: str = "") -> int:
+    """The status of a GET of another user's curl, which keeps cookies and goes where it is led."""
+    options = ["--silent", "--output", "/dev/null", "--location", "--cookie", "", "--write-out", "%{http_code}"]
+    who = {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 else {}
+    command = ["curl", *options, *(["--header", header] if header else []), address]
+    return int(subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", **who).stdout)
+
+
+def test_rpg_report_serves_to_who_has_its_link_until_it_is_interrupted(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_SERVER_API_AUTH_STRING", raising=False)
+    shutil.rmtree(home.services, ignore_errors=True)
+    make_passwords(home)
     command = [sys.executable, "-c", "from pipelines.cli import main; main()", "report", "--serve"]
     environment = os.environ | {"RPG_HOME": str(home.root)}
-    port = free_port()
+    port, nobody = free_port(), 65534
     process = subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout.readline() == f"http://127.0.0.1:{port}\n"
-        wait_for(lambda: answers(f"http://127.0.0.1:{port}/runs/sums-s0"), what="the page")
+        link = process.stdout.readline().strip()
+        address = f"http://127.0.0.1:{port}"
+        assert re.fullmatch(re.escape(f"{address}/?token=") + r"[\w-]{32}", link)
+        wait_for(lambda: answers(f"{address}/ready"), what="the page")
+        for path in ("/", "/runs/sums-s0", "/record/runs/sums-s0/run.json", "/waiting", "/?token=another"):
+            assert status_as(nobody, address + path) == 401, path
+        assert status_as(nobody, link) == 200
+        assert status_as(nobody, link, "Host: evil.example") == 403
+        assert status_as(nobody, link, "Origin: http://evil.example") == 403
+        for name in ("auth", "reader"):
+            basic = base64.b64encode((home.services / "secrets" / name).read_bytes().strip()).decode()
+            assert status_as(nobody, f"{address}/runs/sums-s0", f"Authorization: Basic {basic}") == 200
     finally:
         process.terminate()
         process.communicate(timeout=30)
@@ -408,7 +467,7 @@ def test_the_program_of_the_server_profile_is_told_where_by_its_environment(home
 def test_two_cells_are_one_experiment_of_six_runs(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     record_two_cells(home)
-    with TestClient(make_app(home)) as client:
+    with TestClient(make_app(home, anybody)) as client:
         page = client.get("/").text
         assert "6 runs, 1 experiment<" in page
         assert len(re.findall(r'href="runs/[^"/]*"', page)) == 6

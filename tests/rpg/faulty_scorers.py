@@ -16,6 +16,8 @@ class Faulty(Reward):
     def score(self, problem: Problem, response: str) -> Score:
         if response == "raise":
             raise ZeroDivisionError("no such number")
+        if response.startswith("away"):
+            return _of_a_service(*response.split()[1:])
         if response == "hang":
             time.sleep(3600)
         if response == "hang deaf to signals":
@@ -43,6 +45,19 @@ class Faulty(Reward):
             except Exception:
                 return Score.of(1.0, "swallowed")
         return Score.of(1.0, f"{problem.answer} {problem.metadata} {response}")
+
+
+def _of_a_service(tries: str, answers_from: str = "never") -> Score:
+    """Of a service that answers from that call on. `tries`: a file with a character for each call so far."""
+    with open(tries, "a+") as file:
+        file.write(".")
+        file.seek(0)
+        if len(file.read()) == int(answers_from if answers_from != "never" else 0):
+            return Score.of(1.0, "answered")
+    try:
+        raise ConnectionRefusedError("nobody listens")
+    except ConnectionRefusedError:
+        raise RuntimeError("the service") from None
 
 
 class AsksAService(Faulty):

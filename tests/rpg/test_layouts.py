@@ -46,6 +46,10 @@ def test_one_rank_to_two_and_back_is_one_rank_all_the_way(ends: Path, case: str)
     for stem in ("learner", "reference"):
         straight, legs = whole(ends / case / "straight", stem), whole(ends / case / "leg3", stem)
         assert straight.keys() == legs.keys()
+        begun = whole(ends / case / "leg1", stem)
+        assert any(not torch.equal(straight[name], begun[name]) for name in straight), (
+            "nothing moved since the first leg"
+        )
         for name, expected in straight.items():
             assert torch.linalg.norm(legs[name] - expected) <= tolerance * torch.linalg.norm(expected), name
     counted = [PieceFiles(ends / case / end, "learner").notes[0]["numbers"] for end in ("straight", "leg3")]
@@ -60,6 +64,10 @@ def test_a_run_set_back_to_a_checkpoint_comes_to_the_same_end_in_every_bit(ends:
     for stem in ("learner", "reference"):
         straight, again = whole(ends / case / "straight", stem), whole(ends / case / "again", stem)
         assert straight.keys() == again.keys()
+        begun = whole(ends / case / "leg1", stem)
+        assert any(not torch.equal(straight[name], begun[name]) for name in straight), (
+            "nothing moved since the first leg"
+        )
         assert all(torch.equal(straight[name], again[name]) for name in straight)
 
 

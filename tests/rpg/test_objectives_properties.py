@@ -196,7 +196,7 @@ def test_every_objective_of_the_schema_has_an_equation() -> None:
     assert len(objectives) > 1
     for objective in objectives:
         assert equation.dispatch(objective) is not equation.dispatch(object), objective.__name__
-    with pytest.raises(NotImplementedError, match="no equation is registered for Rival"):
+    with pytest.raises(NotImplementedError, match="no equation is registered for PublishedObjective"):
         token_losses(PublishedObjective(), **batch(8))  # type: ignore[arg-type]
 
 

@@ -1,11 +1,15 @@
 """The look at what a spec names: it finds what a stage or a rank would end with, minutes later."""
 
 import json
+import socket
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from rpg.preflight import Findings, examine
+from rpg.preflight import HUB_SECONDS, Findings, examine
 from specs.loader import load_experiment
 
 SPEC = """\
@@ -78,10 +82,37 @@ def test_an_overlap_in_part_is_an_error_only_where_it_is_not_dropped(tmp_path: P
 def test_what_would_have_to_be_fetched_is_named_while_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    of_the_hub = ("model={source: pretrained, path: nobody/model}", "data.train=[{source: hub, path: nobody/data}]")
-    findings = looked_at(tmp_path, "", rows(0, 20), *of_the_hub)
+    findings = looked_at(tmp_path, "", rows(0, 20), *OF_THE_HUB)
     assert [(issue.path, issue.given) for issue in findings.absent] == [
         (("model", "path"), "nobody/model"),
         (("data", "train", 0, "path"), "nobody/data"),
     ]
     assert findings.errors == []
+
+
+OF_THE_HUB = ("model={source: pretrained, path: nobody/model}", "data.train=[{source: hub, path: nobody/data}]")
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refuses", "never answers"])
+def test_what_would_have_to_be_fetched_is_named_within_seconds_where_the_hub_cannot_be_reached(
+    silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if not silent:
+            server.close()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        began = time.monotonic()
+        findings = looked_at(tmp_path, "", rows(0, 20), *OF_THE_HUB)
+    assert time.monotonic() - began < HUB_SECONDS + 10  # the imports of a cold machine
+    assert [issue.message for issue in findings.absent] == [
+        f"the {what} is not on this machine, and the Hub ({address}) does not answer" for what in ("model", "dataset")
+    ]
+
+
+def test_what_can_be_fetched_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # which refuses: it is there
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert looked_at(tmp_path, "", rows(0, 20), *OF_THE_HUB).absent == []
+        server.shutdown()

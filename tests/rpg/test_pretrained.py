@@ -1,7 +1,10 @@
 """A model's own code is never run: settings that name code are refused by name, wherever a model is read."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"text_config": {"attn_implementation": {"": "somebody/attention"}}},
         "config.json: text_config.attn_implementation (somebody/attention)",
     ),
+    "adapters of another model, which may name code": (
+        "adapter_config.json",
+        {"peft_type": "LORA", "base_model_name_or_path": "somebody/model"},
+        "adapter_config.json, adapters of another model: merge them into it first",
+    ),
 }
 
 
@@ -59,7 +67,8 @@ def hostile(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> tupl
     directory.mkdir()
     for file in model.iterdir():
         (directory / file.name).write_bytes(file.read_bytes())
-    (directory / name).write_text(json.dumps(json.loads((directory / name).read_text()) | settings))
+    there = json.loads((directory / name).read_text()) if (directory / name).exists() else {}
+    (directory / name).write_text(json.dumps(there | settings))
     (directory / "mine.py").write_text(TELLTALE.format(path=str(tmp_path / "telltale")))
     return directory, said
 
@@ -101,6 +110,47 @@ def test_a_model_from_scratch_names_no_kernel() -> None:
         (issue,) = examine(Experiment.model_validate({**SPEC, "model": model})).errors
         assert f"{setting} (kernels-community/flash-attn)" in issue.message
         assert issue.path == ("model", "config")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"attn_implementation": "flash_attention_2"}, "attn_implementation (flash_attention_2,"),
+        ({"_attn_implementation": "paged|flash_attention_3"}, "_attn_implementation (paged|flash_attention_3,"),
+        (
+            {"text_config": {"attn_implementation": {"": "flash_attention_4"}}},
+            "attn_implementation (flash_attention_4,",
+        ),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config.quant_method (mxfp4,"),
+        ({"model_type": "rwkv"}, "model_type (rwkv,"),
+    ],
+)
+def test_what_fetches_a_kernel_is_refused_where_it_could_be_fetched(
+    settings: dict[str, Any], named: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kernels` is installed and no flash attention is."""
+    directory = tmp_path / "model"
+    shutil.copytree(model, directory)
+    config = directory / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: object() if name == "kernels" else None)
+    with pytest.raises(pretrained.ModelCodeError, match=re.escape(named) + ".*uninstall the package kernels"):
+        pretrained.model_of(directory)
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: object() if name != "kernels" else None)
+    assert not pretrained.settings_with_code(directory)
+    monkeypatch.setattr(pretrained, "find_spec", lambda _name: object())
+    computed_here = named.partition("flash_attention")[1]
+    assert bool(pretrained.settings_with_code(directory)) != bool(computed_here)
+
+
+def test_transformers_fetches_no_kernel_by_itself() -> None:
+    """Mamba's scans, experts and norms, whichever of our modules is imported first."""
+    code = (
+        "import rpg.learner.policy; from transformers.integrations import hub_kernels as it; print(it._kernels_enabled)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "USE_HUB_KERNELS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_a_hub_model_that_was_downloaded_is_looked_at(

@@ -1,11 +1,14 @@
 """Dynamic sampling: which groups a step is made of, and what was thrown away."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpg.batches.batch import StepRollouts, collate, join, select
+from rpg.metrics import rollout_metrics
 from rpg.rewards import Score
 from rpg.rollouts.dynamic_sampling import refill
 from rpg.types import Rollout, RolloutGroup, Turn
@@ -93,3 +96,17 @@ def test_selecting_groups_takes_all_that_is_theirs(order: list[int]) -> None:
     for name in ("problems", "finish_reasons", "responses", "scores", "policy_version"):
         assert getattr(chosen, name) == getattr(expected, name), name
     assert join([select(whole, []), whole]).problems == whole.problems
+
+
+def test_responses_that_could_not_be_scored_count_though_their_groups_are_thrown_away() -> None:
+    def sample(taken: int, count: int) -> StepRollouts:
+        problems = list(range(taken, taken + count))
+        batch = batch_of(problems, [VARYING if problem > 1 else EQUAL for problem in problems])
+        whole = zip(batch.group_ids, batch.scores, strict=True)
+        return replace(
+            batch, scores=tuple(Score.failed("no") if problems[group] < 2 else score for group, score in whole)
+        )
+
+    step = refill(sample, groups=2, max_batches=3)
+    assert step.problems == (2, 3)
+    assert rollout_metrics(step)["reward/error_fraction"] == 0.5

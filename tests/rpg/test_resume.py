@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.rpg.tiny_run import finish, make_inputs, make_run, rows, start, train
+from tests.rpg.tiny_run import assert_trained, finish, make_inputs, make_run, rows, start, train
 
 STEPS = 30
 CHANGES: dict[str, dict[str, Any]] = {
@@ -126,6 +126,7 @@ def wait_for_step(process: "subprocess.Popen[str]", run_dir: Path, step: int) ->
 
 def same_state(run_dir: Path, other: Path) -> None:
     """Final parameters, optimizer, reference and exports are equal in every bit."""
+    assert_trained(other)
     last = Path("checkpoints") / f"step-{STEPS:06}"
     state = [last / f"{stem}-rank00000.safetensors" for stem in ("learner", "reference")]
     exported = [f"weights/step-{step:06}/model.safetensors" for step in (10, 20, 30)]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import faulty_scorers
 import psutil
 import pytest
 from faulty_scorers import AsksAService, Faulty, Unprepared
@@ -18,10 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpg.metrics import rollout_metrics
-from rpg.rewards import Score, open_scorer
+from rpg.rewards import Score, failures, open_scorer, prove
+from rpg.rewards import pool as worker_pool
 from rpg.rewards.functions import math_dapo
 from rpg.rewards.functions.weighted_sum import Term, WeightedSum
 from rpg.rewards.pool import WorkerPool
+from rpg.rewards.score import RewardAwayError, RewardFailedError
 from rpg.types import Problem
 from specs.errors import SpecError
 from specs.schema.reward import Reward
@@ -174,9 +177,13 @@ def test_reasoning_gym_uses_the_tasks_own_scorer_and_its_partial_credit() -> Non
 
 
 def test_reasoning_gym_on_a_problem_of_another_source_is_a_recorded_error() -> None:
-    assert one("reasoning_gym", "42", "42").error == (
-        "ValueError: problem p does not come from reasoning_gym: it has no task to score it"
-    )
+    error = one("reasoning_gym", "42", "42").error
+    assert re.fullmatch(FOREIGN_PROBLEM, error)
+
+
+FOREIGN_PROBLEM = (
+    r"ValueError: problem p does not come from reasoning_gym: it has no task to score it \(.*/reasoning_gym\.py:\d+\)"
+)
 
 
 def weighted_sum(*terms: dict[str, object]) -> Reward:
@@ -199,7 +206,7 @@ def test_a_term_that_fails_makes_the_sum_fail_and_is_named() -> None:
     with open_scorer(reward) as scorer:
         score = scorer.score([problem("42")], ["42"])[0]
     assert (score.value, score.correct) == (0.0, False)
-    assert score.error == "task: ValueError: problem p does not come from reasoning_gym: it has no task to score it"
+    assert re.fullmatch(f"task: {FOREIGN_PROBLEM}", score.error)
 
 
 def test_a_sum_of_a_part_that_runs_responses_and_one_that_needs_the_machine_is_refused() -> None:
@@ -247,14 +254,53 @@ def test_each_kind_of_failure_costs_its_sample_only(pool: WorkerPool) -> None:
         pool, "x", "raise", "hang", "hang deaf to signals", "die", "eat memory", "swallow", "print", "y"
     )
     assert good == Score(1.0, True, "a {} x")
-    assert raised == Score(0.0, False, None, "ZeroDivisionError: no such number")
+    line = (
+        Path(faulty_scorers.__file__)
+        .read_text()
+        .splitlines()
+        .index('            raise ZeroDivisionError("no such number")')
+    )
+    place = f"{faulty_scorers.__file__}:{line + 1}"
+    assert raised == Score(0.0, False, None, f"ZeroDivisionError: no such number ({place})")
     assert hung == Score(0.0, False, None, "no verdict after 0.5 s")
     assert deaf == Score(0.0, False, None, "no verdict after 0.5 s; the scorer was killed")
     assert died == Score(0.0, False, None, "the scorer's process died (exit 7)")
-    assert ate == Score(0.0, False, None, "MemoryError: ")
+    assert str(ate.error).startswith("MemoryError:  (")
     assert swallowed == Score(0.0, False, None, "no verdict after 0.5 s")
     assert printed == Score(1.0, True, "a {} print")
     assert last == Score(1.0, True, "a {} y")
+
+
+def test_a_service_that_is_away_is_asked_again(
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pool, "_PAUSES", (0.01, 0.02))
+    back, other, gone = run(pool, f"away {tmp_path}/back 3", "x", f"away {tmp_path}/gone")
+    assert back == Score(1.0, True, "answered")
+    assert other == Score(1.0, True, "a {} x")
+    assert (gone.value, gone.away) == (0.0, True)
+    assert str(gone.error).startswith("RuntimeError: the service (")
+    assert (tmp_path / "gone").read_text() == "..."
+
+
+def test_a_reward_is_proved_by_the_first_responses() -> None:
+    good, own, away = Score.of(1.0, None), Score.failed("KeyError: 'x' (mine.py:7)"), Score.failed("gone", away=True)
+    prove([good, own])
+    prove([good, own, own, good, away])
+    with pytest.raises(RewardFailedError, match=r"failed on 2 of 3 responses: KeyError: 'x' \(mine.py:7\)"):
+        prove([good, own, own])
+    with pytest.raises(RewardAwayError, match=r"did not answer for 3 of 3 responses: gone \(2\); KeyError: .* \(1\)"):
+        prove([away, own, away])
+    with pytest.raises(RewardFailedError, match=r"failed on 60% of the responses .*; of those kept, 1 of 3"):
+        prove([good, good, own], of_sampled=0.6)
+    assert failures([good]) == ""
+
+
+def test_the_step_records_the_share_of_responses_that_could_not_be_scored() -> None:
+    count = len(example().scores)
+    step = replace(example(), scores=(Score.failed("no"), *[Score.of(1.0, None)] * (count - 1)))
+    assert rollout_metrics(step)["reward/error_fraction"] == 1 / count
+    assert rollout_metrics(example())["reward/error_fraction"] == 0
 
 
 def test_a_worker_stays_for_the_next_call(pool: WorkerPool) -> None:

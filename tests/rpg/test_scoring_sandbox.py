@@ -29,7 +29,7 @@ ALLOWED = {
     *("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONUTF8"),
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONUSERBASE", "PYTHONWARNINGS"),
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
-    *("PWD", "MPLCONFIGDIR"),  # of bubblewrap and matplotlib, in there
+    *("PWD", "MPLCONFIGDIR", "USE_HUB_KERNELS"),  # of bubblewrap, matplotlib and `rpg` itself, in there
 }
 USERS = ["root", "an ordinary user"]
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from pipelines.launchers.local import local_command
 from tests.rpg.test_resume import recorded, same_rows
-from tests.rpg.tiny_run import finish, free_port, make_run, rows, start, train
+from tests.rpg.tiny_run import assert_trained, finish, free_port, make_run, rows, start, train
 
 STEPS = 8
 TRAINING: dict[str, Any] = {"steps": STEPS, "checkpoint": {"every_steps": 3, "keep_last": 9}}
@@ -92,6 +92,7 @@ def prompts_taken(run_dir: Path, step: int) -> int:
 
 def same_training(run_dir: Path, other: Path) -> None:
     """Final weights and optimizer, and every row, are equal in every bit."""
+    assert_trained(other)
     state = Path("checkpoints") / f"step-{STEPS:06}" / "learner-rank00000.safetensors"
     mine, theirs = (load_file(run / state) for run in (run_dir, other))
     assert all(np.array_equal(mine[name], theirs[name]) for name in mine | theirs)

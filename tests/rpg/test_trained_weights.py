@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from rpg.checkpoints.pieces import PieceFiles
 from tests.rpg.tiny_engine import fresh_logprobs, sampling
-from tests.rpg.tiny_run import TOKENS, finish, make_inputs, make_run, rows, start
+from tests.rpg.tiny_run import TOKENS, assert_trained, finish, make_inputs, make_run, rows, start
 
 LORA = {"rank": 4, "alpha": 8.0}
 FREE = {"type": "schedule_free_adamw", "learning_rate": 0.03}
@@ -81,6 +81,7 @@ def test_the_initial_reference_is_the_base_model(runs: Path) -> None:
 def test_a_run_that_goes_on_is_the_run_that_did_not_stop(runs: Path, name: str) -> None:
     last = f"weights/step-{STEPS:06}/model.safetensors"
     one, two = load_file(runs / name / last), load_file(runs / f"{name}-again" / last)
+    assert_trained(runs / name)
     assert all(torch.equal(one[key], two[key]) for key in one | two)
     one, other = (
         {(row["step"], row["rollout_id"], row["position"]): row["logprob"] for row in rows(runs / run, "tokens")}

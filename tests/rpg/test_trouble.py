@@ -20,7 +20,7 @@ from pipelines.running import failures
 from rpg.data import metadata
 from rpg.samplers.out_of_memory import SamplerOutOfMemoryError, memory_of_sampler
 from rpg.samplers.vllm.dedicated import EngineProcessError
-from specs.machine.exit_cause import cause_of
+from specs.machine.exit_cause import RETRIED, cause_of
 from specs.schema.rollout import Rollout, TransformersRollout, VllmRollout
 from tests.rpg.test_staleness import TRAINING, same_training, waiting
 from tests.rpg.tiny_run import PROBLEMS, finish, free_port, make_run, rows, start
@@ -56,11 +56,13 @@ def runs(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
         inputs, where / "sleeping/run", training={"steps": 3, "group_size": 2}, rollout=refilled
     )
     found["hanging"] = hanging_run(inputs, where / "hanging", HANGS)
+    found["raising"] = hanging_run(inputs, where / "raising", dict.fromkeys(PROBLEMS, "raises"))
     troubles = {name: (name,) for name in ("none", "set_back")} | {
         "failing": ("failing", "none"),
         "stopped": ("cancelled", "terminated", "none"),
         "stale": ("none", "stale"),
         "hanging": ("none",),
+        "raising": ("none",),
         "sleeping": ("sleeping",),
     }
     starts = [f"{trouble}:{found[name]}" for name, met in troubles.items() for trouble in met]
@@ -132,6 +134,36 @@ def test_a_reward_that_hangs_costs_its_responses_and_leaves_no_process(runs: dic
     assert failed == ["2 of 8 responses: no verdict after 0.3 s"]
     assert scorers(run_dir)
     assert not any(map(psutil.pid_exists, scorers(run_dir)))
+
+
+def test_a_reward_that_fails_on_the_first_step_ends_the_run_with_its_exception(runs: dict[str, Path]) -> None:
+    run_dir = runs["raising"]
+    code, said = ending(run_dir, "none")
+    reward = PACKAGES / "rpg_hangs/__init__.py"
+    line = reward.read_text().splitlines().index('            raise KeyError("no such entry")') + 1
+    why = f"the reward failed on 8 of 8 responses: KeyError: 'no such entry' ({reward}:{line})"
+    assert code == 1
+    assert f"train: {why}\n" in said
+    assert "Traceback" not in said
+    assert note(run_dir / "none.exits") == {"cause": "reward_failed", "message": why, "microbatch_tokens": 0}
+    assert rows(run_dir, "events")[-1]["message"] == why
+    assert not list((run_dir / "checkpoints").glob("step-*"))
+
+
+def test_a_reward_that_fails_on_some_responses_is_in_the_metrics_and_the_progress_line(runs: dict[str, Path]) -> None:
+    shares = [row["value"] for row in rows(runs["hanging"], "metrics") if row["name"] == "reward/error_fraction"]
+    assert sorted(shares) == [0.0, 0.25]
+    assert "  not scored: 2 of 8 responses: no verdict after 0.3 s\n" in ending(runs["hanging"], "none")[1]
+
+
+def test_a_reward_that_fails_ends_every_rank(inputs: Path, tmp_path: Path) -> None:
+    run_dir = hanging_run(inputs, tmp_path / "raising", dict.fromkeys(PROBLEMS, "raises"), ranks=2)
+    said = finish(start(local_command(run_dir, 2, free_port()), with_package()), expect=1, seconds=120)
+    causes = [note(run_dir / "exits", rank)["cause"] for rank in range(2)]
+    assert causes == ["reward_failed"] * 2
+    assert failures.early_exit(1, said, run_dir, killed_for_memory=False).cause == "reward_failed"
+    assert "reward_failed" not in RETRIED
+    assert "reward_away" in RETRIED
 
 
 def test_an_engine_sleeps_once_a_step_and_has_new_weights_before_it_samples_again(runs: dict[str, Path]) -> None:
@@ -257,7 +289,7 @@ def test_a_scorer_that_hears_no_signal_is_killed_and_the_run_goes_on(inputs: Pat
 def test_a_trainer_that_is_ended_over_scorers_that_hang_leaves_none(
     inputs: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    run_dir = hanging_run(inputs, tmp_path / "ended", dict.fromkeys(PROBLEMS, "deaf to signals"))
+    run_dir = hanging_run(inputs, tmp_path / "ended", {"0=": "deaf to signals"})
     process = start([sys.executable, "-m", "rpg.train", str(run_dir)], with_package())
     until(lambda: bool(scorers(run_dir)))
     process.send_signal(number)

@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from rpg.statistics import Verdict, verdict
-from rpg.statistics.factors import tukey
+from rpg.statistics import Verdict, comparison, verdict
+from rpg.statistics.factors import modulus, tukey
 
 Scores = NDArray[np.float64]
 
@@ -143,6 +143,31 @@ def test_all_pairs_get_tukeys_factor() -> None:
         expected = stats.studentized_range.ppf(0.95, arms, freedom) / np.sqrt(2)
         assert tukey(arms, freedom, 0.95) == pytest.approx(expected, rel=1e-4)
     assert tukey(2, 8.0, 0.95) == pytest.approx(stats.t.ppf(0.975, 8))
+
+
+def test_pairs_with_spreads_of_their_own_get_the_maximum_modulus() -> None:
+    rng = np.random.default_rng(0)
+    for count, freedom in ((3, 4.0), (15, 2.0)):
+        spread = np.sqrt(rng.chisquare(freedom, 400_000) / freedom)
+        largest = np.abs(rng.standard_normal((400_000, count))).max(axis=1) / spread
+        assert modulus(count, freedom, 0.95) == pytest.approx(np.quantile(largest, 0.95), rel=0.02)
+    assert modulus(1, 8.0, 0.95) == pytest.approx(stats.t.ppf(0.975, 8))
+
+
+def test_arms_of_unequal_seeds_are_held_together_by_that_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def noted(count: int, *_: float) -> float:
+        asked.append(count)
+        return 3.0
+
+    monkeypatch.setattr(comparison, "modulus", noted)
+    rng = np.random.default_rng(0)
+    verdict({str(seeds): rng.normal(0.5, 0.05, (seeds, 40)).clip(0, 1) for seeds in (10, 3, 4)})
+    assert set(asked) == {3}
+    asked.clear()
+    verdict({name: rng.normal(0.5, 0.05, (3, 40)).clip(0, 1) for name in "abc"})
+    assert not asked
 
 
 @pytest.mark.parametrize(

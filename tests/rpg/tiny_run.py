@@ -11,7 +11,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pyarrow as pa
@@ -19,6 +19,9 @@ import pyarrow.parquet as pq
 
 from specs.machine.launch import KEY, new_key
 from specs.schema.experiment import Experiment
+
+if TYPE_CHECKING:
+    import torch
 
 TOKENS = ["<pad>", "<eos>", "0", "1", "="]
 PROBLEMS = ["0=", "1=", "01=", "10=", "011=", "100=", "0101=", "11111="]
@@ -169,6 +172,17 @@ def listeners(process: psutil.Process) -> list[tuple[str, int]]:
     return [(at.ip, at.port) for at in found]
 
 
+def assert_trained(run_dir: Path) -> None:
+    """The last exported weights are not the base model's, so that weights which equal them say something."""
+    from safetensors.torch import load_file
+
+    base = run_dir / json.loads((run_dir / "inputs.json").read_text())["base"]
+    last = max((run_dir / "weights").glob("step-*"))
+    before, after = (load_file(directory / "model.safetensors") for directory in (base, last))
+    furthest = max(float((after[name].float() - before[name].float()).abs().max()) for name in after)
+    assert furthest > 1e-3, "training moved nothing"
+
+
 def rows(run_dir: Path, table: str) -> list[dict[str, Any]]:
     """The valid rows of a table: of each step, those of the attempt that counts; and every roll-back."""
     attempts = [json.loads(path.read_text()) for path in sorted((run_dir / "attempts").glob("*.json"))]
@@ -179,3 +193,19 @@ def rows(run_dir: Path, table: str) -> list[dict[str, Any]]:
             if row.get("kind") == "rolled_back" or all(row["step"] <= step for step in later):
                 valid.append(row)
     return valid
+
+
+def step_of(run: Path) -> int:
+    """The step that the run's progress file names; 0 before there is one."""
+    try:
+        return int(json.loads((run / "progress.json").read_text()).get("step", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def weights(run: Path) -> dict[str, "torch.Tensor"]:
+    """The weights that the run exported last."""
+    from safetensors.torch import load_file
+
+    (file,) = sorted((run / "weights").glob("step-*"))[-1].glob("*.safetensors")
+    return load_file(file)

@@ -75,7 +75,8 @@ def test_a_study_with_everything_is_read_without_a_word():
         (
             "goals:\n  - {dataset: held_out, metric: mean@8}\n  - {metric: kl/revers}\n",
             "spec.yaml:9: goals.1.metric: no such measure\n    9 |   - {metric: kl/revers}\n"
-            '  given: "kl/revers"    allowed: mean@k, pass@k, maj@k or a metric of training (docs/metrics.md)\n'
+            '  given: "kl/revers"    allowed: mean@k, pass@k, maj@k, score@k or a metric of training'
+            " (docs/metrics.md)\n"
             "  hint: did you mean `kl/reverse`?\n",
         ),
         (

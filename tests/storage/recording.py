@@ -205,3 +205,10 @@ def token_columns(step: int, rollouts: int, tokens: int) -> dict[str, Any]:
         "entropy": 1.0,
         "sampled": True,
     }
+
+
+def flip(path: Path, place: int) -> None:
+    """Flips a bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)

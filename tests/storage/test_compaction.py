@@ -14,7 +14,7 @@ from storage import Store, check, compact, rebuild
 from storage.ingest import ingest
 from storage.merging import compaction as module
 from storage.merging.compaction import MOST_SMALL, compact_run
-from tests.storage.recording import RecordedRun, segment, write_json
+from tests.storage.recording import RecordedRun, flip, segment, write_json
 
 TABLES = ("metrics", "rollouts", "tokens", "events", "evaluations", "evaluation_samples", "checkpoints")
 
@@ -142,13 +142,6 @@ def test_a_damaged_segment_stays_beside_what_the_others_become_and_is_named(tmp_
     flip(broken, 60)
     assert ingest(tmp_path).skipped == ()
     assert len(Store.open(tmp_path).query("from metrics where step = 2").rows) == 3
-
-
-def flip(path: Path, place: int) -> None:
-    """Flips a bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_run_that_nobody_merged_is_merged_when_another_one_ends(tmp_path: Path, run: RecordedRun) -> None:

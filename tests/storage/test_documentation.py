@@ -51,7 +51,7 @@ def test_comments_are_statements_with_quoted_texts() -> None:
     assert list(comments(columns)) == [
         f"COMMENT ON VIEW \"tokens\" IS '{descriptions()['tokens'].about}'",
         'COMMENT ON COLUMN "tokens"."entropy" IS'
-        " 'Of the distribution of the next token, at the sampling temperature, nats.'",
+        " 'Entropy of the distribution of the next token, at the sampling temperature, nats.'",
     ]
 
 

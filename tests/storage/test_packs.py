@@ -15,7 +15,7 @@ from storage.database import create_tables, database_path
 from storage.ingest import ingest
 from storage.merging import packs as module
 from storage.merging.compaction import compact_run
-from tests.storage.recording import RecordedRun
+from tests.storage.recording import RecordedRun, flip
 
 TABLES = ("metrics", "rollouts", "tokens", "evaluation_samples")
 RUNS = ("sums-0", "sums-1", "sums-2", "sums-3")
@@ -84,13 +84,6 @@ def packed_runs(home: Path) -> set[str]:
 
 def without(before: Rows, run_id: str) -> Rows:
     return {table: [row for row in rows if run_id not in row] for table, rows in before.items()}
-
-
-def flip(path: Path, place: int) -> None:
-    """Flips a bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
 
 
 def test_rows_are_the_same_with_packs_and_without_and_come_from_packs_alone(home: Path) -> None:

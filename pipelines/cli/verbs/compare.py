@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipelines.report.evidence import Group
     from pipelines.report.statistics import Interval
 
-_SURE = "accuracy that is told from it below (of so many other figures some intervals exclude 0 by chance)"
+_SURE = "accuracy or score that is told from it below (of so many other figures some intervals exclude 0 by chance)"
 
 
 def compare(
@@ -36,6 +36,7 @@ def compare(
     with reading(profile) as record:
         record.refresh()
         comparison = compare_groups(record.home, names)
+        record.note_looks(names)
     if as_json:
         print_json(comparison.to_json())
     else:
@@ -78,7 +79,7 @@ def _result_table(comparison: RunComparison) -> Table:
     labels = [group.label for group in comparison.groups]
     rows: dict[str, dict[str, str]] = {}
     for outcome in comparison.outcomes:
-        row = rows.setdefault(f"accuracy {outcome.dataset}", {})
+        row = rows.setdefault(f"{outcome.measure} {outcome.dataset}", {})
         row[outcome.label] = _cell(outcome.after, outcome.against_first, mark=" *" if outcome.differs else "")
         if outcome.gain is not None:
             rows.setdefault(f"gain {outcome.dataset}", {})[outcome.label] = _cell(outcome.gain, None)

@@ -36,13 +36,15 @@ def plan(
     """Shows the resolved runs and stages, the batch algebra, and estimates of memory and tokens. Changes nothing.
 
     It looks at the data and the model of what is still to run, as `rpg validate --deep` does: exit code 2 if anything
-    is wrong with them, or if this machine is to score and may not: the reward needs bubblewrap. What else it lacks is a
-    warning. Many runs are summed up.
+    is wrong with them, if HF_HUB_OFFLINE forbids to fetch what is not here, or if this machine is to score and may not:
+    the reward needs bubblewrap. What else it lacks is a warning. Many runs are summed up.
 
     Of a study: the search space, what the search and its confirmation cost at best and at worst, and what is done.
     """
     import json
     import sys
+
+    from huggingface_hub import is_offline_mode
 
     from pipelines.cli.preflight import examined, missing_for, unfinished, unscorable
     from pipelines.cli.resolved import print_resolved
@@ -88,8 +90,10 @@ def plan(
     }
     warnings = [*document.warnings, *(experiment.locate(warning) for warning in of_runs)]
     to_do = unfinished(made.runs)
-    errors, odd = examined(experiment, to_do)
-    if warnings := [*warnings, *missing_for(experiment, to_do), *odd]:
+    errors, absent, odd = examined(experiment, to_do)
+    if absent and is_offline_mode():
+        errors, absent = [*errors, *absent], []
+    if warnings := [*warnings, *missing_for(experiment, to_do), *absent, *odd]:
         print(render(warnings, noun="warning"), file=sys.stderr)
     if errors := in_file_order([*errors, *unscorable(experiment, to_do)]):
         raise SpecError(*errors)
@@ -219,7 +223,7 @@ def _algebra(made: Plan) -> list[str]:
     from pipelines.planning.device import LARGE, device_of, on_device
     from pipelines.planning.gpu_hours import SAMPLING_SHARE, TRAINING_SHARE, gpu_hours
     from pipelines.planning.memory import GIB, batch_algebra, memory_estimate
-    from pipelines.planning.model_shape import model_shape
+    from pipelines.planning.model_shape import model_shape, settings_of
 
     experiment = made.runs[0].experiment
     if not experiment.trains:
@@ -243,7 +247,9 @@ def _algebra(made: Plan) -> list[str]:
         )
     shape = model_shape(experiment)
     if shape is None:
-        lines.append("memory  unknown: the model's config is not on this machine yet")
+        known = settings_of(experiment) is not None
+        why = "transformers builds no model of its config" if known else "the model's config is not on this machine yet"
+        lines.append(f"memory  unknown, and so are GPU hours: {why}")
     else:
         device = device_of(experiment, shape)
         parts = memory_estimate(on_device(experiment, device), shape)
@@ -257,12 +263,14 @@ def _algebra(made: Plan) -> list[str]:
         )
         if experiment.resources.device != "cpu" and shape.parameters >= LARGE:
             hours = gpu_hours(experiment, shape)
+            rounds = f" in {dynamic.max_batches} rounds a step" if dynamic else ""
+            evaluation = "" if hours.evaluation is None else f"{hours.evaluation:,.0f} to evaluate, "
             lines.append(
                 f"time    about {hours.total:,.0f} GPU hours a run, all responses at full length: "
-                f"{hours.sampling:,.0f} to sample, {hours.training:,.0f} to train, "
+                f"{hours.sampling:,.0f} to sample{rounds}, {hours.training:,.0f} to train, {evaluation}"
                 f"on H100s at {SAMPLING_SHARE:.0%} of their bandwidth and "
-                f"{TRAINING_SHARE:.0%} of their bfloat16 peak; {hours.total * len(made.runs):,.0f} for all runs; "
-                f"{'evaluation and groups that are sampled again come' if dynamic else 'evaluation comes'} on top"
+                f"{TRAINING_SHARE:.0%} of their bfloat16 peak; {hours.total * len(made.runs):,.0f} for all runs"
+                + ("; evaluation comes on top: the size of a set is not known yet" if hours.evaluation is None else "")
             )
     changing = dict.fromkeys(entry for run in made.runs for entry in _schedules(run.experiment).items())
     lines += [f"changes {path} {schedule}" for path, schedule in changing]

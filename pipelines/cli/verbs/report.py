@@ -28,7 +28,8 @@ def report(
 ) -> None:
     """Writes one self-contained HTML page with plots and prints where it lies.
 
-    With --serve it shows every experiment, study and run in a table to filter and sort, each with its page.
+    With --serve it shows every experiment, study and run in a table to filter and sort, each with its page. It prints a
+    link, which opens it; who does not have the link is asked for a password of the home, as of `rpg up`.
     """
     from pipelines.home.home import Home
 
@@ -58,6 +59,7 @@ def report(
             page = write_study_report(home, name, output)
         elif is_experiment(home, name):
             page = write_experiment_report(home, name, output)
+            record.note_looks([name])
             if others := names_of_others(home, name):
                 typer.echo(f"run with other values too: {', '.join(others)}", err=True)
         else:
@@ -74,5 +76,4 @@ def _serve(home: Home, host: str, port: int) -> None:
     if port and chosen != port:
         hint = "name another, or leave --port out: then a free one is taken"
         raise RpgError(f"port {port} is taken\n  hint: {hint}")
-    typer.echo(f"http://{host}:{chosen}")
     serve(home, host, chosen)

@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from pipelines.cli.options import ExperimentFile, Overrides, Parallel
+
+_STAGES = ("data", "base", "train", "evaluate", "report")
 
 
 def run(
     file: ExperimentFile,
+    stage: Annotated[
+        str, typer.Argument(metavar="[STAGE]", help="With --fresh: make this stage anew, and those after it.")
+    ] = "",
     overrides: Overrides = None,
     parallel: Parallel = "1",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Make anew what is done: all stages, or STAGE and those after it.")
+    ] = False,
+    accept_code: Annotated[
+        bool, typer.Option("--accept-code", help="Take what is done as it is, though the code differs by now.")
+    ] = False,
 ) -> None:
     """Runs the experiment here, with progress on stderr. What is done already is reused.
 
     Called in several shells, they share the runs, and each waits for what another is at. Reports to the server that
     `rpg up` started, else to one of its own for the call, which is not started where nothing is left to do.
+
+    What the same spec has given before, by code that differs from the code here, is not reused unless --accept-code
+    is given; the run's record then says so of each such stage. Stages that are still to run are run by the code here.
     """
+    import time
+    from dataclasses import replace
+
     from pipelines.cli.execute import execute
+    from specs.document import Reuse
     from specs.loader import load_document
 
+    if stage and not fresh:
+        raise typer.BadParameter(f"a stage is given with --fresh alone: rpg run {file} --fresh {stage}")
+    if stage and stage not in _STAGES:
+        raise typer.BadParameter(f"{stage!r} is no stage: {', '.join(_STAGES)}")
     document = load_document(file, tuple(overrides or ()))
+    if fresh or accept_code:
+        made_anew = _STAGES[_STAGES.index(stage or _STAGES[0]) :] if fresh else ()
+        document = replace(document, reuse=Reuse(accept_code, made_anew, time.time_ns() if fresh else 0))
     execute(document, parallel=parallel, overrides=tuple(overrides or ()))

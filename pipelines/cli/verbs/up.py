@@ -32,7 +32,8 @@ def up(
     Who asks logs in with the string that is made at the first start in services/secrets/auth under RPG_HOME; other
     commands of this home need none. That of services/secrets/reader opens what only shows: the pages of studies and of
     the record, and `--profile`. --new-password changes both while runs train: those of this home go on as they are,
-    workers elsewhere are started again with the new one.
+    workers elsewhere are started again with the new one. What the home's processes show each other
+    (services/secrets/own) stays while any server of the home is up; where none is, it is new too.
 
     --profile server is for a team: PostgreSQL and Redis (from the system's packages), two processes for the API, one
     for Prefect's background services, a page of all reports.

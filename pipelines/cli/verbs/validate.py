@@ -68,11 +68,11 @@ def _looked_at(document: Document | StudyDocument) -> list[Issue]:
     """What is odd about the data and the models of the file's runs. SpecError with what is wrong with them."""
     from pipelines.cli.preflight import examined
     from specs.document import Document, expand
-    from specs.errors import SpecError
+    from specs.errors import SpecError, in_file_order
 
     experiment = document if isinstance(document, Document) else document.experiment
-    errors, warnings = examined(experiment, expand(experiment))
-    if errors:
+    errors, absent, warnings = examined(experiment, expand(experiment))
+    if errors := in_file_order([*errors, *absent]):
         raise SpecError(*errors)
     return warnings
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 WORKER_TYPE = "rpg"
+HOOKS = ("_run_on_crashed_hooks", "_run_on_cancellation_hooks")
+"""Of Prefect's runner: how it calls a flow's hooks."""
 
 
 class RefusedError(Exception):
@@ -95,7 +97,7 @@ class OwnWorker(ProcessWorker):
         """Enters like Prefect's worker, without hooks: to see whether a flow has any, Prefect would load it as its
         deployment says."""
         await super().__aenter__()
-        for name in ("_run_on_crashed_hooks", "_run_on_cancellation_hooks"):
+        for name in HOOKS:
             setattr(self._runner, name, _no_hooks)
         return self
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.home.home import Home
-from pipelines.report.answer import BySteps, percent, points
+from pipelines.report.answer import BySteps, change, figure
+from pipelines.report.answer import with_interval as value_with_interval
 from pipelines.report.evidence import accuracies, clusters, load_run, other_measures, show
 from pipelines.report.statistics import Interval, Verdict, mean_interval, seed_mean, spread_of, verdict
 from pipelines.studies.answers.results import (
@@ -74,9 +75,10 @@ def answer(home: Home, record: StudyRecord) -> Answer:
 def confirmed(home: Home, record: StudyRecord) -> Confirmed:
     """The arms on their fresh seeds, and what may be said of them.
 
-    mean@k, pass@k and maj@k are compared over seeds and problems, the problems being the same for all; a training
-    metric over its values, one a seed. A failed seed counts with the goal's worst value. A training metric has none, so
-    that nothing is claimed where a seed failed; nor is anything of a candidate that breaks a constraint.
+    mean@k, pass@k, maj@k and score@k are compared over seeds and problems, the problems being the same for all; a
+    training metric over its values, one a seed. A failed seed counts with the goal's worst value. A training metric has
+    none, nor has a score whose reward names none, so that nothing is claimed where a seed failed; nor is anything of a
+    candidate that breaks a constraint.
     """
     assert record.confirmation is not None
     arms, level = record.measured, record.confidence
@@ -101,6 +103,7 @@ def confirmed(home: Home, record: StudyRecord) -> Confirmed:
             worst,
             higher_is_better=goal.direction == "maximize",
             figures=figures,
+            shares=None if goal.is_share else False,
         )
         if held
         else Verdict(None, (), "", (), {})
@@ -153,24 +156,17 @@ def standing(home: Home, record: StudyRecord, best: Best) -> str:
 
 def amount(goal: Goal, value: float) -> str:
     """A value of a goal: a share in percent, another measure as it is."""
-    return percent(value) if goal.is_share else f"{value:.4g}"
+    return figure(value, share=goal.is_share)
 
 
 def difference(goal: Goal, interval: Interval) -> str:
     """A difference with its interval: of shares in points."""
-    if goal.is_share:
-        return points(interval)
-    ends = f" [{interval.low:+.3g}, {interval.high:+.3g}]" if interval.known else ""
-    return f"{interval.value:+.3g}{ends}"
+    return change(interval, share=goal.is_share)
 
 
 def with_interval(goal: Goal, interval: Interval) -> str:
     """A value with its interval."""
-    if not interval.known:
-        return amount(goal, interval.value)
-    if goal.is_share:
-        return f"{percent(interval.value)} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-    return f"{interval.value:.4g} [{interval.low:.4g}, {interval.high:.4g}]"
+    return value_with_interval(interval, share=goal.is_share)
 
 
 def settings_words(params: Params) -> str:
@@ -188,7 +184,7 @@ def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[n
     """The scores [seeds, problems] of each arm at the last step that all its runs have, NaN for seeds that failed, and
     the problems' clusters; no scores where the measure has no such."""
     run_ids = [unit.run_id for arm in arms for unit in arm.finished]
-    if not goal.is_share:
+    if not goal.dataset:
         return [], None
     with Store.open(home.root) as store:
         scores = _scores(home, store, goal, run_ids)
@@ -210,7 +206,7 @@ def _tables(home: Home, goal: Goal, arms: Sequence[Arm]) -> tuple[list[NDArray[n
 
 def _scores(home: Home, store: Store, goal: Goal, run_ids: Sequence[str]) -> BySteps:
     """Each problem's score by run and step; of pass@k and maj@k, which take longer, at the last step alone."""
-    if goal.metric.startswith("mean@"):
+    if goal.metric.startswith(("mean@", "score@")):
         return accuracies(store, run_ids).get(goal.dataset, {})
     query = "SELECT DISTINCT max(step) FROM evaluations WHERE list_contains(?, run_id) GROUP BY run_id"
     steps = [row[0] for row in store.query(query, [list(run_ids)]).rows]

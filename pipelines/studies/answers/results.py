@@ -33,6 +33,8 @@ class Goal:
     """Empty for a training metric."""
     metric: str
     direction: Literal["maximize", "minimize"]
+    least: float | None = None
+    """Of score@k the least value that the reward says there can be; None: it says none."""
 
     @property
     def measure(self) -> str:
@@ -46,8 +48,10 @@ class Goal:
 
     @property
     def worst(self) -> float | None:
-        """Value that a failed seed counts with; None for a training metric, which has no worst value."""
-        return (0.0 if self.direction == "maximize" else 1.0) if self.is_share else None
+        """Value that a failed seed counts with; None where there is no worst value, as of a training metric."""
+        if self.direction == "minimize":
+            return 1.0 if self.is_share else None
+        return 0.0 if self.is_share else self.least
 
     def better(self, value: float) -> float:
         """The value with the sign that makes the better of two the larger."""
@@ -419,7 +423,9 @@ def _eligible(record: StudyRecord) -> list[Trial]:
 
 def _goals(data: Mapping[str, Any]) -> tuple[Goal, ...]:
     if goals := data.get("goals"):
-        return tuple(Goal(goal.get("dataset") or "", goal["metric"], goal["direction"]) for goal in goals)
+        return tuple(
+            Goal(goal.get("dataset") or "", goal["metric"], goal["direction"], goal.get("least")) for goal in goals
+        )
     direction, _, measure = data["goal"].partition(" ")
     metric, _, dataset = measure.partition(" on ")
     return (Goal(dataset, metric, direction),)

@@ -38,14 +38,14 @@ class HubSource(TableSource):
             yield self.problem(row, name, f"{name}, row {number}")
 
     def is_here(self) -> bool:
-        """Whether a directory or an earlier download has it; asks no network where HF_HUB_OFFLINE is set."""
+        """Whether a directory or an earlier download has it; asks no network."""
         if os.path.isdir(self.path):
             return True
-        import datasets
+        from datasets.load import CachedDatasetModuleFactory
 
         try:
-            datasets.load_dataset_builder(self.path, revision=self.revision)
-        except Exception:  # each of its readers says in its own class that there is nothing
+            CachedDatasetModuleFactory(self.path).get_module()
+        except (FileNotFoundError, AssertionError):  # not downloaded, or no id of the Hub
             return False
         return True
 

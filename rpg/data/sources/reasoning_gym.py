@@ -16,6 +16,7 @@ from specs.schema.model import ConfigValue
 class ReasoningGymSource(Source):
     """Problems that reasoning-gym generates, with its own scorer."""
 
+    libraries: ClassVar[tuple[str, ...]] = ("reasoning-gym",)
     generated: ClassVar[bool] = True
 
     task: str

@@ -14,6 +14,7 @@ from specs.schema.reward import Reward
 class MathVerify(Reward):
     """1 where the response's last expression equals the gold answer as mathematics, else 0."""
 
+    libraries: ClassVar[tuple[str, ...]] = ("math-verify", "latex2sympy2-extended", "sympy")
     sealed: ClassVar[Literal["if possible"]] = "if possible"
 
     def prepare(self) -> None:

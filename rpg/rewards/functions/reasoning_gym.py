@@ -5,6 +5,7 @@ import re
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+from rpg.rewards.comparing import only_compares
 from rpg.rewards.score import Score
 from rpg.types import Problem
 from specs.errors import Issue
@@ -18,6 +19,7 @@ class ReasoningGym(Reward):
     """The task's own mark, from 0 to 1; partial credit is the task's affair. For reasoning-gym's problems only. Needs
     bubblewrap: some of the scorers run the answer."""
 
+    libraries: ClassVar[tuple[str, ...]] = ("reasoning-gym", "python")
     sealed: ClassVar[Literal["always"]] = "always"
 
     def refuses(self, source: Source) -> Issue | None:
@@ -34,6 +36,11 @@ class ReasoningGym(Reward):
         """See Reward."""
         import reasoning_gym  # noqa: F401
 
+    def runs(self, problem: Problem) -> bool:
+        """See Reward. Most of the tasks compare alone, as their source says."""
+        task: type = type(_task_of(problem))
+        return not only_compares(task, "score_answer", frozenset({"config"}))
+
     def score(self, problem: Problem, response: str) -> Score:
         """See Reward.
 
@@ -43,13 +50,16 @@ class ReasoningGym(Reward):
         """
         tagged = _TAGGED.findall(response)
         extracted = (tagged[-1] if tagged else response).strip()
-        origin = problem.metadata
-        if "entry" not in origin:
-            raise ValueError(
-                f"problem {problem.problem_id} does not come from reasoning_gym: it has no task to score it"
-            )
-        task = _task(origin["task"], json.dumps(origin["config"], sort_keys=True))
-        return Score.of(float(task.score_answer(extracted, origin["entry"])), extracted or None)
+        value = float(_task_of(problem).score_answer(extracted, problem.metadata["entry"]))
+        return Score.of(value, extracted or None)
+
+
+def _task_of(problem: Problem) -> Any:
+    """The task's dataset, which scores. ValueError where the problem comes from elsewhere."""
+    origin = problem.metadata
+    if "entry" not in origin:
+        raise ValueError(f"problem {problem.problem_id} does not come from reasoning_gym: it has no task to score it")
+    return _task(origin["task"], json.dumps(origin["config"], sort_keys=True))
 
 
 @lru_cache(maxsize=64)

@@ -30,7 +30,7 @@ class Term(Spec):
 
 class WeightedSum(Reward):
     """The sum of the terms' scores, each times its weight. The first term decides whether a response is correct, and
-    what its answer is. Where a term fails, so does the sum."""
+    what its answer is: where that is a graded reward, the sum is. Where a term fails, so does the sum."""
 
     terms: tuple[Term, ...] = Field(min_length=1)
     """The terms that are added up. The mean of a term's scores over a step, not weighted, is the metric
@@ -39,6 +39,18 @@ class WeightedSum(Reward):
     def parts(self) -> tuple[Reward, ...]:
         """See Reward."""
         return tuple(part for term in self.terms for part in term.reward.parts())
+
+    def grades(self) -> bool:
+        """See Reward."""
+        return self.terms[0].reward.grades()
+
+    def worst_value(self) -> float | None:
+        """See Reward. Known where each term's is, and none counts against the sum."""
+        worst = [term.reward.worst_value() for term in self.terms]
+        known = [value for value, term in zip(worst, self.terms, strict=True) if value is not None and term.weight >= 0]
+        if len(known) < len(worst):
+            return None
+        return sum(term.weight * value for term, value in zip(self.terms, known, strict=True))
 
     def prepare(self) -> None:
         """See Reward."""
@@ -50,7 +62,7 @@ class WeightedSum(Reward):
         scores = {term.label: verdict(term.reward, problem, response) for term in self.terms}
         for label, score in scores.items():
             if score.error is not None:
-                return Score.failed(f"{label}: {score.error}")
+                return Score.failed(f"{label}: {score.error}", away=score.away)
         first = scores[self.terms[0].label]
         return Score(
             value=sum(term.weight * scores[term.label].value for term in self.terms),

@@ -17,15 +17,15 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from rpg.pretrained import model_of
-from rpg.samplers.base import SamplerSettings, response_limits, sampled_groups, special_tokens
+from rpg.samplers.base import InProcessSampler, SamplerSettings, response_limits, special_tokens
 from rpg.samplers.stop_texts import StopTextWatch, tokenizer_in
 from rpg.samplers.transformers.attention import ATTENTION
 from rpg.samplers.transformers.decoding import Decoding, WatchFn
-from rpg.types import Admit, OnResponse, RolloutGroup, Sampling
+from rpg.types import Admit, OnResponse, Sampling
 from specs.schema.rollout import TransformersRollout
 
 
-class TransformersSampler:
+class TransformersSampler(InProcessSampler):
     """Draws responses by continuous batching.
 
     With ZeRO stage 3 the parameters are gathered in each forward pass, in which all ranks must take part equally often:
@@ -65,41 +65,8 @@ class TransformersSampler:
         self._max_length = max_length or int(model.config.max_position_embeddings)
         self._shared = shared
         self._tokenizer_dir = tokenizer_dir
-        self.policy_version = 0
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        group_size: int,
-        sampling: Sampling,
-        seeds: Sequence[int],
-        limits: Sequence[int] | None = None,
-        on_response: OnResponse | None = None,
-    ) -> list[RolloutGroup]:
-        """`group_size` responses to each prompt; see Sampler."""
-        return sampled_groups(
-            lambda ended: self._decode(prompts, group_size, sampling, seeds, limits, ended),
-            prompts,
-            group_size=group_size,
-            policy_version=self.policy_version,
-            on_response=on_response,
-        )
-
-    def stream(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        group_size: int,
-        sampling: Sampling,
-        seeds: Sequence[int],
-        admit: Admit,
-        on_response: OnResponse,
-    ) -> int:
-        """Samples prompts as they are admitted; see Sampler."""
-        return self._decode(prompts, group_size, sampling, seeds, None, on_response, admit)
-
-    def _decode(
+    def _sample(
         self,
         prompts: Sequence[Sequence[int]],
         group_size: int,

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rpg.samplers.base import ADMISSION_STEPS, response_limits, sampled_groups
+from rpg.samplers.base import ADMISSION_STEPS, InProcessSampler, response_limits
 from rpg.samplers.stop_texts import tokenizer_in
 from rpg.samplers.vllm.engine import EngineSettings, process_restored, shut_down, start
 from rpg.samplers.vllm.weight_transfer import directory_in_memory
-from rpg.types import Admit, FinishReason, OnResponse, Rollout, RolloutGroup, Sampling, Turn
+from rpg.types import Admit, FinishReason, OnResponse, Rollout, Sampling, Turn
 from specs.machine.standstill import show_work
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ Request = tuple[dict[str, list[int]], "SamplingParams"]
 """The prompt of a response, and how it is drawn."""
 
 
-class VllmSampler:
+class VllmSampler(InProcessSampler):
     """A vLLM engine, one a rank.
 
-    Each response is a request with a seed of its own; vLLM's prefix caching shares the prompt. Weights are handed over
-    in this process, from the learner's tensors: vLLM's weight-transfer API (nccl, ipc) is for engines in processes of
-    their own, see rpg/samplers/vllm/dedicated.py.
+    Each response is a request with a seed of its own; vLLM's prefix caching shares the prompt. Batch-mates may change
+    the last bits of logprobs. Weights are handed over in this process, from the learner's tensors: vLLM's
+    weight-transfer API (nccl, ipc) is for engines in processes of their own, see rpg/samplers/vllm/dedicated.py.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -37,39 +37,6 @@ class VllmSampler:
         self._asleep = False
         """Whether the GPU's memory is given back, all of it or what is not the weights'."""
         self._has_weights = True
-        self.policy_version = 0
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        group_size: int,
-        sampling: Sampling,
-        seeds: Sequence[int],
-        limits: Sequence[int] | None = None,
-        on_response: OnResponse | None = None,
-    ) -> list[RolloutGroup]:
-        """`group_size` responses to each prompt; see Sampler. Batch-mates may change the last bits of logprobs."""
-        return sampled_groups(
-            lambda ended: self._sample(prompts, group_size, sampling, seeds, limits, ended),
-            prompts,
-            group_size=group_size,
-            policy_version=self.policy_version,
-            on_response=on_response,
-        )
-
-    def stream(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        group_size: int,
-        sampling: Sampling,
-        seeds: Sequence[int],
-        admit: Admit,
-        on_response: OnResponse,
-    ) -> int:
-        """Samples prompts as they are admitted; see Sampler."""
-        return self._sample(prompts, group_size, sampling, seeds, None, on_response, admit)
 
     def _sample(
         self,

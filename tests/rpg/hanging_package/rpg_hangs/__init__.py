@@ -16,6 +16,8 @@ class Hangs(Reward):
         Path(entry["pids"], str(os.getpid())).touch()
         if entry["hangs"] == "deaf to signals":
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        if entry["hangs"] == "raises":
+            raise KeyError("no such entry")
         while entry["hangs"]:
             pass
         return Score.of(float(response[:1] == entry["answer"]), response or None)

@@ -1,0 +1,69 @@
+"""Why a stage runs: what differs from an earlier plan, down to the spec's line and the file of code."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from pipelines.planning.code import PRODUCT, Differences, release
+
+_SHOWN_CHANGES = 3
+
+
+def changes(
+    stage: str,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    varied: Collection[str],
+    place_of: Callable[[str], str],
+) -> str:
+    """What differs between a stage's record in an earlier plan and its record now; empty where nothing does.
+
+    Args:
+        varied: paths of the matrix: what differs in them is named first.
+        place_of: where the spec gives a field, as it is to be shown behind it.
+    """
+    old, new = before["identity"], now["identity"]
+    differing = [path for path in new.keys() | old.keys() if new.get(path, ...) != old.get(path, ...)]
+    differing.sort(key=lambda path: (not _is_within(path, varied), path))
+    found = [
+        f"{path} {short(old.get(path, 'unset'))} -> {short(new.get(path, 'unset'))}{place_of(path)}"
+        for path in differing
+    ]
+    found += code_changes(stage, before, now)
+    found += [f"{read} changed" for read, digest in now["inputs"].items() if before["inputs"].get(read) != digest]
+    more = f"; and {len(found) - _SHOWN_CHANGES} more" if len(found) > _SHOWN_CHANGES else ""
+    return "; ".join(found[:_SHOWN_CHANGES]) + more
+
+
+def code_changes(stage: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs in the code of a stage's two records. Records of earlier versions tell of no code."""
+    lines = list(_differing(before.get("code", {}), now.get("code", {})))
+    if before.get("results", now["results"]) != now["results"]:
+        lines.append(f"{stage} gives other results since {release().version}")
+    return lines
+
+
+def _differing(old: Differences, new: Differences) -> Iterator[str]:
+    pinned = release().libraries
+    for name in sorted(new.keys() | old.keys()):
+        if old.get(name) == new.get(name):
+            continue
+        if not name.endswith(".py"):
+            yield f"{name} {old.get(name) or pinned.get(name)} -> {new.get(name) or pinned.get(name)}"
+        elif name.partition("/")[0] not in PRODUCT:
+            yield f"{name} changed" if name in old and name in new else f"{name} {'came' if name in new else 'went'}"
+        elif name in new:
+            yield f"{name} differs from {release().version}" + (", otherwise than before" if name in old else "")
+        else:
+            yield f"{name} is that of {release().version} again"
+
+
+def short(value: Any) -> str:
+    """A spec's value in a few characters."""
+    if isinstance(value, dict):
+        return "/".join(short(item) for item in value.values())
+    return f"{value:g}" if isinstance(value, float) else str(value) or '""'
+
+
+def _is_within(path: str, sections: Collection[str]) -> bool:
+    return any(path == section or path.startswith(f"{section}.") for section in sections)

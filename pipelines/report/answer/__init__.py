@@ -1,0 +1,45 @@
+"""The answer: accuracy before and after training, pooled over seeds, with intervals, and what may be said of groups.
+
+Compared is what was measured at the same step. A seed whose run failed counts with the worst value that the measure
+has; a run that has not ended, or was stopped, is no outcome yet: it is named and not counted. Who is best and what
+differs is what `verdict` says, in its words; tables mark the same differences and no others.
+"""
+
+from pipelines.report.answer.answers import answers, answers_of, answers_of_other_measures, confidence_of
+from pipelines.report.answer.curve import Accuracy, accuracies_by_step, left_behind
+from pipelines.report.answer.looks import note_looks
+from pipelines.report.answer.outcome import (
+    SCORE,
+    Answer,
+    Outcome,
+    clusters_of,
+    headline,
+    only_these_weights,
+    outcomes_of,
+)
+from pipelines.report.answer.scores import BySteps
+from pipelines.report.answer.wording import change, figure, percent, points, with_interval
+
+__all__ = [
+    "SCORE",
+    "Accuracy",
+    "Answer",
+    "BySteps",
+    "Outcome",
+    "accuracies_by_step",
+    "answers",
+    "answers_of",
+    "answers_of_other_measures",
+    "change",
+    "clusters_of",
+    "confidence_of",
+    "figure",
+    "headline",
+    "left_behind",
+    "note_looks",
+    "only_these_weights",
+    "outcomes_of",
+    "percent",
+    "points",
+    "with_interval",
+]

@@ -1,0 +1,190 @@
+"""Answers from recorded scores: outcomes with their intervals, and the verdict on the groups that can be compared."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from pipelines.home.home import Home
+from pipelines.report import evidence
+from pipelines.report.answer.looks import earlier_looks
+from pipelines.report.answer.outcome import ACCURACY, SCORE, Answer, Outcome, clusters_of, outcomes_of
+from pipelines.report.answer.scores import BySteps, Level, Table, Tables, by_scale, score_tables
+from pipelines.report.answer.wording import headline_of_one, not_compared, not_whole, nothing_compared
+from pipelines.report.evidence import Group
+from pipelines.report.statistics import Verdict, gain_interval, mean_interval, spread_of, verdict
+from storage import Store
+
+
+def answers(
+    groups: Sequence[Group],
+    evaluated: Mapping[str, BySteps],
+    *,
+    measure: str = ACCURACY,
+    confidence: float = 0.95,
+    looks: Sequence[int] = (),
+    clusters: Mapping[str, Mapping[str, str]] | None = None,
+    chosen: Mapping[str, Collection[str]] | None = None,
+    graded: evidence.Graded | None = None,
+) -> list[Answer]:
+    """One answer per dataset with results, in the order given; two where some runs have a graded reward and some not.
+
+    Args:
+        groups: the first is the one that tables hold the others against.
+        evaluated: dataset -> run_id -> step -> scores, see `evidence.accuracies` and `evidence.other_measures`.
+        measure: what the scores are.
+        confidence: level of the intervals; those of differences hold together.
+        looks: numbers of seeds at which the same was asked before.
+        clusters: dataset -> problem -> the cluster it belongs to.
+        chosen: label of a group -> datasets by which its model was chosen: there it is shown and not compared.
+        graded: which runs have a graded reward, see `evidence.graded`.
+    """
+    found = []
+    for dataset, of_dataset in evaluated.items():
+        for scale, by_run in by_scale(of_dataset, (graded or {}).get(dataset, {})):
+            level = Level(confidence, tuple(looks), (clusters or {}).get(dataset), scale)
+            of_measure = [
+                group for group in groups if len(by_run) == len(of_dataset) or set(group.run_ids) & set(by_run)
+            ]
+            tables = score_tables(of_measure, by_run, level) if of_measure else None
+            if tables and tables.of_group:
+                flattered = {label for label, names in (chosen or {}).items() if dataset in names}
+                name = measure if scale.shares else SCORE
+                answer = _answer(dataset, name, of_measure, tables, level, flattered)
+                found.append(replace(answer, clusters=level.clusters or {}))
+    return found
+
+
+def answers_of(
+    home: Home,
+    store: Store,
+    groups: Sequence[Group],
+    names: Sequence[str],
+    evaluated: Mapping[str, BySteps] | None = None,
+    graded: evidence.Graded | None = None,
+) -> list[Answer]:
+    """What may be said of accuracy, at the level that the runs' spec asks for.
+
+    Args:
+        names: of the experiments that are asked about, whose earlier answers count; none for runs by themselves.
+        evaluated: what `evidence.accuracies` has, where that is read already.
+        graded: what `evidence.graded` has, likewise.
+    """
+    runs = [run for group in groups for run in group.runs]
+    if evaluated is None:
+        evaluated = evidence.accuracies(store, [run.run_id for run in runs])
+    looks = sorted({look for name in names for look in earlier_looks(home, name)})
+    clusters = evidence.clusters(store, [run.run_id for run in runs])
+    return answers(
+        groups,
+        evaluated,
+        confidence=confidence_of(groups),
+        looks=looks,
+        clusters=clusters,
+        chosen=evidence.chosen_by(store, groups),
+        graded=evidence.graded(store, [run.run_id for run in runs]) if graded is None else graded,
+    )
+
+
+def confidence_of(groups: Sequence[Group]) -> float:
+    """The level of the intervals, as the first run's spec has it."""
+    return float(groups[0].runs[0].spec.get("evaluation", {}).get("confidence", 0.95))
+
+
+def answers_of_other_measures(
+    store: Store,
+    groups: Sequence[Group],
+    found: Sequence[Answer],
+    *,
+    confidence: float = 0.95,
+) -> list[Answer]:
+    """pass@k and maj@k of the checkpoints whose accuracy is known: the same intervals, of each problem's score."""
+    steps = {0, *(outcome.step for outcome in outcomes_of(found))}
+    runs = [run for group in groups for run in group.runs]
+    evaluated = evidence.other_measures(store, runs, steps)
+    chosen: dict[str, set[str]] = {}
+    for outcome in outcomes_of(found):
+        if outcome.chosen:
+            chosen.setdefault(outcome.label, set()).add(outcome.dataset)
+    return [
+        answer
+        for measure, scores in evaluated.items()
+        for answer in answers(
+            groups, scores, measure=measure, confidence=confidence, clusters=clusters_of(found), chosen=chosen
+        )
+    ]
+
+
+def _answer(
+    dataset: str, measure: str, groups: Sequence[Group], tables: Tables, level: Level, flattered: Collection[str]
+) -> Answer:
+    as_is = not any(run.trains for group in groups for run in group.runs)
+    results = [
+        replace(outcome, as_is=as_is, chosen=outcome.label in flattered)
+        for outcome in _outcomes(dataset, measure, tables.of_group, level)
+    ]
+    if len(results) == 1:
+        return Answer(dataset, measure, tuple(results), None, headline_of_one(results[0], groups, level.scale.worst))
+    known = tables.of_group.items() if tables.shared else ()
+    whole = [label for label, table in tables.of_group.items() if not table.num_failed or level.scale.worst is not None]
+    lost = [outcome for outcome in results if outcome.label not in whole]
+    held = {label: table for label, table in known if table.counted and label not in flattered and label in whole}
+    if len(held) < 2:
+        return Answer(dataset, measure, tuple(results), None, nothing_compared(dataset, results, groups, lost))
+    problems = next(iter(held.values())).problems
+    arms, clusters = {label: table.after for label, table in held.items()}, level.of(problems)
+    worst, shares = level.scale.worst or 0.0, level.known["shares"]
+    said = verdict(arms, level.looks, level.confidence, clusters, worst, trained=not as_is, shares=shares)
+    first, against = groups[0].label, said
+    if not as_is and all(len(table.after) == 1 and not table.num_failed for table in held.values()):
+        against = verdict(arms, clusters=clusters, trained=False, **level.known)
+    if first in held:
+        results = [_against(outcome, first, said, against) if outcome.label in held else outcome for outcome in results]
+    step = next((table.step for table in held.values() if table.step), 0)
+    where = f"On {dataset} at step {step}: " if step else f"On {dataset}: "
+    text = " ".join([where + said.text, *not_compared(results, lost), *not_whole(groups)])
+    return Answer(dataset, measure, tuple(results), said, text)
+
+
+def _against(outcome: Outcome, first: str, said: Verdict, intervals: Verdict) -> Outcome:
+    """The outcome with its difference from the first group. `intervals`: has those of differences, also where nothing
+    is said."""
+    if outcome.label == first:
+        return outcome
+    interval = intervals.over(outcome.label, first)
+    return replace(outcome, against_first=interval, differs=said.tells(outcome.label, first))
+
+
+def _outcomes(dataset: str, measure: str, tables: Mapping[str, Table], level: Level) -> list[Outcome]:
+    """The groups' outcomes, by label. How much seeds differ is pooled over the groups of which none failed."""
+    whole = [table for table in tables.values() if not table.num_failed]
+    seeds = spread_of([table.after for table in whole])
+    gains = spread_of([table.after - table.before for table in whole if table.before is not None])
+    results = []
+    for label, table in tables.items():
+        count, lost, clusters = len(table.after), table.num_failed, level.of(table.problems)
+        counted = table.counted_with(level.scale.worst)
+        after = mean_interval(counted, spread=None if lost else seeds, clusters=clusters, **level.known)
+        before = table.before
+        results.append(
+            Outcome(
+                label=label,
+                dataset=dataset,
+                measure=measure,
+                after=after,
+                before=None if before is None else mean_interval(before, clusters=clusters, **level.known),
+                gain=None
+                if before is None or lost or not (table.counted or count == 1)
+                else gain_interval(
+                    before,
+                    table.after,
+                    spread=gains,
+                    clusters=clusters,
+                    **level.known | {"confidence": level.at(count)},
+                ),
+                against_first=None,
+                num_seeds=count,
+                num_problems=len(table.problems),
+                step=table.step,
+                num_failed=lost,
+            )
+        )
+    return results

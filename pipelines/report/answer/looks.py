@@ -1,0 +1,35 @@
+"""Earlier looks at an experiment's answer: each takes a share of the error that all of them may make."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pipelines.home.home import Home
+from pipelines.home.versions import is_experiment, looks_of, note_look
+from pipelines.report import evidence
+from pipelines.report.evidence import Group
+
+
+def note_looks(home: Home, names: Sequence[str]) -> None:
+    """Notes that a person was shown the answers of experiments, as far as this home can be written.
+
+    Asked again at the same seeds, an answer is the same, and no further look.
+
+    Args:
+        names: experiments, as NAME or NAME@VERSION; others have no looks of this kind and are passed over.
+    """
+    for name in names:
+        if is_experiment(home, name):
+            with suppress(OSError):
+                note_look(home, name, _num_seeds(evidence.experiment_groups(home, name)))
+
+
+def earlier_looks(home: Home, name: str) -> list[int]:
+    """Numbers of seeds at which an experiment's answer was given, fewer than it has now."""
+    looks = looks_of(home, name)
+    return [look for look in looks if look < _num_seeds(evidence.experiment_groups(home, name))] if looks else []
+
+
+def _num_seeds(groups: Sequence[Group]) -> int:
+    """Runs that have finished or failed, of the cell that has fewest of those with two or more; 0 where none has."""
+    ended = [sum(run.trains and (run.has_ended or run.status == "failed") for run in group.runs) for group in groups]
+    return min((count for count in ended if count > 1), default=0)

@@ -1,0 +1,174 @@
+"""Tables of scores, [seeds, problems], of what was measured at the same step on the same problems."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.report.evidence import Group, Scores
+from rpg.statistics.comparison import level
+
+BySteps = Mapping[str, Mapping[int, Scores]]
+"""run_id -> step -> scores by problem, on one dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What values a measure has."""
+
+    shares: bool = True
+    worst: float | None = 0.0
+    """What a failed seed counts with; None: it is not known."""
+
+
+def by_scale(by_run: BySteps, graded: Mapping[str, float | None]) -> list[tuple[Scale, BySteps]]:
+    """The runs whose measure is a share, and those of graded rewards."""
+    shares = {run_id: steps for run_id, steps in by_run.items() if run_id not in graded}
+    scores = {run_id: steps for run_id, steps in by_run.items() if run_id in graded}
+    worst = [graded[run_id] for run_id in scores]
+    known = [value for value in worst if value is not None]
+    scale = Scale(False, min(known) if worst and len(known) == len(worst) else None)
+    return [(scale, part) for scale, part in ((Scale(), shares), (scale, scores)) if part]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How sure the intervals are to be, and of what."""
+
+    confidence: float
+    looks: tuple[int, ...]
+    clusters: Mapping[str, str] | None
+    scale: Scale
+
+    @property
+    def known(self) -> Any:
+        """What every interval takes of it. That shares are shares is seen by their values."""
+        return {"confidence": self.confidence, "shares": None if self.scale.shares else False}
+
+    def of(self, problems: Sequence[str]) -> list[str] | None:
+        """The cluster of each problem; one without a name is a cluster of its own."""
+        known = self.clusters
+        return [known.get(problem, problem) for problem in problems] if known else None
+
+    def at(self, num_seeds: int) -> float:
+        """The level of an interval from so many seeds."""
+        return level(self.confidence, len({look for look in self.looks if 1 < look < num_seeds}))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A group's scores on one dataset, [seeds, problems]."""
+
+    problems: tuple[str, ...]
+    after: np.ndarray
+    """Rows of NaN for failed seeds come last."""
+    before: np.ndarray | None
+    """Scores of the base model, of the seeds that did not fail."""
+    step: int
+    num_failed: int
+    counted: bool
+    """Its runs have ended, so that it can be held against others."""
+
+    def counted_with(self, worst: float | None) -> np.ndarray:
+        """Scores with failed seeds at the worst value; without these seeds where there is none."""
+        lost = np.isnan(self.after)
+        return self.after[~lost.any(axis=1)] if worst is None else np.where(lost, worst, self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Score tables of the groups that have one, by label, and whether they can be held against each other."""
+
+    of_group: Mapping[str, Table]
+    shared: bool
+    """They are all of one step and of the same problems."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluated:
+    """A group's runs with results, by step; of a policy that was trained those after training began."""
+
+    runs: tuple[Mapping[int, Scores], ...]
+    before: tuple[Scores, ...]
+    """The base model's, one a run where it was evaluated."""
+    num_failed: int
+    trains: bool
+    counted: bool
+
+    def steps(self) -> set[int]:
+        """At which all of them were evaluated."""
+        return set.intersection(*map(set, self.runs)) if self.runs else set()
+
+    def table(self, step: int, problems: Sequence[str]) -> Table:
+        """The scores at a step."""
+        step = step if self.trains else 0
+        rows = [[scores[step][problem] for problem in problems] for scores in self.runs]
+        rows += [[float("nan")] * len(problems)] * self.num_failed
+        paired = bool(self.runs) and len(self.before) == len(self.runs)
+        whole = paired and all(set(problems) <= set(scores) for scores in self.before)
+        before = np.array([[scores[problem] for problem in problems] for scores in self.before]) if whole else None
+        return Table(tuple(problems), np.array(rows), before, step, self.num_failed, self.counted)
+
+    def alone(self) -> Table | None:
+        """The scores at the last step that its own runs share; None where there is none, and where all failed."""
+        steps = self.steps()
+        return self.table(max(steps), _problems(self.runs, max(steps))) if steps else None
+
+
+def _evaluated(group: Group, by_run: BySteps, *, alone: bool) -> _Evaluated:
+    """Scores of the runs that have ended; where none has, scores so far.
+
+    Args:
+        alone: there is no other group. Then what there is of failed runs is told where no run has finished.
+    """
+    trains = any(run.trains for run in group.runs)
+    ended = [run for run in group.runs if run.has_ended]
+    failed = sum(run.status == "failed" for run in group.runs) if trains and (ended or not alone) else 0
+    counted = bool(ended or failed)
+    with_results = [by_run[run.run_id] for run in (ended if counted else group.runs) if by_run.get(run.run_id)]
+    # A run that was evaluated before training alone, be it that what came later is damaged, answers for no training.
+    runs = [steps for steps in with_results if max(steps) > 0 or not trains]
+    if not runs and not failed:
+        runs, trains = with_results, False
+    after = tuple({step: scores for step, scores in steps.items() if step > 0 or not trains} for steps in runs)
+    before = tuple(steps[0] for steps in runs if 0 in steps) if trains else ()
+    return _Evaluated(after, before, failed, trains, counted and any(run.trains for run in group.runs) <= trains)
+
+
+def score_tables(groups: Sequence[Group], by_run: BySteps, level: Level) -> Tables:
+    """At the last step that all runs share; where there is no such step, each group's at its own."""
+    found = {group.label: _evaluated(group, by_run, alone=len(groups) == 1) for group in groups}
+    if level.scale.worst is None:  # a group of which no seed has a value has none
+        found = {label: each for label, each in found.items() if each.runs}
+    counted = [each for each in found.values() if each.counted]
+    runs = [each for each in counted if each.runs]
+    trained = [each.steps() for each in runs if each.trains]
+    step = max(set.intersection(*trained), default=None) if trained else 0
+    alone = {label: table for label, each in found.items() if (table := each.alone())}
+    if step is None or not runs:
+        return Tables(alone, shared=False)
+    problems = sorted(set.intersection(*(set(_problems(each.runs, step if each.trains else 0)) for each in runs)))
+    if not problems:
+        return Tables(alone, shared=False)
+    together = {
+        label: each.table(step, problems) if each.counted else alone.get(label) for label, each in found.items()
+    }
+    return Tables({label: table for label, table in together.items() if table}, shared=True)
+
+
+def tables_by_step(group: Group, by_run: BySteps) -> dict[int, tuple[tuple[str, ...], np.ndarray]]:
+    """Problems and a group's scores [seeds, problems] at each step that all its runs with results have, by step."""
+    runs = [by_run[run.run_id] for run in group.runs if by_run.get(run.run_id)]
+    steps = sorted(set.intersection(*map(set, runs))) if runs else []
+    problems = {step: _problems(runs, step) for step in steps}
+    return {step: (problems[step], _stack(runs, step, problems[step])) for step in steps}
+
+
+def _problems(runs: Sequence[Mapping[int, Scores]], step: int) -> tuple[str, ...]:
+    """Problems that every run answered at the step."""
+    return tuple(sorted(set.intersection(*(set(steps[step]) for steps in runs))))
+
+
+def _stack(runs: Sequence[Mapping[int, Scores]], step: int, problems: Sequence[str]) -> np.ndarray:
+    return np.array([[steps[step][problem] for problem in problems] for steps in runs])

@@ -1,0 +1,118 @@
+"""The words of answers: figures with their intervals, and the sentences that a verdict does not have."""
+
+from collections.abc import Sequence
+
+from pipelines.report.answer.outcome import Outcome, only_these_weights
+from pipelines.report.evidence import Group, Run
+from pipelines.report.statistics import Interval
+from rpg.statistics.wording import CHOSEN, ONE_SEED
+
+_MOST_NAMED = 6
+"""Runs that a sentence names one by one."""
+
+
+def figure(value: float, *, share: bool) -> str:
+    """A share in percent, a score as it is."""
+    return percent(value) if share else f"{value:.4g}"
+
+
+def change(interval: Interval, *, share: bool) -> str:
+    """A difference with its interval: of shares in points, of scores in their own units."""
+    if share:
+        return points(interval)
+    ends = f" [{interval.low:+.3g}, {interval.high:+.3g}]" if interval.known else ""
+    return f"{interval.value:+.3g}{ends}"
+
+
+def with_interval(interval: Interval, *, share: bool) -> str:
+    """A value with its interval."""
+    value = figure(interval.value, share=share)
+    if not interval.known:
+        return value
+    if share:
+        return f"{value} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return f"{value} [{interval.low:.4g}, {interval.high:.4g}]"
+
+
+def percent(value: float) -> str:
+    """A share as a percentage with one decimal."""
+    return f"{100 * value:.1f} %"
+
+
+def points(interval: Interval) -> str:
+    """A difference of shares in percentage points, with its interval.
+
+    Example:
+        >>> points(Interval(0.152, 0.11, 0.2))
+        '+15.2 points [+11.0, +20.0]'
+    """
+    value = f"{100 * interval.value:+.1f} points"
+    return f"{value} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]" if interval.known else value
+
+
+def headline_of_one(outcome: Outcome, groups: Sequence[Group], worst: float | None) -> str:
+    said = [f"{outcome.measure.capitalize()} on {outcome.dataset} {_moved(outcome)}."]
+    if only_these_weights([outcome]):
+        said.append(ONE_SEED)
+    if outcome.num_failed:
+        counted = "not counted" if worst is None else f"counted as {figure(worst, share=outcome.is_share)}"
+        said.append(f"{outcome.num_failed} of {outcome.num_seeds} seeds failed, {counted}: no gain is claimed.")
+    return " ".join([*said, *not_whole(groups)])
+
+
+def _moved(outcome: Outcome) -> str:
+    share = outcome.is_share
+    after = figure(outcome.after.value, share=share)
+    if outcome.as_is:
+        return f"is {after}"
+    if outcome.gain is None or outcome.before is None:
+        return f"is {after} after {outcome.step} steps"
+    moved = f"{figure(outcome.before.value, share=share)} to {after}, {change(outcome.gain, share=share)}"
+    if not outcome.gain.excludes(0):
+        return f"did not move measurably: {moved}"
+    return f"{'rose' if outcome.gain.value > 0 else 'fell'} from {moved}"
+
+
+def nothing_compared(dataset: str, results: Sequence[Outcome], groups: Sequence[Group], lost: Sequence[Outcome]) -> str:
+    at = dict.fromkeys(f"{result.label} at step {result.step}" for result in results)
+    if lost or any(result.chosen for result in results):
+        return " ".join([f"On {dataset} nothing is compared.", *not_compared(results, lost), *not_whole(groups)])
+    why = f"they share no step at which all were evaluated ({_listed(list(at))})"
+    if len({result.step for result in results}) == 1:
+        why = "fewer than two have ended, or they share no problem"
+    return " ".join([f"On {dataset} nothing is compared: {why}.", *not_whole(groups)])
+
+
+def not_compared(results: Sequence[Outcome], lost: Sequence[Outcome]) -> list[str]:
+    return [
+        *(f"{result.label} is not compared ({CHOSEN})." for result in results if result.chosen),
+        *(
+            f"{result.label} is not compared: it lost {result.num_failed} of its {result.num_seeds} seeds, and the"
+            " reward names no worst value to count them with."
+            for result in lost
+        ),
+    ]
+
+
+def not_whole(groups: Sequence[Group]) -> list[str]:
+    """Which seeds failed, and which runs are no outcomes yet."""
+    runs = [(group, run) for group in groups for run in group.runs if run.trains]
+    failed = [_named(groups, group, run) for group, run in runs if run.status == "failed"]
+    # Where nothing has ended, what there is so far is all that is told of.
+    ended = any(run.has_ended or run.status == "failed" for _, run in runs)
+    open_ = [
+        f"{_named(groups, group, run)} ({run.status})"
+        for group, run in runs
+        if run.status != "failed" and not run.has_ended and ended
+    ]
+    said = [f"Failed: {_listed(failed)}."] if failed else []
+    return [*said, f"Not counted, as they have not ended: {_listed(open_)}."] if open_ else said
+
+
+def _named(groups: Sequence[Group], group: Group, run: Run) -> str:
+    return f"seed {run.seed}" if len(groups) == 1 else f"seed {run.seed} of {group.label}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return ", ".join([*names[:_MOST_NAMED], *more])

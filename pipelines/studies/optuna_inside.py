@@ -1,0 +1,75 @@
+"""The only places that reach into what Optuna does not promise; a version that changes one fails a test of it."""
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.study._frozen import FrozenStudy
+    from optuna.trial import FrozenTrial
+
+
+def first_generation() -> dict[str, Any]:
+    """The note by which a genetic sampler takes a result that it did not propose among its first parents."""
+    from optuna.samplers import NSGAIISampler
+
+    return {NSGAIISampler._get_generation_key(): 0}
+
+
+def one_sequence(place: int, *, seed: int, independent: "BaseSampler") -> "BaseSampler":
+    """A sampler of one low-discrepancy sequence, whatever ranges have moved since it began.
+
+    Args:
+        place: which point of the sequence it proposes, from 0.
+        seed: scrambles the sequence.
+        independent: samples what the sequence does not cover.
+    """
+    from optuna.samplers import QMCSampler
+
+    class OneSequence(QMCSampler):
+        def _find_sample_id(self, *_: object) -> int:
+            return place
+
+    return OneSequence(
+        scramble=True,
+        seed=seed,
+        independent_sampler=independent,
+        warn_asynchronous_seeding=False,
+        warn_independent_sampling=False,
+    )
+
+
+def suggest(trial: "Trial", name: str, distribution: "BaseDistribution") -> Any:
+    """The value that the trial's sampler proposes, of any distribution."""
+    return trial._suggest(name, distribution)
+
+
+def notes_of(study: "Study", trial: "Trial") -> dict[str, Any]:
+    """What the sampler has noted with a trial that was asked for."""
+    return study._storage.get_trial(trial._trial_id).system_attrs
+
+
+def trial_id(trial: "FrozenTrial") -> int:
+    """The id by which a storage knows the trial."""
+    return trial._trial_id
+
+
+def trial_moved(trial: "FrozenTrial", by: int) -> "FrozenTrial":
+    """A copy of the trial with another id."""
+    moved = copy.copy(trial)
+    moved._trial_id += by
+    return moved
+
+
+def study_id(study: "FrozenStudy") -> int:
+    """The id by which a storage knows the study."""
+    return study._study_id
+
+
+def study_moved(study: "FrozenStudy", by: int) -> "FrozenStudy":
+    """A copy of the study with another id."""
+    moved = copy.copy(study)
+    moved._study_id += by
+    return moved

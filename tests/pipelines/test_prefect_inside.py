@@ -1,0 +1,31 @@
+"""What Prefect does not promise and workers rely on is as they expect it."""
+
+import inspect
+
+from prefect._internal.concurrency.threads import get_global_loop
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.runner import Runner
+from prefect.workers.process import ProcessWorker
+
+from pipelines.prefect_flows.workers.process_worker import HOOKS, OwnWorker
+
+
+def test_a_runner_has_the_hooks_that_our_worker_takes_away() -> None:
+    assert all(inspect.iscoroutinefunction(getattr(Runner, name)) for name in HOOKS)
+
+
+def test_prefects_worker_submits_and_releases_by_the_names_that_ours_uses() -> None:
+    for name in ("_submit_run_and_capture_errors", "_release_limit_slot"):
+        assert callable(getattr(ProcessWorker, name))
+    theirs, ours = (
+        inspect.signature(worker._submit_run_and_capture_errors).parameters for worker in (ProcessWorker, OwnWorker)
+    )
+    assert [*theirs] == [*ours]
+
+
+def test_what_is_drained_runs_in_a_loop_that_can_be_found_and_is_called_as_it_is_cancelled() -> None:
+    assert get_global_loop()._loop is not None
+    for worker in (EventsWorker, APILogWorker):
+        assert inspect.iscoroutinefunction(worker._run)
+        assert {"timeout", "at_exit"} <= inspect.signature(worker.drain_all).parameters.keys()
